@@ -1,0 +1,108 @@
+"""Claims: leases of trajectories to a trainer, which end in a commit or expire. Bodies are MessagePack."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from proxy.contract.identifiers import ClaimId, SessionId
+from proxy.contract.policy import WeightsReference
+from proxy.contract.trajectory import TrajectoryGroup
+
+MEDIA_TYPE = "application/msgpack"
+
+_Message = TypeVar("_Message")
+
+
+class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks for about `want` trajectories, in whole groups.
+
+    Answered as soon as `want` are there, or after `wait_s` seconds with what is there if that is `at_least` many,
+    else with an empty batch. Trajectories with a token older than `max_staleness` versions are marked stale.
+    """
+
+    trainer: str
+    want: int
+    at_least: int = 1
+    max_staleness: int = 4
+    wait_s: float = 0.0
+
+
+class ClaimedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """`claim_id` None: there was nothing to claim. `base_version` is the head at the time of the claim."""
+
+    claim_id: ClaimId | None
+    lease_expires_at: float
+    base_version: int
+    groups: tuple[TrajectoryGroup, ...]
+
+    @property
+    def trajectory_count(self) -> int:
+        return sum(len(group.trajectories) for group in self.groups)
+
+
+class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to a heartbeat."""
+
+    claim_id: ClaimId
+    lease_expires_at: float
+
+
+class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step did with one trajectory. Ratios are train over engine probability per trained token.
+
+    `trained_tokens` 0 with a `skipped` reason: the trajectory was consumed and taught nothing.
+    """
+
+    session_id: SessionId
+    reward: float
+    advantage: float
+    trained_tokens: int
+    staleness_mean: float
+    staleness_max: int
+    logprob_gap_mean: float
+    logprob_gap_max: float
+    ratio_min: float
+    ratio_median: float
+    ratio_max: float
+    clipped_share: float
+    skipped: str | None = None
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of one training step, kept with the version that it made."""
+
+    config_hash: str
+    seed: int
+    metrics: dict[str, float]
+    audit: tuple[TrajectoryAudit, ...]
+
+
+class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Publishes a version and consumes the claims' trajectories, in one transaction."""
+
+    claim_ids: tuple[ClaimId, ...]
+    parent_version: int
+    weights: WeightsReference
+    step: StepReport
+
+
+class CommitReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`repeated`: this very commit had been made before; nothing changed."""
+
+    version: int
+    repeated: bool
+
+
+def encode(message: Any) -> bytes:
+    """A contract message as MessagePack."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(body: bytes, kind: type[_Message]) -> _Message:
+    """MessagePack to a contract message.
+
+    Raises msgspec.DecodeError (msgspec.ValidationError for a well-formed body of the wrong shape).
+    """
+    return msgspec.msgpack.decode(body, type=kind)

@@ -1,0 +1,55 @@
+"""Policy versions: integers per run. Version 0 is the base model; each committed step makes the next."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from proxy.contract.identifiers import RunId
+
+
+class VersionState(StrEnum):
+    """The life of a version, from its commit to its retirement."""
+
+    COMMITTED = "committed"
+    SERVING = "serving"
+    RETIRED = "retired"
+
+
+class WeightsFormat(StrEnum):
+    """`huggingface`: a directory that `from_pretrained` reads, with `config.json` and safetensors."""
+
+    HUGGINGFACE = "huggingface"
+
+
+class WeightsReference(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a version's weights are. `sha256` is over the safetensors files in order of their names."""
+
+    uri: str
+    format: WeightsFormat
+    sha256: str
+    bytes: int
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """The version to train from. `weights` is None for version 0: the base model at `base_model`."""
+
+    run_id: RunId
+    run_name: str
+    version: int
+    base_model: str
+    weights: WeightsReference | None
+
+
+def weight_label(run_id: RunId, version: int) -> str:
+    """The name under which an engine holds a version: unique across runs and stores."""
+    return f"{run_id}@{version}"
+
+
+def parse_weight_label(label: str) -> tuple[RunId, int] | None:
+    """The run and version behind an engine's label; None for a label that base-rl did not give."""
+    run_id, separator, version = label.rpartition("@")
+    if not separator or not version.isdigit():
+        return None
+    return RunId(run_id), int(version)

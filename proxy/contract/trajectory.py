@@ -1,0 +1,60 @@
+"""What the trainer sees of a session: its token tree and its rewards."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from proxy.contract.identifiers import GroupId, SessionId, TurnId
+from proxy.contract.turn import LogprobConvention, VersionSpan
+
+
+class Purpose(StrEnum):
+    """`eval` sessions are recorded and scored, never trained."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A node of the token tree. `parent` is an index into `Trajectory.turns`, always smaller than the node's own.
+
+    The node's prompt is the first `prefix_tokens` ids of its parent's path followed by `prompt_ids`. `logprobs`
+    belong to `output_ids` one to one, taken at `temperature`. `trainable` is false for turns that teach nothing:
+    greedy ones, failed ones.
+    """
+
+    id: TurnId
+    parent: int | None
+    prefix_tokens: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[VersionSpan, ...]
+    temperature: float
+    convention: LogprobConvention
+    trainable: bool
+    reward: float | None = None
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """A rewarded session. `reward` combines the session's entries; None when only turns were rewarded."""
+
+    session_id: SessionId
+    group_id: GroupId | None
+    task: str | None
+    turns: tuple[TrajectoryTurn, ...]
+    reward: float | None
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version that produced one of its tokens; None for a trajectory without tokens."""
+        return min((span.version for turn in self.turns for span in turn.spans), default=None)
+
+
+class TrajectoryGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions that attempt the same task. `id` is None for a session that belongs to no group."""
+
+    id: GroupId | None
+    trajectories: tuple[Trajectory, ...]

@@ -1,0 +1,125 @@
+"""One model call: exact prompt ids, output ids, log-probabilities and the policy version of every token."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from proxy.contract.identifiers import SessionId, TurnId
+
+
+class FinishReason(StrEnum):
+    """Why the engine stopped, in the words of the OpenAI wire."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
+
+
+class TurnState(StrEnum):
+    """`truncated`: the client left or the proxy died before the answer was whole; what was generated is kept."""
+
+    COMPLETE = "complete"
+    TRUNCATED = "truncated"
+    FAILED = "failed"
+
+
+class Continuation(StrEnum):
+    """How a turn's prompt relates to its parent's tokens.
+
+    `exact`: the parent's whole path is reused and only the new suffix was tokenised. `retemplated`: the chat
+    template changed the past. `edited`: the client changed the past. `new`: there is no parent.
+    """
+
+    EXACT = "exact"
+    RETEMPLATED = "retemplated"
+    EDITED = "edited"
+    NEW = "new"
+
+
+class LogprobConvention(StrEnum):
+    """Which distribution the recorded log-probabilities belong to.
+
+    `sampled`: the temperature-scaled distribution that was sampled from. `untruncated`: temperature-scaled, but
+    top-p or top-k cut the distribution and the engine does not say by how much.
+    """
+
+    SAMPLED = "sampled"
+    UNTRUNCATED = "untruncated"
+
+
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens `[start, end)` were produced by policy version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of a turn were drawn. `top_k` -1 means no cut; `temperature` 0 means greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def logprob_convention(self) -> LogprobConvention:
+        cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+        return LogprobConvention.UNTRUNCATED if cut else LogprobConvention.SAMPLED
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded call.
+
+    The full prompt is the first `prefix_tokens` ids of the parent's path (its prompt and output) followed by
+    `prompt_ids`; nothing is stored twice along a path. `output_ids` and `output_logprobs` have equal length, and
+    `spans` cover exactly that length in order.
+    """
+
+    id: TurnId
+    session_id: SessionId
+    parent_id: TurnId | None
+    prefix_tokens: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    spans: tuple[VersionSpan, ...]
+    sampling: SamplingParameters
+    finish_reason: FinishReason
+    continuation: Continuation
+    state: TurnState
+    started_at: float
+    first_token_at: float | None
+    finished_at: float
+
+    def __post_init__(self) -> None:
+        if len(self.output_ids) != len(self.output_logprobs):
+            raise ValueError(
+                f"turn {self.id}: {len(self.output_ids)} output ids but {len(self.output_logprobs)} log-probabilities"
+            )
+        position = 0
+        for span in self.spans:
+            if span.start != position or span.end <= span.start:
+                raise ValueError(f"turn {self.id}: version spans {self.spans} do not follow each other")
+            position = span.end
+        if position != len(self.output_ids):
+            raise ValueError(f"turn {self.id}: version spans cover {position} of {len(self.output_ids)} output ids")
+        if (self.parent_id is None) != (self.continuation is Continuation.NEW):
+            raise ValueError(f"turn {self.id}: a turn is `new` exactly when it has no parent")
+        if self.parent_id is None and self.prefix_tokens:
+            raise ValueError(f"turn {self.id}: {self.prefix_tokens} shared tokens without a parent")

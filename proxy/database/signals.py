@@ -1,0 +1,39 @@
+"""In-process wake-ups for waiters: a hint that something changed, never the fact itself.
+
+A waiter re-reads the database after every wake-up and after a bounded time without one, so a hint that another
+process could not give only costs that bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Signal:
+    """Wakes everybody who waits at the moment of `notify`."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait(self, timeout: float) -> bool:
+        """Waits for the next `notify`, `timeout` seconds at most. Returns whether it came."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class Signals:
+    """`trajectories`: a session may have become claimable. `versions`: a version was committed or served.
+    `events`: something was appended to the event log."""
+
+    def __init__(self) -> None:
+        self.trajectories = Signal()
+        self.versions = Signal()
+        self.events = Signal()

@@ -1,0 +1,282 @@
+"""The tables of the trajectory store. Times are seconds since the epoch, UTC; ids come from `contract.identifiers`.
+
+Token ids are int32 and log-probabilities float32, little-endian, packed into blobs (`arrays.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    CheckConstraint,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+Identifier = String(40)
+Json = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(naming_convention=NAMING)
+    type_annotation_map = {Json: JSON, list[Any]: JSON}  # noqa: RUF012  (SQLAlchemy's own declaration)
+
+
+class RunRow(Base):
+    """A policy being trained. `head_version` is what the trainer continues from, `serving_version` what engines
+    should hold; engines are brought to it (`policies/swap.py`)."""
+
+    __tablename__ = "runs"
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    state: Mapped[str] = mapped_column(String(16))  # active | paused | archived
+    base_model: Mapped[str] = mapped_column(Text)
+    config: Mapped[Json]
+    head_version: Mapped[int] = mapped_column(Integer)
+    serving_version: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class ApiKeyRow(Base):
+    """A bearer key, kept as the HMAC of its text. Session keys carry their session."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index(None, "run_id"),)
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))  # admin | run | session | trainer
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
+    session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.id"))
+    label: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float)
+    revoked_at: Mapped[float | None] = mapped_column(Float)
+
+
+class GroupRow(Base):
+    """Sessions that attempt the same task. `size` is how many are expected; None where nobody said."""
+
+    __tablename__ = "groups"
+    __table_args__ = (UniqueConstraint("run_id", "name"),)
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    name: Mapped[str] = mapped_column(Text)
+    size: Mapped[int | None] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class SessionRow(Base):
+    """One attempt of an agent at one task.
+
+    `state`: open | ended. `training` is where the session stands with the trainer:
+      pending    open, or ended and not yet rewarded
+      ready      ended and rewarded: claimable
+      leased     in a live claim (`claim_id`)
+      consumed   trained by version `consumed_by`
+      stale      a token was older than the staleness bound at claim time
+      expired    no reward came within the run's `reward_timeout_seconds`
+      excluded   eval sessions; failed or cancelled without a reward; sessions without a trainable turn
+    """
+
+    __tablename__ = "sessions"
+    __table_args__ = (
+        Index(None, "run_id", "training", "ready_at"),
+        Index(None, "run_id", "created_at"),
+        Index(None, "run_id", "ended_at"),
+        Index(None, "group_id"),
+        Index(None, "claim_id"),
+        Index(None, "state", "last_active_at"),
+        UniqueConstraint("run_id", "external_id"),
+        CheckConstraint("state IN ('open', 'ended')", name="state"),
+        CheckConstraint(
+            "training IN ('pending', 'ready', 'leased', 'consumed', 'stale', 'expired', 'excluded')", name="training"
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    external_id: Mapped[str | None] = mapped_column(Text)
+    """The client's own name for the session (path or header), unique in the run."""
+    group_id: Mapped[str | None] = mapped_column(ForeignKey("groups.id"))
+    key_id: Mapped[str | None] = mapped_column(Identifier)
+    """The run key under which an unnamed conversation arrived: conversations match only within one key."""
+    task: Mapped[str | None] = mapped_column(Text)
+    purpose: Mapped[str] = mapped_column(String(8))  # train | eval
+    metadata_: Mapped[Json | None] = mapped_column("metadata")
+    attributed_by: Mapped[str] = mapped_column(String(32))  # created | key | path | header | conversation | new
+    state: Mapped[str] = mapped_column(String(8))
+    training: Mapped[str] = mapped_column(String(12))
+    outcome: Mapped[str | None] = mapped_column(String(16))  # completed | failed | cancelled
+    end_reason: Mapped[str | None] = mapped_column(String(16))  # reward | explicit | idle
+    turn_count: Mapped[int] = mapped_column(Integer, default=0)
+    reward: Mapped[float | None] = mapped_column(Float)
+    """The combined session reward as of now; the ledger is the truth."""
+    oldest_version: Mapped[int | None] = mapped_column(Integer)
+    newest_version: Mapped[int | None] = mapped_column(Integer)
+    idle_seconds: Mapped[float | None] = mapped_column(Float)
+    """Idle time-out of this session where its creator set one (`ttl`); the run's otherwise."""
+    created_at: Mapped[float] = mapped_column(Float)
+    last_active_at: Mapped[float] = mapped_column(Float)
+    ended_at: Mapped[float | None] = mapped_column(Float)
+    ready_at: Mapped[float | None] = mapped_column(Float)
+    claim_id: Mapped[str | None] = mapped_column(ForeignKey("claims.id"))
+    consumed_by: Mapped[int | None] = mapped_column(Integer)
+
+
+class TurnRow(Base):
+    """One model call (`contract.turn.Turn`), with the request and answer as JSON for people.
+
+    `messages` are those the call added to its parent's conversation; `request` is the rest of the body. A turn is
+    inserted once, when its answer is whole or given up; a turn is never updated afterwards.
+    """
+
+    __tablename__ = "turns"
+    __table_args__ = (
+        Index(None, "session_id", "ordinal"),
+        Index(None, "run_id", "conversation_hash"),
+        UniqueConstraint("session_id", "idempotency_key"),
+    )
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    ordinal: Mapped[int] = mapped_column(Integer)
+    parent_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"))
+    prefix_tokens: Mapped[int] = mapped_column(Integer)
+    prompt_ids: Mapped[bytes] = mapped_column(LargeBinary)
+    output_ids: Mapped[bytes] = mapped_column(LargeBinary)
+    output_logprobs: Mapped[bytes] = mapped_column(LargeBinary)
+    spans: Mapped[list[Any]]  # [[version, start, end], …]
+    sampling: Mapped[Json]
+    finish_reason: Mapped[str] = mapped_column(String(16))
+    continuation: Mapped[str] = mapped_column(String(12))
+    state: Mapped[str] = mapped_column(String(12))
+    conversation_hash: Mapped[bytes] = mapped_column(LargeBinary(16))
+    """Hash chain over the canonical messages up to and including the answer that was sent."""
+    tools_hash: Mapped[bytes] = mapped_column(LargeBinary(16))
+    """Of what else the template renders: tools and template arguments. Tokens are reused only where it is equal."""
+    idempotency_key: Mapped[str | None] = mapped_column(Text)
+    prompt_token_count: Mapped[int] = mapped_column(Integer)
+    """Of the full prompt, shared tokens included."""
+    messages: Mapped[list[Any]]
+    request: Mapped[Json]
+    response: Mapped[Json]
+    started_at: Mapped[float] = mapped_column(Float)
+    first_token_at: Mapped[float | None] = mapped_column(Float)
+    finished_at: Mapped[float] = mapped_column(Float)
+
+
+class RewardRow(Base):
+    """The append-only reward ledger (`contract.reward.Reward`)."""
+
+    __tablename__ = "rewards"
+    __table_args__ = (
+        Index(None, "session_id"),
+        Index(None, "run_id", "created_at"),
+        UniqueConstraint("run_id", "idempotency_key"),
+    )
+
+    sequence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    """Order of arrival: of two entries for the same thing, the later supersedes."""
+    id: Mapped[str] = mapped_column(Identifier, unique=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"))
+    name: Mapped[str] = mapped_column(String(128))
+    value: Mapped[float] = mapped_column(Float)
+    source: Mapped[str] = mapped_column(String(128))
+    comment: Mapped[str | None] = mapped_column(Text)
+    idempotency_key: Mapped[str | None] = mapped_column(Text)
+    after_training: Mapped[bool] = mapped_column(Boolean)
+    """It arrived when its session had been consumed already: recorded, shown, not trained."""
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class ClaimRow(Base):
+    """A lease of sessions to a trainer. `state`: leased | committed | released | expired."""
+
+    __tablename__ = "claims"
+    __table_args__ = (Index(None, "run_id", "state", "lease_expires_at"),)
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    trainer: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(12))
+    base_version: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float)
+    lease_expires_at: Mapped[float] = mapped_column(Float)
+    committed_version: Mapped[int | None] = mapped_column(Integer)
+
+
+class ClaimedSessionRow(Base):
+    """Which session a claim handed out, with the reward entries as they were handed out: the step's lineage."""
+
+    __tablename__ = "claimed_sessions"
+    __table_args__ = (Index(None, "session_id"),)
+
+    claim_id: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer)
+    reward: Mapped[float | None] = mapped_column(Float)
+    reward_ids: Mapped[list[Any]]
+
+
+class PolicyVersionRow(Base):
+    """A policy version. `state`: committed | serving | retired. Version 0 has no weights of its own: the base model.
+
+    The primary key makes the successor of a version unique: of two commits on the same parent, one fails.
+    """
+
+    __tablename__ = "policy_versions"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    parent_version: Mapped[int | None] = mapped_column(Integer)
+    state: Mapped[str] = mapped_column(String(16))
+    weights_uri: Mapped[str | None] = mapped_column(Text)
+    weights_format: Mapped[str | None] = mapped_column(String(32))
+    weights_sha256: Mapped[str | None] = mapped_column(String(64))
+    weights_bytes: Mapped[int | None] = mapped_column(Integer)
+    claim_ids: Mapped[list[Any]]
+    config_hash: Mapped[str | None] = mapped_column(String(64))
+    seed: Mapped[int | None] = mapped_column(Integer)
+    metrics: Mapped[Json]
+    audit: Mapped[list[Any]]
+    created_at: Mapped[float] = mapped_column(Float)
+    served_at: Mapped[float | None] = mapped_column(Float)
+    swap_seconds: Mapped[float | None] = mapped_column(Float)
+    """How long generation stood still for the swap to this version."""
+
+
+class EventRow(Base):
+    """The event log: what happened, for the page and the audit. Appended in the transaction of what it tells."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "run_id", "id"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
+    kind: Mapped[str] = mapped_column(String(48))
+    data: Mapped[Json]
+    created_at: Mapped[float] = mapped_column(Float, server_default=text("0"))

@@ -1,0 +1,99 @@
+"""What the proxy needs of an inference engine; `sglang.py` is the one adapter, as all speak SGLang's HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from proxy.contract.turn import SamplingParameters
+
+
+class EngineFinish(StrEnum):
+    """Why generation ended. `stop`: a stop token or stop string; `length`: the token bound; `abort`: we asked."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class PauseMode(StrEnum):
+    """`in_place`: requests freeze and go on with their KV cache. `retract`: they go on with a rebuilt one.
+    `abort`: they end with what they have."""
+
+    IN_PLACE = "in_place"
+    RETRACT = "retract"
+    ABORT = "abort"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. `stream` False gives one chunk at the end, which is cheaper."""
+
+    request_id: str
+    input_ids: tuple[int, ...]
+    sampling: SamplingParameters
+    stream: bool = False
+
+
+class LabelSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Output tokens `[start, end)` of the whole request were produced by the weights labelled `label`."""
+
+    label: str
+    start: int
+    end: int
+
+
+class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens since the last chunk: ids and log-probabilities, of equal length.
+
+    `finish` and `spans` (over all output tokens of the request) are set on the last chunk only.
+    """
+
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: EngineFinish | None = None
+    spans: tuple[LabelSpan, ...] = ()
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine says of itself. `weight_label` is what was last loaded under a label, or its own default."""
+
+    model_path: str
+    weight_label: str
+
+
+class Engine(Protocol):
+    """An inference server. Methods raise EngineUnavailable (down), EngineFailed (it refused), EngineTimeout."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
+        """Streams chunks; closing the iterator early aborts the generation in the engine."""
+        ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def flush_cache(self) -> None: ...
+
+    async def load_weights(self, path: str, label: str) -> None:
+        """Loads a Hugging Face directory in place of the serving weights and verifies that `label` is served.
+
+        Call it between `pause` and `resume` for requests in flight to go on.
+        """
+        ...
+
+    async def label_weights(self, label: str) -> None:
+        """Names the weights that are loaded already, without touching requests in flight."""
+        ...
+
+    async def info(self) -> EngineInfo: ...
+
+    async def healthy(self) -> bool:
+        """True when the engine would generate now. Never raises."""
+        ...
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,123 @@
+"""Every error that base-rl answers with. Each class carries its HTTP status and its OpenAI error type and code.
+
+BaseRlError
+├── InvalidRequest            400  the request is wrong; `param` names the field
+│   └── UnsupportedParameter  400  understood, and this engine or run cannot honour it
+├── AuthenticationFailed      401  no key, or one that is unknown or revoked
+├── PermissionDenied          403  a valid key that may not do this
+├── NotFound                  404
+│   └── ModelNotFound         404
+├── Conflict                  409  the head moved, or the claim is gone; only trainers get this
+├── PayloadTooLarge           413
+├── RateLimited               429  with Retry-After
+├── EngineFailed              502  the engine answered with an error
+├── Unavailable               503  with Retry-After
+│   ├── EngineUnavailable     503  no engine takes traffic
+│   └── StoreUnavailable      503  the database is down or the disk is full
+└── EngineTimeout             504
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class BaseRlError(Exception):
+    """The root. `retry_after` is in seconds and becomes the Retry-After header."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def envelope(self) -> dict[str, Any]:
+        """The body that OpenAI clients expect."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(BaseRlError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class AuthenticationFailed(BaseRlError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class PermissionDenied(BaseRlError):
+    status = 403
+    type = "permission_error"
+    code = "permission_denied"
+
+
+class NotFound(BaseRlError):
+    status = 404
+    type = "not_found_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class Conflict(BaseRlError):
+    status = 409
+    type = "conflict_error"
+    code = "conflict"
+
+
+class PayloadTooLarge(BaseRlError):
+    status = 413
+    type = "invalid_request_error"
+    code = "payload_too_large"
+
+
+class RateLimited(BaseRlError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limited"
+
+
+class EngineFailed(BaseRlError):
+    status = 502
+    type = "upstream_error"
+    code = "engine_failed"
+
+
+class Unavailable(BaseRlError):
+    status = 503
+    type = "unavailable_error"
+    code = "unavailable"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = 2.0) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
+
+
+class EngineUnavailable(Unavailable):
+    code = "engine_unavailable"
+
+
+class StoreUnavailable(Unavailable):
+    code = "store_unavailable"
+
+
+class EngineTimeout(BaseRlError):
+    status = 504
+    type = "upstream_error"
+    code = "engine_timeout"

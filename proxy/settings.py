@@ -1,0 +1,173 @@
+"""The proxy's configuration: one TOML file, `BASE_RL_SECTION__KEY` in the environment, command-line overrides.
+
+Precedence: command line > environment > file > defaults. Unknown keys are refused. The `[trainer]` section belongs
+to the trainer, which validates it itself (`trainer/config.py`); here it is only carried past.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+ENVIRONMENT_PREFIX = "BASE_RL_"
+
+
+class ConfigurationError(Exception):
+    """The configuration is wrong. The message names the key and what it accepts."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSettings(_Section):
+    """Where the proxy listens and keeps its files."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    data_dir: Path = Path(".base-rl")
+    public_url: str | None = None
+    """What clients should use as the address, where it is not http://host:port (behind a gateway)."""
+    max_body_mib: PositiveInt = 32
+    stream_ping_seconds: PositiveFloat = 15.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class BootstrapSettings(_Section):
+    """Keys that the proxy registers at start, if they are not yet there. `base-rl up` makes and passes them."""
+
+    admin_key: SecretStr | None = None
+    run_key: SecretStr | None = None
+    trainer_key: SecretStr | None = None
+
+
+class DatabaseSettings(_Section):
+    """The trajectory store."""
+
+    url: str | None = None
+    """SQLAlchemy URL; default: SQLite at `base-rl.sqlite3` in the data directory."""
+    synchronous: Literal["normal", "full"] = "normal"
+    busy_timeout_seconds: PositiveFloat = 10.0
+
+
+class EngineKind(StrEnum):
+    EMBEDDED = "embedded"
+    SGLANG = "sglang"
+
+
+class EngineSettings(_Section):
+    """The inference engine: `embedded`, `sglang`, or the URL of a server that speaks SGLang's native API."""
+
+    kind: str = EngineKind.EMBEDDED.value
+    url: str | None = None
+    """Where the engine answers. `base-rl up` fills it in for the engines that it starts."""
+    connect_timeout_seconds: PositiveFloat = 5.0
+    read_timeout_seconds: PositiveFloat = 600.0
+    """Longest silence of the engine inside one generation."""
+    health_interval_seconds: PositiveFloat = 1.0
+    max_concurrency: PositiveInt = 512
+
+
+class SamplingMode(StrEnum):
+    """What a run does with the sampling that agents ask for in training sessions."""
+
+    RESPECT = "respect"
+    RAISE_GREEDY = "raise_greedy"
+    OVERRIDE = "override"
+
+
+class SamplingSettings(_Section):
+    mode: SamplingMode = SamplingMode.RAISE_GREEDY
+    temperature: PositiveFloat = 1.0
+
+
+class RunSettings(_Section):
+    """One policy being trained."""
+
+    name: str = Field(default="policy", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    model: str = ""
+    """Directory or Hugging Face id of the base model; version 0."""
+    sampling: SamplingSettings = SamplingSettings()
+    max_new_tokens: PositiveInt = 1024
+    """Bound on one answer where the client asks for none or for more."""
+    session_idle_seconds: PositiveFloat = 900.0
+    """An open session without a call for this long ends."""
+    reward_timeout_seconds: PositiveFloat = 86400.0
+    """An ended session without a reward for this long expires: it will not be trained."""
+    group_timeout_seconds: PositiveFloat = 60.0
+    """A group still incomplete this long after its first end is trained with what it has (two at least)."""
+    lease_seconds: PositiveFloat = 120.0
+    """A claim whose trainer does not renew it for this long returns its trajectories."""
+    reward_weights: dict[str, float] = Field(default_factory=dict)
+    """Weight per reward name in the combined reward; names not listed weigh 1."""
+
+
+class Settings(BaseSettings):
+    """Everything the proxy can be told. Build it with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENVIRONMENT_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    server: ServerSettings = ServerSettings()
+    bootstrap: BootstrapSettings = BootstrapSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    engine: EngineSettings = EngineSettings()
+    run: RunSettings = RunSettings()
+    trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Environment over `init` values, which carry the file; the command line is written into the environment's
+        place by `load_settings`."""
+        return (env_settings, init_settings)
+
+    @property
+    def database_url(self) -> str:
+        return self.database.url or f"sqlite+aiosqlite:///{self.server.data_dir.resolve() / 'base-rl.sqlite3'}"
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where trainers publish: one directory per run, one below it per version."""
+        return self.server.data_dir.resolve() / "weights"
+
+
+def load_settings(config_file: Path | None = None, overrides: dict[str, dict[str, Any]] | None = None) -> Settings:
+    """Reads file and environment, lays `overrides` ({section: {key: value}}) over both.
+
+    Raises ConfigurationError with one line per wrong key.
+    """
+    values: dict[str, Any] = {}
+    if config_file is not None:
+        try:
+            values = tomllib.loads(config_file.read_text())
+        except OSError as error:
+            raise ConfigurationError(f"cannot read {config_file}: {error.strerror or error}") from error
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigurationError(f"{config_file} is not valid TOML: {error}") from error
+    try:
+        settings = Settings(**values)
+        for section, keys in (overrides or {}).items():
+            current = getattr(settings, section)
+            merged = {**current.model_dump(), **keys}
+            settings = settings.model_copy(update={section: type(current).model_validate(merged)})
+    except ValidationError as error:
+        raise ConfigurationError(describe(error)) from error
+    return settings
+
+
+def describe(error: ValidationError) -> str:
+    """A validation error as lines of `key: what is wrong`."""
+    return "\n".join(f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}" for detail in error.errors())

@@ -1,0 +1,109 @@
+"""An engine without a model: answers from a script, honours the `Engine` protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from proxy.engines.interface import (
+    EngineChunk,
+    EngineFinish,
+    EngineInfo,
+    GenerateRequest,
+    LabelSpan,
+    PauseMode,
+)
+from proxy.errors import BaseRlError, EngineUnavailable
+
+Script = Callable[[GenerateRequest], Sequence[int]]
+
+
+class FakeEngine:
+    """`script` gives the output ids of a request, stop token included; every log-probability is -0.5.
+
+    `error` set: generation raises it, after `error_after` tokens. `down`: unreachable. Calls are kept in `calls`.
+    A cleared `gate` holds generation before its last token, so that a test decides when it goes on.
+    """
+
+    def __init__(self, script: Script, *, label: str = "default", model_path: str = "fake-model") -> None:
+        self.script = script
+        self.label = label
+        self.model_path = model_path
+        self.down = False
+        self.error: BaseRlError | None = None
+        self.error_after = 0
+        self.paused = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.calls: list[tuple[str, object]] = []
+        self.requests: list[GenerateRequest] = []
+        self.aborted: list[str] = []
+
+    def _reach(self) -> None:
+        if self.down:
+            raise EngineUnavailable("the fake engine is down")
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
+        self._reach()
+        self.requests.append(request)
+        ids = list(self.script(request))
+        finish = EngineFinish.STOP
+        if len(ids) > request.sampling.max_new_tokens:
+            ids, finish = ids[: request.sampling.max_new_tokens], EngineFinish.LENGTH
+        spans: list[LabelSpan] = []
+        done = False
+        try:
+            for index, token in enumerate(ids):
+                if self.error is not None and index >= self.error_after:
+                    raise self.error
+                if index == len(ids) - 1:
+                    await self.gate.wait()
+                if spans and spans[-1].label == self.label:
+                    spans[-1] = LabelSpan(label=self.label, start=spans[-1].start, end=index + 1)
+                else:
+                    spans.append(LabelSpan(label=self.label, start=index, end=index + 1))
+                if request.stream and index < len(ids) - 1:
+                    yield EngineChunk(output_ids=(token,), logprobs=(-0.5,))
+                    await asyncio.sleep(0)
+            done = True
+            tail = ids[-1:] if request.stream else ids
+            yield EngineChunk(output_ids=tuple(tail), logprobs=(-0.5,) * len(tail), finish=finish, spans=tuple(spans))
+        finally:
+            if not done:
+                self.aborted.append(request.request_id)
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._reach()
+        self.calls.append(("pause", mode))
+
+    async def resume(self) -> None:
+        self._reach()
+        self.calls.append(("resume", None))
+
+    async def flush_cache(self) -> None:
+        self._reach()
+        self.calls.append(("flush_cache", None))
+
+    async def load_weights(self, path: str, label: str) -> None:
+        self._reach()
+        self.calls.append(("load_weights", (path, label)))
+        self.model_path = path
+        self.label = label
+
+    async def label_weights(self, label: str) -> None:
+        self._reach()
+        self.calls.append(("label_weights", label))
+        self.label = label
+
+    async def info(self) -> EngineInfo:
+        self._reach()
+        return EngineInfo(model_path=self.model_path, weight_label=self.label)
+
+    async def healthy(self) -> bool:
+        return not self.down
+
+    async def aclose(self) -> None:
+        self.calls.append(("aclose", None))
