@@ -1,0 +1,68 @@
+# `make demo` first, `make test` second; `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+export OMP_NUM_THREADS ?= 1
+BIN := .venv/bin
+SEED ?= 0
+ENGINE ?= embedded
+
+.PHONY: help demo test setup setup-dev lint types layers format test-fast test-end-to-end test-browser test-sglang \
+        sglang-cpu demo-sglang bench-demo bench-engine checkpoint clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
+
+demo: setup  ## set everything up and watch an agent learn (ENGINE=sglang for the real SGLang, SEED=n)
+	@$(BIN)/base-rl demo --engine $(ENGINE) --seed $(SEED)
+
+test: setup-dev lint types layers test-fast  ## set everything up; lint, types, layers and the tests
+
+setup:
+	@scripts/setup.sh runtime
+
+setup-dev:
+	@scripts/setup.sh dev
+
+lint: setup-dev  ## ruff: lint and format check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup-dev  ## ruff: format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: setup-dev  ## mypy --strict
+	$(BIN)/mypy
+
+layers: setup-dev  ## import-linter: who may import whom
+	$(BIN)/lint-imports
+
+test-fast: setup-dev  ## the tests without the slow suites below
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser"
+
+test-browser: setup-dev  ## the admin page in Chromium (needs /usr/bin/chromium)
+	BASE_RL_REQUIRE_BROWSER=1 $(BIN)/pytest -m browser
+
+test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes
+	$(BIN)/pytest -m end_to_end
+
+sglang-cpu:  ## install the real SGLang for CPU in an environment of its own (3.3 GB, about 8 minutes)
+	bash scripts/sglang_cpu/install.sh
+
+test-sglang: setup-dev sglang-cpu  ## the engine contract tests against the real SGLang
+	BASE_RL_REQUIRE_SGLANG=1 $(BIN)/pytest -m sglang
+
+demo-sglang: setup sglang-cpu  ## the demo on the real SGLang
+	@$(BIN)/base-rl demo --engine sglang --seed $(SEED)
+
+bench-demo: setup  ## the demo with five seeds -> benchmarks/results/demo.json
+	$(BIN)/python benchmarks/demo.py
+
+bench-engine: setup  ## tokens/s of the embedded engine -> benchmarks/results/engine.json
+	$(BIN)/python benchmarks/engine.py
+
+checkpoint: setup  ## make the demo's checkpoint anew (a few minutes)
+	$(BIN)/python -m agents_examples.calculator.make_checkpoint
+
+clean:  ## remove the environment and caches; keeps .base-rl
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info

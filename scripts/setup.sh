@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Makes the virtual environment in .venv with the pinned dependencies: `scripts/setup.sh [runtime|dev]`.
+# Idempotent: does nothing when pyproject.toml and constraints.txt have not changed since the last time.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=${1:-runtime}
+python=${PYTHON:-python3}
+stamp=.venv/.ready-$kind
+
+fingerprint() { cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1; }
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; then exit 0; fi
+
+command -v "$python" >/dev/null || { echo "error: no '$python' found. Install Python 3.11 or newer, or name it: PYTHON=python3.12 make …" >&2; exit 1; }
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "error: $("$python" --version) is too old; base-rl needs Python 3.11 or newer: PYTHON=python3.12 make …" >&2; exit 1; }
+
+if [ ! -x .venv/bin/pip ]; then
+  echo "Making the virtual environment in .venv …"
+  if ! "$python" -m venv .venv 2>/dev/null; then
+    rm -rf .venv
+    version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+      echo "Python's venv module is missing: installing the package python$version-venv …"
+      apt-get update -qq && apt-get install -y -qq "python$version-venv"
+      "$python" -m venv .venv
+    else
+      echo "error: Python's venv module is missing. On Debian and Ubuntu: sudo apt-get install python$version-venv" >&2
+      exit 1
+    fi
+  fi
+fi
+
+case $kind in
+  runtime) target=. ;;
+  dev) target='.[dev]' ;;
+  *) echo "usage: scripts/setup.sh [runtime|dev]" >&2; exit 2 ;;
+esac
+echo "Installing the dependencies pinned in constraints.txt (the first time: minutes, most of it PyTorch) …"
+.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e "$target"
+fingerprint > "$stamp"
