@@ -1,0 +1,311 @@
+"""What the operating API, the admin page and the CLI read: frozen views, JSON by field name.
+
+Times are seconds since the epoch, UTC. None means unknown or not there, never zero. Fields are added over time,
+never renamed or removed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.policy import WeightsReference
+from proxy.contract.turn import VersionSpan
+
+TRAINING_STATES = ("pending", "ready", "leased", "consumed", "stale", "expired", "excluded")
+REWARD_WINDOW = 128
+"""Over how many of the last rewarded sessions a run's mean reward is taken."""
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The common shape: immutable, by keyword."""
+
+
+class RunSummary(View):
+    """A run at a glance.
+
+    `sessions` counts them by training state (every state is present); `open_sessions` are those not ended.
+    `reward_mean` is over the last `reward_count` (128 at most) ended and rewarded training sessions. Staleness, in
+    versions, is that of the tokens trained in the newest step. `inexact_share` is the share of turns, among those of
+    the last 200 sessions that had an earlier turn to build on, whose past was not reused token for token.
+    `late_rewards` counts entries that came when their session had been trained already.
+    """
+
+    id: str
+    name: str
+    state: str
+    base_model: str
+    created_at: float
+    head_version: int
+    serving_version: int
+    sessions: dict[str, int]
+    session_count: int
+    open_sessions: int
+    turn_count: int
+    swaps: int
+    reward_mean: float | None
+    reward_count: int
+    staleness_mean: float | None
+    staleness_max: int | None
+    tokens_per_second: float
+    late_rewards: int
+    inexact_share: float | None
+    last_activity_at: float | None
+
+
+class SessionItem(View):
+    """A session in a list. `reward` is the combined one as of now; `group` the group's name."""
+
+    id: str
+    run_id: str
+    external_id: str | None
+    task: str | None
+    group_id: str | None
+    group: str | None
+    purpose: str
+    state: str
+    training: str
+    outcome: str | None
+    end_reason: str | None
+    attributed_by: str
+    turn_count: int
+    reward: float | None
+    oldest_version: int | None
+    newest_version: int | None
+    consumed_by: int | None
+    created_at: float
+    last_active_at: float
+    ended_at: float | None
+
+
+class RewardItem(View):
+    """An entry of the ledger. `superseded`: a later entry of the same scope, name and source counts instead.
+    `used_by` is the version whose step trained on this very entry."""
+
+    sequence: int
+    id: str
+    session_id: str
+    turn_id: str | None
+    name: str
+    value: float
+    source: str
+    comment: str | None
+    created_at: float
+    after_training: bool
+    superseded: bool
+    used_by: int | None
+
+
+class TurnTokens(View):
+    """Ids and log-probabilities; `output_texts`, one text per output id, where the proxy can decode them."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    output_texts: tuple[str, ...] | None
+
+
+class TurnView(View):
+    """A model call with its text. `messages` are those that the call added; `answer` is the message that was sent
+    back, None where the call failed before there was one. `prefix_tokens` of the `prompt_tokens` were shared with
+    the parent. `tokens` only where asked for."""
+
+    id: str
+    session_id: str
+    run_id: str
+    ordinal: int
+    parent_id: str | None
+    state: str
+    continuation: str
+    finish_reason: str
+    prompt_tokens: int
+    prefix_tokens: int
+    output_tokens: int
+    spans: tuple[VersionSpan, ...]
+    sampling: dict[str, Any]
+    mean_logprob: float | None
+    started_at: float
+    first_token_at: float | None
+    finished_at: float
+    messages: tuple[dict[str, Any], ...]
+    answer: dict[str, Any] | None
+    request: dict[str, Any]
+    tokens: TurnTokens | None
+
+
+class Trained(View):
+    """What the step that consumed a session saw, against what the ledger says now."""
+
+    version: int
+    claim_id: str | None
+    reward_then: float | None
+    reward_now: float | None
+    revised: bool
+
+
+class Trainability(View):
+    """Where a session stands with the trainer, in a word and in a sentence that says what would change it."""
+
+    state: str
+    explanation: str
+
+
+class SessionView(View):
+    """A whole session: its turns in order of arrival, its rewards in order of the ledger."""
+
+    session: SessionItem
+    run: str
+    metadata: dict[str, Any] | None
+    trainability: Trainability
+    trained: Trained | None
+    turns: tuple[TurnView, ...]
+    rewards: tuple[RewardItem, ...]
+
+
+class StepItem(View):
+    """A committed version and the step that made it; version 0 is the base model and has no step.
+
+    `rewards_revised` counts sessions whose reward is another one now than the step trained on.
+    """
+
+    version: int
+    parent_version: int | None
+    state: str
+    created_at: float
+    served_at: float | None
+    swap_seconds: float | None
+    weights: WeightsReference | None
+    trajectories: int
+    trained_tokens: int
+    reward_mean: float | None
+    staleness_mean: float | None
+    staleness_max: int | None
+    metrics: dict[str, float]
+
+
+class StepTrajectory(View):
+    """One trajectory of a step: its audit, and its reward as it is now."""
+
+    audit: TrajectoryAudit
+    reward_now: float | None
+    revised: bool
+
+
+class StepView(View):
+    """A step with the batch it trained on."""
+
+    step: StepItem
+    run: str
+    config_hash: str | None
+    seed: int | None
+    claim_ids: tuple[str, ...]
+    trajectories: tuple[StepTrajectory, ...]
+    rewards_revised: int
+
+
+class RewardPoint(View):
+    """A bucket of consecutive rewarded sessions: how many there were up to its end, its own mean and the mean of
+    the window of sessions that ends with it."""
+
+    sessions: int
+    at: float
+    mean: float
+    moving_mean: float
+
+
+class StepPoint(View):
+    """A version on the curves. `swap_seconds` is how long generation stood still for it."""
+
+    version: int
+    at: float
+    served_at: float | None
+    staleness_mean: float | None
+    staleness_max: int | None
+    swap_seconds: float | None
+    reward_mean: float | None
+
+
+class RatePoint(View):
+    """Output tokens per second in the bucket that ends at `at`."""
+
+    at: float
+    tokens_per_second: float
+
+
+class Curves(View):
+    """The series of a run's page, oldest first, each bounded to some hundred points."""
+
+    window: int
+    reward: tuple[RewardPoint, ...]
+    steps: tuple[StepPoint, ...]
+    rate: tuple[RatePoint, ...]
+
+
+class EventItem(View):
+    """An entry of the event log."""
+
+    id: int
+    kind: str
+    data: dict[str, Any]
+    created_at: float
+
+
+class Snapshot(View):
+    """What the event stream sends: the run now, and what was logged since the last snapshot."""
+
+    run: RunSummary
+    events: tuple[EventItem, ...]
+    last_event_id: int
+
+
+class RunHealth(View):
+    """`trainer` is `never`, `active` (a lease or a commit within the last lease time) or `away`."""
+
+    id: str
+    name: str
+    state: str
+    head_version: int
+    serving_version: int
+    trainer: str
+    trainer_seen_at: float | None
+
+
+class Health(View):
+    """`status`: `ok`, or `degraded` with the `problems` in words. `engine_ready` None: nothing watches an engine."""
+
+    status: str
+    problems: tuple[str, ...]
+    database: str
+    database_seconds: float
+    engine_ready: bool | None
+    disk_free_bytes: int | None
+    disk_total_bytes: int | None
+    runs: tuple[RunHealth, ...]
+    now: float
+
+
+class Page(View):
+    """A page of a list, newest first. `next_cursor` None: this was the last one."""
+
+    data: tuple[Any, ...]
+    next_cursor: str | None
+
+
+class KeyItem(View):
+    """A key without its text, which is shown once, when it is made."""
+
+    id: str
+    kind: str
+    label: str | None
+    created_at: float
+    revoked_at: float | None
+
+
+class KeyHolder(View):
+    """Whose key this is: what a signed-in browser may see."""
+
+    key_id: str
+    kind: str
+    run_id: str | None
