@@ -1,0 +1,282 @@
+"""The commands of `base-rl` and their options. Each imports what it needs when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Point your agent at another base_url, post a reward, and it learns.\n\n"
+    "`base-rl demo` shows the whole loop; `base-rl up --model DIR` starts it for your own model and agent.",
+)
+runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
+app.add_typer(runs_app, name="runs")
+
+DataDir = Annotated[Path, typer.Option(help="Where database, weights, keys and logs are kept.")]
+Config = Annotated[
+    Path | None, typer.Option(help="TOML file; the environment (BASE_RL_SECTION__KEY) is laid over it.")
+]
+Url = Annotated[str | None, typer.Option(help="Address of a base-rl; default: the one of --data-dir.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="BASE_RL_ADMIN_KEY", help="Admin key; default: that of --data-dir.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_DEFAULT_DATA_DIR = Path(".base-rl")
+_out = Console()
+_errors = Console(stderr=True)
+
+
+class DemoEngine(StrEnum):
+    """Engines that the demo can start."""
+
+    EMBEDDED = "embedded"
+    SGLANG = "sglang"
+
+
+@app.command()
+def demo(
+    engine: Annotated[
+        DemoEngine, typer.Option(help="`sglang` needs `make sglang-cpu` or a GPU.")
+    ] = DemoEngine.EMBEDDED,
+    seed: Annotated[int, typer.Option(help="Of tasks, sampling and training.")] = 0,
+    keep: Annotated[bool, typer.Option(help="Leave everything up at the end, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="The proxy's port, or the next free one after it.")] = 8080,
+    target: Annotated[float, typer.Option(help="End at this mean reward of the last 128 sessions.")] = 0.9,
+    time_limit: Annotated[float, typer.Option(help="End after this many seconds of sessions.")] = 300.0,
+    data_dir: Annotated[Path, typer.Option(help="Emptied at the start of each demo.")] = _DEFAULT_DATA_DIR / "demo",
+    plain: Annotated[bool, typer.Option(help="Lines instead of a live table.")] = False,
+    train: Annotated[bool, typer.Option(help="Without the trainer nothing is learnt: see for yourself.")] = True,
+    shuffle_rewards: Annotated[bool, typer.Option(help="Post rewards of other sessions: nothing is learnt.")] = False,
+) -> None:
+    """Watch an unmodified tool-calling agent learn, on this machine, in about a minute.
+
+    Starts the embedded engine on the shipped tiny checkpoint, the proxy and the trainer; runs
+    `agents_examples/calculator` with many sessions at once; ends when the mean reward reaches the target. The exit
+    status is non-zero if the reward did not rise by 0.4.
+    """
+    from proxy.cli.demo import DemoOptions, run_demo
+
+    options = DemoOptions(
+        engine=engine.value,
+        seed=seed,
+        keep=keep,
+        port=port,
+        target=target,
+        time_limit=time_limit,
+        data_dir=data_dir,
+        plain=plain or not sys.stdout.isatty(),
+        train=train,
+        shuffle_rewards=shuffle_rewards,
+    )
+    _finish(lambda: asyncio.run(run_demo(options, _out)))
+
+
+@app.command()
+def up(
+    model: Annotated[str | None, typer.Option(help="Directory or Hugging Face id of the base model.")] = None,
+    engine: Annotated[str | None, typer.Option(help="embedded, sglang, or the URL of a running SGLang.")] = None,
+    config: Config = None,
+    run: Annotated[str | None, typer.Option(help="The run's name: the `model` that agents ask for.")] = None,
+    host: Annotated[str | None, typer.Option(help="Listen here; 0.0.0.0 for every address.")] = None,
+    port: Annotated[int | None, typer.Option(help="Listen here; default 8080.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where database, weights, keys and logs are kept.")] = None,
+    trainer: Annotated[bool, typer.Option(help="--no-trainer serves and records without training.")] = True,
+    seed: Annotated[int, typer.Option(help="Of sampling and training.")] = 0,
+    dry_run: Annotated[bool, typer.Option(help="Print the resolved configuration and end.")] = False,
+) -> None:
+    """Start engine, proxy and trainer for your own model and agent, and keep them up until Ctrl-C.
+
+    A part that dies is started again; state is in the data directory, so stopping and starting goes on where it was.
+    """
+    from proxy.cli.up import UpOptions, run_up
+
+    given: dict[str, dict[str, Any]] = {
+        "server": {"host": host, "port": port, "data_dir": data_dir},
+        "engine": {"kind": engine},
+        "run": {"name": run, "model": model},
+    }
+    overrides = {
+        section: {key: value for key, value in keys.items() if value is not None} for section, keys in given.items()
+    }
+    options = UpOptions(config=config, overrides=overrides, trainer=trainer, seed=seed, dry_run=dry_run)
+    _finish(lambda: asyncio.run(run_up(options, _out)))
+
+
+@runs_app.command("list")
+def runs_list(
+    data_dir: DataDir = _DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
+    """List runs with their versions, sessions and rewards."""
+    from proxy.cli.operations import Operations
+
+    async def ask() -> list[dict[str, Any]]:
+        async with Operations(*_where(data_dir, url, api_key)) as operations:
+            return await operations.runs()
+
+    def show() -> int:
+        runs = asyncio.run(ask())
+        if as_json:
+            _out.print_json(json.dumps(runs))
+            return 0
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("run", "state", "head", "serving", "reward (last 128)", "sessions", "base model"):
+            table.add_column(heading)
+        for one in runs:
+            reward = "–" if one["mean_reward"] is None else f"{one['reward_mean']:.3f}"
+            sessions = str(sum(one["sessions"].values()))
+            table.add_row(
+                one["name"],
+                one["state"],
+                str(one["head_version"]),
+                str(one["serving_version"]),
+                reward,
+                sessions,
+                one["base_model"],
+            )
+        _out.print(table)
+        return 0
+
+    _finish(show)
+
+
+@app.command()
+def status(
+    data_dir: DataDir = _DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
+    """Say whether database, engine and trainer are well. The exit status is non-zero when calls are not served."""
+    from proxy.cli.operations import Operations
+
+    async def ask() -> dict[str, Any]:
+        async with Operations(*_where(data_dir, url, api_key)) as operations:
+            return await operations.health()
+
+    def show() -> int:
+        health = asyncio.run(ask())
+        if as_json:
+            _out.print_json(json.dumps(health))
+        else:
+            from proxy.cli.drawing import health_table
+
+            _out.print(health_table(health))
+        return 0 if health["ready"] else 1
+
+    _finish(show)
+
+
+@app.command()
+def doctor(
+    config: Config = None,
+    engine: Annotated[str | None, typer.Option(help="embedded, sglang, or a URL.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port that the proxy would take.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The data directory that would be used.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check Python, packages, disk, port, database, engine, torch and GPU; say what to do about each failure."""
+
+    def show() -> int:
+        from proxy.cli.doctor import Verdict, examine
+        from proxy.settings import load_settings
+
+        given: dict[str, dict[str, Any]] = {
+            "engine": {"kind": engine},
+            "server": {"port": port, "data_dir": data_dir},
+        }
+        overrides = {
+            section: {key: value for key, value in keys.items() if value is not None}
+            for section, keys in given.items()
+        }
+        failures = 0
+        findings = []
+        marks = {Verdict.OK: "[green]✓[/]", Verdict.NOTE: "[yellow]•[/]", Verdict.FAIL: "[red]✗[/]"}
+        for finding in examine(load_settings(config, overrides)):
+            failures += finding.verdict is Verdict.FAIL
+            if as_json:
+                findings.append({key: getattr(finding, key) for key in ("name", "verdict", "detail", "remedy")})
+                continue
+            _out.print(f"{marks[finding.verdict]} [bold]{finding.name:<10}[/] ", end="")
+            _out.print(finding.detail, markup=False, highlight=False)
+            if finding.remedy:
+                _out.print("             [bold]do:[/] ", end="")
+                _out.print(finding.remedy, markup=False, highlight=False)
+        if as_json:
+            _out.print_json(json.dumps(findings))
+        return 1 if failures else 0
+
+    _finish(show)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    import importlib.metadata
+
+    _out.print(importlib.metadata.version("base-rl"), highlight=False)
+
+
+def _where(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, str]:
+    """Address and admin key: as given, else those of the installation in the data directory."""
+    from proxy.cli.local_keys import load
+    from proxy.cli.operations import ProxyUnreachable
+    from proxy.cli.stack import read_address
+
+    if url is None:
+        address = read_address(data_dir)
+        if address is None:
+            raise ProxyUnreachable(
+                f"no base-rl is up with the data directory {data_dir}. "
+                "Start one with `base-rl up --model …`, or name its address with --url and --api-key"
+            )
+        url = address.url
+    if api_key is None:
+        keys = load(data_dir)
+        if keys is None:
+            raise ProxyUnreachable(f"no keys in {data_dir}; pass an admin key with --api-key")
+        api_key = keys.admin_key
+    return url, api_key
+
+
+def _finish(command: Any) -> NoReturn:
+    """Runs a command and turns what users can mend into one clear line; a bug keeps its traceback."""
+    from proxy.cli.addresses import NoFreePort
+    from proxy.cli.models import ModelNotUsable
+    from proxy.cli.operations import ProxyUnreachable
+    from proxy.cli.stack import AlreadyRunning
+    from proxy.cli.supervisor import PartFailed
+    from proxy.engines.launch import LaunchError
+    from proxy.settings import ConfigurationError
+
+    expected = (
+        AlreadyRunning,
+        ConfigurationError,
+        LaunchError,
+        ModelNotUsable,
+        NoFreePort,
+        PartFailed,
+        ProxyUnreachable,
+    )
+    try:
+        code = command()
+    except expected as error:
+        _errors.print("[bold red]error:[/] ", end="")
+        _errors.print(str(error), markup=False, highlight=False)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    raise SystemExit(code)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,258 @@
+"""`base-rl doctor`: looks at everything a run needs and says of each failure what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import httpx
+
+from proxy.cli.addresses import is_free
+from proxy.engines.launch import sglang_environment
+from proxy.settings import EngineKind, Settings
+
+_OLDEST_PYTHON = (3, 11)
+_LEAST_FREE_GIB = 2.0
+_GIB = 1024**3
+_PROBE_TIMEOUT_S = 60.0
+_HTTP_TIMEOUT_S = 3.0
+
+_TORCH_PROBE = """
+import json, torch
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+torch.ones(4, 4).matmul(torch.ones(4, 4))
+print(json.dumps({"version": torch.__version__, "gpus": gpus}))
+"""
+
+
+class Verdict(StrEnum):
+    """`note`: nothing is wrong, but worth knowing."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a check found. A failure has a remedy: what to do, as a command where one does it."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    remedy: str | None = None
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Runs every check, one finding each, the quick ones first."""
+    checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
+        _python,
+        _packages,
+        _cores,
+        _disk,
+        _port,
+        _database,
+        _engine,
+        _torch,
+    )
+    for check in checks:
+        yield from check(settings)
+
+
+def _python(_: Settings) -> Iterator[Finding]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    if sys.version_info >= _OLDEST_PYTHON:
+        yield Finding(name="python", verdict=Verdict.OK, detail=f"{version} at {sys.executable}")
+    else:
+        yield Finding(
+            name="python",
+            verdict=Verdict.FAIL,
+            detail=f"{version} is too old",
+            remedy="install Python 3.11 or newer and make .venv anew: rm -rf .venv && PYTHON=python3.12 make demo",
+        )
+
+
+def _packages(_: Settings) -> Iterator[Finding]:
+    wanted = ("fastapi", "sqlalchemy", "transformers", "openai")
+    missing = []
+    found = []
+    for name in wanted:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        yield Finding(
+            name="packages",
+            verdict=Verdict.FAIL,
+            detail=f"not installed: {', '.join(missing)}",
+            remedy="pip install -c constraints.txt -e .",
+        )
+    else:
+        yield Finding(name="packages", verdict=Verdict.OK, detail=", ".join(found))
+
+
+def _cores(_: Settings) -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores >= 2:
+        yield Finding(name="processor", verdict=Verdict.OK, detail=f"{cores} cores")
+    else:
+        yield Finding(
+            name="processor",
+            verdict=Verdict.NOTE,
+            detail="1 core: engine, proxy and trainer share it, so expect half the speed",
+        )
+
+
+def _disk(settings: Settings) -> Iterator[Finding]:
+    place = settings.server.data_dir.resolve()
+    existing = next(path for path in (place, *place.parents) if path.exists())
+    free = shutil.disk_usage(existing).free / _GIB
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(b"base-rl")
+    except OSError as error:
+        yield Finding(
+            name="disk",
+            verdict=Verdict.FAIL,
+            detail=f"{existing} cannot be written: {error.strerror}",
+            remedy="choose another place with --data-dir, or BASE_RL_SERVER__DATA_DIR",
+        )
+        return
+    if free < _LEAST_FREE_GIB:
+        yield Finding(
+            name="disk",
+            verdict=Verdict.FAIL,
+            detail=f"{free:.1f} GiB free at {existing}; trajectories and weights need {_LEAST_FREE_GIB:.0f} or more",
+            remedy="free some space, or choose another place with --data-dir",
+        )
+    else:
+        yield Finding(name="disk", verdict=Verdict.OK, detail=f"{free:.0f} GiB free at {existing}")
+
+
+def _port(settings: Settings) -> Iterator[Finding]:
+    host, port = settings.server.host, settings.server.port
+    if is_free(host, port):
+        yield Finding(name="port", verdict=Verdict.OK, detail=f"{host}:{port} is free")
+        return
+    try:
+        reply = httpx.get(f"http://{host}:{port}/healthz", timeout=_HTTP_TIMEOUT_S)
+        ours = reply.status_code == 200 and reply.json().get("service") == "base-rl"
+    except (httpx.HTTPError, ValueError):
+        ours = False
+    if ours:
+        yield Finding(name="port", verdict=Verdict.NOTE, detail=f"a base-rl answers on {host}:{port} already")
+    else:
+        yield Finding(
+            name="port",
+            verdict=Verdict.FAIL,
+            detail=f"another program listens on {host}:{port}",
+            remedy="name another port with --port, or let `base-rl demo` take the next free one",
+        )
+
+
+def _database(settings: Settings) -> Iterator[Finding]:
+    import sqlite3
+
+    from sqlalchemy import make_url
+
+    url = make_url(settings.database_url)
+    if url.get_backend_name() != "sqlite":
+        yield Finding(name="database", verdict=Verdict.NOTE, detail=f"{url.get_backend_name()}: checked at start")
+        return
+    if sqlite3.sqlite_version_info < (3, 35):
+        yield Finding(
+            name="database",
+            verdict=Verdict.FAIL,
+            detail=f"SQLite {sqlite3.sqlite_version} is too old",
+            remedy="use a Python that was built with SQLite 3.35 or newer",
+        )
+        return
+    path = Path(str(url.database))
+    if not path.exists():
+        yield Finding(
+            name="database", verdict=Verdict.OK, detail=f"SQLite {sqlite3.sqlite_version}; {path} will be made"
+        )
+        return
+    try:
+        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_HTTP_TIMEOUT_S)
+        answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        connection.close()
+    except sqlite3.Error as error:
+        answer = str(error)
+    if answer == "ok":
+        yield Finding(name="database", verdict=Verdict.OK, detail=f"SQLite {sqlite3.sqlite_version}; {path} is sound")
+    else:
+        yield Finding(
+            name="database",
+            verdict=Verdict.FAIL,
+            detail=f"{path}: {answer}",
+            remedy=f"restore {path.name} from a backup, or move it away to start with an empty store",
+        )
+
+
+def _engine(settings: Settings) -> Iterator[Finding]:
+    kind = settings.engine.kind
+    if kind == EngineKind.EMBEDDED:
+        yield Finding(name="engine", verdict=Verdict.OK, detail="embedded (PyTorch, in a process of its own)")
+    elif kind == EngineKind.SGLANG:
+        environment = sglang_environment(settings.engine)
+        if (environment / "bin" / "python").exists():
+            yield Finding(name="engine", verdict=Verdict.OK, detail=f"SGLang in {environment}")
+        else:
+            yield Finding(
+                name="engine",
+                verdict=Verdict.FAIL,
+                detail=f"no SGLang in {environment}",
+                remedy="make sglang-cpu, or name its environment: BASE_RL_ENGINE__SGLANG_VENV=DIR",
+            )
+    else:
+        yield from _engine_at(kind)
+
+
+def _engine_at(url: str) -> Iterator[Finding]:
+    try:
+        reply = httpx.get(f"{url.rstrip('/')}/model_info", timeout=_HTTP_TIMEOUT_S)
+        reply.raise_for_status()
+        model = reply.json().get("model_path")
+    except (httpx.HTTPError, ValueError) as error:
+        yield Finding(
+            name="engine",
+            verdict=Verdict.FAIL,
+            detail=f"{url} does not answer as SGLang does: {error}",
+            remedy="start the engine, or name its native port (not one of a gateway before it)",
+        )
+    else:
+        yield Finding(name="engine", verdict=Verdict.OK, detail=f"{url} serves {model}")
+
+
+def _torch(_: Settings) -> Iterator[Finding]:
+    """In a process of its own: the proxy side never imports torch."""
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", _TORCH_PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
+        )
+        found = json.loads(result.stdout)
+    except (subprocess.SubprocessError, ValueError) as error:
+        stderr = getattr(error, "stderr", None) or str(error)
+        yield Finding(
+            name="torch",
+            verdict=Verdict.FAIL,
+            detail=str(stderr).strip().splitlines()[-1],
+            remedy="pip install -c constraints.txt -e .",
+        )
+        return
+    yield Finding(name="torch", verdict=Verdict.OK, detail=str(found["version"]))
+    if found["gpus"]:
+        yield Finding(name="gpu", verdict=Verdict.OK, detail=", ".join(found["gpus"]))
+    else:
+        yield Finding(name="gpu", verdict=Verdict.NOTE, detail="none: engine and trainer run on the processor")

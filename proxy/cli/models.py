@@ -1,0 +1,56 @@
+"""From what a user calls a model to a directory that proxy, engine and trainer all read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_NEEDED = ("config.json", "tokenizer.json")
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+
+
+class ModelNotUsable(Exception):
+    """The model cannot be found or read. The message says what to do."""
+
+
+def resolve_model(name: str) -> Path:
+    """A local directory as it is; anything else as a Hugging Face id, downloaded (with a progress bar) or cached.
+
+    Raises ModelNotUsable.
+    """
+    if not name:
+        raise ModelNotUsable("no model: name a directory or a Hugging Face id with --model or [run] model")
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return _checked(directory.resolve())
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelNotUsable(f"{name} is not a directory")
+    return _checked(_download(name))
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_PATTERNS))
+    except RepositoryNotFoundError as error:
+        raise ModelNotUsable(
+            f"{name} is neither a directory here nor a model on Hugging Face (private ones need `hf auth login`)"
+        ) from error
+    except HFValidationError as error:
+        raise ModelNotUsable(f"{name} is neither a directory here nor a Hugging Face id") from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelNotUsable(
+            f"{name} could not be downloaded: {error}. Download it where there is a network and pass its directory"
+        ) from error
+
+
+def _checked(directory: Path) -> Path:
+    missing = [name for name in _NEEDED if not (directory / name).is_file()]
+    if missing:
+        raise ModelNotUsable(
+            f"{directory} is no Hugging Face model with a fast tokenizer: {', '.join(missing)} missing"
+        )
+    if not any(directory.glob("*.safetensors")):
+        raise ModelNotUsable(f"{directory} holds no *.safetensors: save the model with `save_pretrained`")
+    return directory

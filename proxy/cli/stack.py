@@ -1,0 +1,166 @@
+"""The three parts of a local installation, engine, proxy and trainer, under one supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from proxy.cli.addresses import next_free_port
+from proxy.cli.local_keys import LocalKeys, load_or_make
+from proxy.cli.operations import Operations
+from proxy.cli.supervisor import Listener, Part, Supervisor
+from proxy.engines.launch import launch_plan
+from proxy.settings import EngineKind, Settings
+
+ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
+_ENGINE_PORT_FROM = 30000
+_READY_POLL_S = 0.1
+_ADDRESS_FILE = "address.json"
+
+
+class AlreadyRunning(Exception):
+    """Another base-rl uses the data directory."""
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the base-rl of a data directory answers, for `base-rl status` and its like."""
+
+    url: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A running installation. `base_url` is what an agent sets; `url` is the same without `/v1`."""
+
+    url: str
+    keys: LocalKeys
+    supervisor: Supervisor
+    started_at: float
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/v1"
+
+    @property
+    def admin_url(self) -> str:
+        return f"{self.url}/admin"
+
+
+@asynccontextmanager
+async def running_stack(
+    settings: Settings, *, config_file: Path | None, with_trainer: bool, seed: int, listener: Listener
+) -> AsyncIterator[Stack]:
+    """Starts the parts and ends them with the block. They start at the same time: `wait_until_ready` waits for them.
+
+    Raises AlreadyRunning, NoFreePort.
+    """
+    data_dir = settings.server.data_dir.resolve()
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with _only_one(data_dir):
+        keys = load_or_make(data_dir)
+        url = f"http://{_reachable(settings.server.host)}:{settings.server.port}"
+        parts = _parts(settings, url=url, keys=keys, config_file=config_file, with_trainer=with_trainer, seed=seed)
+        address_file = data_dir / _ADDRESS_FILE
+        async with Supervisor(parts, data_dir / "logs", listener) as supervisor:
+            address_file.write_bytes(msgspec.json.encode(Address(url=url, pid=os.getpid())))
+            try:
+                yield Stack(url=url, keys=keys, supervisor=supervisor, started_at=time.monotonic())
+            finally:
+                address_file.unlink(missing_ok=True)
+
+
+async def wait_until_ready(stack: Stack) -> None:
+    """Waits until calls would be served: the engine has loaded its model and the proxy has verified it.
+
+    Has no bound of its own, as a large model may take long; ends by PartFailed when a part was given up.
+    """
+    async with Operations(stack.url, stack.keys.admin_key) as operations:
+        while not await operations.ready():
+            stack.supervisor.raise_for_failure()
+            await asyncio.sleep(_READY_POLL_S)
+
+
+def read_address(data_dir: Path) -> Address | None:
+    try:
+        return msgspec.json.decode((data_dir / _ADDRESS_FILE).read_bytes(), type=Address)
+    except FileNotFoundError:
+        return None
+
+
+def _parts(
+    settings: Settings, *, url: str, keys: LocalKeys, config_file: Path | None, with_trainer: bool, seed: int
+) -> list[Part]:
+    parts = []
+    engine_url = settings.engine.url
+    if settings.engine.kind in (EngineKind.EMBEDDED, EngineKind.SGLANG):
+        port = next_free_port("127.0.0.1", _ENGINE_PORT_FROM)
+        engine_url = f"http://127.0.0.1:{port}"
+        plan = launch_plan(settings.engine, model=settings.run.model, port=port, seed=seed)
+        parts.append(Part(name=ENGINE, argv=tuple(plan.argv), env=dict(plan.env)))
+    elif engine_url is None:
+        engine_url = settings.engine.kind
+    config = ("--config", str(config_file.resolve())) if config_file is not None else ()
+    parts.append(
+        Part(
+            name=PROXY,
+            argv=(sys.executable, "-m", "proxy", *config),
+            env={
+                "BASE_RL_SERVER__HOST": settings.server.host,
+                "BASE_RL_SERVER__PORT": str(settings.server.port),
+                "BASE_RL_SERVER__DATA_DIR": str(settings.server.data_dir.resolve()),
+                "BASE_RL_ENGINE__URL": engine_url,
+                "BASE_RL_RUN__NAME": settings.run.name,
+                "BASE_RL_RUN__MODEL": settings.run.model,
+                "BASE_RL_BOOTSTRAP__ADMIN_KEY": keys.admin_key,
+                "BASE_RL_BOOTSTRAP__RUN_KEY": keys.run_key,
+                "BASE_RL_BOOTSTRAP__TRAINER_KEY": keys.trainer_key,
+            },
+        )
+    )
+    if with_trainer:
+        parts.append(
+            Part(
+                name=TRAINER,
+                argv=(sys.executable, "-m", "trainer", *config),
+                env={
+                    "BASE_RL_TRAINER__PROXY_URL": url,
+                    "BASE_RL_TRAINER__API_KEY": keys.trainer_key,
+                    "BASE_RL_TRAINER__RUN": settings.run.name,
+                    "BASE_RL_TRAINER__SEED": str(seed),
+                    "BASE_RL_TRAINER__WEIGHTS__DIRECTORY": str(settings.weights_dir),
+                },
+                stop_seconds=20.0,
+            )
+        )
+    return parts
+
+
+def _reachable(host: str) -> str:
+    """An address of this machine for a host to listen on, which may be `every address`."""
+    if host in ("0.0.0.0", ""):  # noqa: S104  (compared with, not bound to)
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+@contextmanager
+def _only_one(data_dir: Path) -> Iterator[None]:
+    with (data_dir / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            address = read_address(data_dir)
+            where = f" at {address.url} (pid {address.pid})" if address else ""
+            raise AlreadyRunning(
+                f"a base-rl{where} uses {data_dir} already; end it, or choose another place with --data-dir"
+            ) from error
+        yield

@@ -1,0 +1,187 @@
+"""Runs the parts of base-rl as processes: starts them, restarts one that dies, ends them all cleanly.
+
+Every part has a process group of its own, so that Ctrl-C in the terminal reaches only the supervisor, which then
+ends the parts in order. On Linux the kernel ends the parts should the supervisor itself be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 15.0
+_RAPID_DEATHS = 5
+_RAPID_WINDOW_S = 60.0
+_TAIL_LINES = 15
+_PR_SET_PDEATHSIG = 1
+
+Listener = Callable[[str, str], None]
+
+
+class PartFailed(Exception):
+    """A part died again and again. The message carries the end of its log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A process to keep running. `env` is laid over the supervisor's own environment."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    stop_seconds: float = 10.0
+    """How long it may take to end after SIGTERM; then it is killed."""
+
+
+class _Running:
+    def __init__(self, part: Part, log: Path) -> None:
+        self.part = part
+        self.log = log
+        self.process: asyncio.subprocess.Process | None = None
+        self.restarts = 0
+        self.deaths: deque[float] = deque(maxlen=_RAPID_DEATHS)
+
+
+class Supervisor:
+    """`listener(part, what)` hears of starts, deaths and restarts. Logs go to `log_dir/PART.log`."""
+
+    def __init__(self, parts: list[Part], log_dir: Path, listener: Listener) -> None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._running = [_Running(part, log_dir / f"{part.name}.log") for part in parts]
+        self._listener = listener
+        self._keepers: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    async def __aenter__(self) -> Supervisor:
+        for running in self._running:
+            await self._spawn(running)
+            self._keepers.append(asyncio.create_task(self._keep(running), name=f"keep-{running.part.name}"))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def restarts(self, name: str) -> int:
+        return self._find(name).restarts
+
+    def alive(self, name: str) -> bool:
+        process = self._find(name).process
+        return process is not None and process.returncode is None
+
+    def pid(self, name: str) -> int | None:
+        process = self._find(name).process
+        return process.pid if process is not None else None
+
+    def log_tail(self, name: str, lines: int = _TAIL_LINES) -> str:
+        try:
+            text = self._find(name).log.read_text(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def raise_for_failure(self) -> None:
+        """Raises PartFailed if a part was given up."""
+        for keeper in self._keepers:
+            if keeper.done() and not keeper.cancelled() and (error := keeper.exception()) is not None:
+                raise error
+
+    async def wait_for_failure(self) -> None:
+        """Returns only by raising PartFailed, when a part has been given up."""
+        done, _ = await asyncio.wait(self._keepers, return_when=asyncio.FIRST_EXCEPTION)
+        for keeper in done:
+            keeper.result()
+
+    async def stop(self) -> None:
+        """Ends the parts, last started first: SIGTERM, then SIGKILL to those that outstay their `stop_seconds`."""
+        self._stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        for keeper in self._keepers:
+            with contextlib.suppress(asyncio.CancelledError, PartFailed):
+                await keeper
+        for running in reversed(self._running):
+            await _end(running)
+
+    def _find(self, name: str) -> _Running:
+        return next(running for running in self._running if running.part.name == name)
+
+    async def _spawn(self, running: _Running) -> None:
+        part = running.part
+        with running.log.open("ab") as log:
+            running.process = await asyncio.create_subprocess_exec(
+                *part.argv,
+                env={**os.environ, **part.env},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        self._listener(part.name, f"started (pid {running.process.pid})")
+
+    async def _keep(self, running: _Running) -> None:
+        """Waits for the part's death, again and again; restarts it after a growing pause."""
+        while True:
+            process = running.process
+            assert process is not None
+            code = await process.wait()
+            running.deaths.append(time.monotonic())
+            rapid = [death for death in running.deaths if death > time.monotonic() - _RAPID_WINDOW_S]
+            if len(rapid) >= _RAPID_DEATHS:
+                raise PartFailed(
+                    f"{running.part.name} died {_RAPID_DEATHS} times within {_RAPID_WINDOW_S:.0f} s "
+                    f"(last: {_describe_exit(code)}). The end of {running.log}:\n{self.log_tail(running.part.name)}"
+                )
+            pause = min(_FIRST_BACKOFF_S * 2 ** (len(rapid) - 1), _LONGEST_BACKOFF_S)
+            self._listener(running.part.name, f"{_describe_exit(code)}; restarting in {pause:.1f} s")
+            await asyncio.sleep(pause)
+            running.restarts += 1
+            await self._spawn(running)
+
+
+async def _end(running: _Running) -> None:
+    process = running.process
+    if process is None or process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(running.part.stop_seconds):
+            await process.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # what the part itself may have left behind
+
+
+def _describe_exit(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exited with status {code}"
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """For the child, between fork and exec: asks the kernel for SIGTERM when the parent dies."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask
