@@ -1,0 +1,1 @@
+"""The runs of this proxy and their settings."""

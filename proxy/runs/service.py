@@ -1,0 +1,131 @@
+"""Which runs there are, and how each is configured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row
+
+from proxy.clock import Clock
+from proxy.contract.identifiers import RunId, new_run_id
+from proxy.database.events import append_event
+from proxy.database.unit_of_work import Database
+from proxy.errors import ModelNotFound, NotFound
+from proxy.runs.repository import RunRepository
+from proxy.settings import ConfigurationError, RunSettings
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as of one moment. `base_model` is a Hugging Face id or an absolute directory."""
+
+    id: RunId
+    name: str
+    state: str
+    base_model: str
+    settings: RunSettings
+    head_version: int
+    serving_version: int
+    created_at: float
+
+
+class RunDirectory:
+    """Looks runs up. Rows are read every time (versions move); only the parsed settings are kept."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
+
+    async def ensure(self, settings: RunSettings) -> RunView:
+        """The run of this name, created with version 0 if it is new, reconfigured if its settings changed.
+
+        Raises ConfigurationError without a model, or when the run exists with another base model.
+        """
+        if not settings.model:
+            raise ConfigurationError(
+                "run.model: no base model is named; set it to a directory or a Hugging Face id "
+                "(in the file, as BASE_RL_RUN__MODEL, or with --model)"
+            )
+        base_model = _resolved(settings.model)
+        config = settings.model_dump(mode="json")
+        now = self._clock()
+        async with self._database.write() as connection:
+            repository = RunRepository(connection)
+            row = await repository.by_name(settings.name)
+            if row is None:
+                run_id = new_run_id()
+                await repository.insert(
+                    run_id=run_id, name=settings.name, base_model=base_model, config=config, now=now
+                )
+                data = {"name": settings.name, "base_model": base_model}
+                await append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
+            elif row.base_model != base_model:
+                raise ConfigurationError(
+                    f"run.model: the run {settings.name!r} was begun on {row.base_model} and cannot continue on "
+                    f"{base_model}; name the first one again, choose another run.name, or another server.data_dir"
+                )
+            elif row.config != config:
+                await repository.set_config(row.id, config)
+                changed = sorted(key for key in config if row.config.get(key) != config[key])
+                await append_event(
+                    connection, run_id=row.id, kind="run.configured", data={"changed": changed}, now=now
+                )
+        return await self.by_name(settings.name)
+
+    async def by_name(self, name: str) -> RunView:
+        """The run that agents ask for as `model`. Raises ModelNotFound."""
+        async with self._database.read() as connection:
+            row = await RunRepository(connection).by_name(name)
+        if row is None:
+            raise ModelNotFound(f"there is no run called {name!r}", param="model")
+        return self._view(row)
+
+    async def by_id(self, run_id: str) -> RunView:
+        """Raises NotFound."""
+        async with self._database.read() as connection:
+            row = await RunRepository(connection).by_id(run_id)
+        if row is None:
+            raise NotFound(f"there is no run {run_id!r}")
+        return self._view(row)
+
+    async def by_name_or_id(self, name_or_id: str) -> RunView:
+        """For paths with `{run}`. Raises NotFound."""
+        async with self._database.read() as connection:
+            repository = RunRepository(connection)
+            row = await repository.by_name(name_or_id) or await repository.by_id(name_or_id)
+        if row is None:
+            raise NotFound(f"there is no run {name_or_id!r}")
+        return self._view(row)
+
+    async def list_(self) -> list[RunView]:
+        """All runs, oldest first."""
+        async with self._database.read() as connection:
+            rows = await RunRepository(connection).all_by_age()
+        return [self._view(row) for row in rows]
+
+    def _view(self, row: Row[*tuple[Any, ...]]) -> RunView:
+        return RunView(
+            id=RunId(row.id),
+            name=row.name,
+            state=row.state,
+            base_model=row.base_model,
+            settings=self._settings(row.id, row.config),
+            head_version=row.head_version,
+            serving_version=row.serving_version,
+            created_at=row.created_at,
+        )
+
+    def _settings(self, run_id: str, config: dict[str, Any]) -> RunSettings:
+        known = self._parsed.get(run_id)
+        if known is None or known[0] != config:
+            known = (config, RunSettings.model_validate(config))
+            self._parsed[run_id] = known
+        return known[1]
+
+
+def _resolved(model: str) -> str:
+    """A directory by its absolute path, so that the proxy and the trainer mean the same wherever they start."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.is_dir() else model
