@@ -1,0 +1,1 @@
+"""Sessions: opened, found for every model call, ended, swept."""

@@ -1,0 +1,54 @@
+"""JSON bodies into pydantic models, with every fault as InvalidRequest that names its field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from proxy.errors import InvalidRequest
+
+_Model = TypeVar("_Model", bound=BaseModel)
+_SHOWN_ERRORS = 5
+
+
+async def json_body(request: Request) -> Any:
+    """The body as JSON, whatever its content type; None for an empty one. Raises InvalidRequest."""
+    body = await request.body()
+    if not body.strip():
+        return None
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def validated(model: type[_Model], value: Any, *, within: str = "") -> _Model:
+    """`value` as a model. `within` is where in the body it stands. Raises InvalidRequest."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise invalid(error.errors(include_url=False, include_context=False, include_input=False), within) from error
+
+
+def invalid(errors: Sequence[Any], within: str = "") -> InvalidRequest:
+    """Validation errors, in pydantic's form, as one error; `param` is the first field."""
+    lines = []
+    for error in errors[:_SHOWN_ERRORS]:
+        path = field_path(error["loc"], within)
+        lines.append(f"{path}: {error['msg']}" if path else str(error["msg"]))
+    return InvalidRequest("; ".join(lines), param=field_path(errors[0]["loc"], within) or None)
+
+
+def field_path(location: Sequence[int | str], within: str = "") -> str:
+    """('messages', 0, 'content') as `messages[0].content`."""
+    path = within
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path

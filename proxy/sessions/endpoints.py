@@ -1,0 +1,128 @@
+"""Sessions over HTTP: open, look, end."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
+
+from proxy.contract.trajectory import Purpose
+from proxy.credentials.http import principal, require
+from proxy.credentials.service import PrincipalKind
+from proxy.database.lifecycle import Outcome
+from proxy.errors import InvalidRequest
+from proxy.http.body import json_body, validated
+from proxy.runs.service import RunDirectory
+from proxy.sessions.identification import checked_name
+from proxy.sessions.service import CreatedSession, SessionService, SessionSpec
+
+router = APIRouter(tags=["sessions"])
+
+_MOST_SESSIONS = 1024
+_LONGEST_TTL = 30 * 86400.0
+_METADATA_BYTES = 65536
+
+
+def _plain_metadata(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value is not None and len(json.dumps(value, allow_nan=False, ensure_ascii=False).encode()) > _METADATA_BYTES:
+        raise ValueError(f"at most {_METADATA_BYTES} bytes as JSON")
+    return value
+
+
+class CreateSessionBody(BaseModel):
+    """`n` opens that many sessions of one group, which is what group-relative algorithms compare."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: Annotated[StrictStr, Field(max_length=16384)] | None = None
+    group: Annotated[StrictStr, Field(min_length=1, max_length=200)] | None = None
+    group_size: Annotated[StrictInt, Field(ge=1, le=_MOST_SESSIONS)] | None = None
+    purpose: Purpose = Purpose.TRAIN
+    metadata: Annotated[dict[str, Any] | None, AfterValidator(_plain_metadata)] = None
+    ttl: Annotated[StrictInt | StrictFloat, Field(gt=0, le=_LONGEST_TTL, allow_inf_nan=False)] | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=_MOST_SESSIONS)] | None = None
+
+
+class EndSessionBody(BaseModel):
+    """How the attempt went; `failed` and `cancelled` sessions are trained only if they are rewarded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    outcome: Outcome = Outcome.COMPLETED
+
+
+def sessions_of(request: Request) -> SessionService:
+    service: SessionService = request.app.state.sessions
+    return service
+
+
+@router.post("/v1/sessions", status_code=201)
+async def create_sessions(request: Request) -> JSONResponse:
+    """Opens a session, or `n` of one group, each with a key of its own. The keys are shown this once."""
+    who = await principal(request)
+    require(who, PrincipalKind.RUN)
+    body = validated(CreateSessionBody, await _object(request))
+    _check_group(body)
+    runs: RunDirectory = request.app.state.runs
+    run = await runs.by_id(str(who.run_id))
+    spec = SessionSpec(
+        task=body.task,
+        group=body.group,
+        group_size=body.group_size,
+        purpose=body.purpose,
+        metadata=body.metadata,
+        ttl=body.ttl,
+    )
+    created = await sessions_of(request).create(run, spec, body.n)
+    answers = [_created(session, _base_url(request)) for session in created]
+    return JSONResponse({"sessions": answers} if (body.n or 1) > 1 else answers[0], 201)
+
+
+@router.get("/v1/sessions/{session_id}")
+async def get_session(request: Request, session_id: str) -> JSONResponse:
+    """State, turns, rewards, and whether it is trained or why not."""
+    view = await sessions_of(request).get(await principal(request), session_id)
+    return JSONResponse(msgspec.to_builtins(view))
+
+
+@router.post("/v1/sessions/{session_id}/end")
+async def end_session(request: Request, session_id: str) -> JSONResponse:
+    """Ends a session; again is no error."""
+    who = await principal(request)
+    body = validated(EndSessionBody, await _object(request))
+    view = await sessions_of(request).end(who, session_id, body.outcome)
+    return JSONResponse(msgspec.to_builtins(view))
+
+
+async def _object(request: Request) -> Any:
+    """The body; an absent one has no fields."""
+    body = await json_body(request)
+    return {} if body is None else body
+
+
+def _check_group(body: CreateSessionBody) -> None:
+    if body.group is not None:
+        checked_name(body.group, param="group")
+    if body.group_size is None:
+        return
+    if body.group is None and body.n is None:
+        raise InvalidRequest("group_size needs a group's name, or n", param="group_size")
+    if body.n is not None and body.n > body.group_size:
+        raise InvalidRequest(f"n is {body.n}, more than the group's size of {body.group_size}", param="n")
+
+
+def _base_url(request: Request) -> str:
+    """What an agent takes as its `base_url`."""
+    public = request.app.state.settings.server.public_url
+    return f"{str(public or request.base_url).rstrip('/')}/v1"
+
+
+def _created(session: CreatedSession, base_url: str) -> dict[str, str]:
+    answer = {"id": str(session.id), "api_key": session.api_key, "base_url": base_url}
+    if session.group_id is not None:
+        answer["group_id"] = session.group_id
+    return answer

@@ -1,0 +1,171 @@
+"""Rows of sessions and groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row, and_, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.contract.identifiers import GroupId, new_group_id
+from proxy.database.lifecycle import SessionState, TrainingState
+from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
+
+_HASHES = 64
+
+AnyRow = Row[*tuple[Any, ...]]
+
+
+class SessionRepository:
+    """Reads and writes of one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def context(self, *, name: str, run_id: str | None) -> AnyRow | None:
+        """A session by our id or, within a run, by the client's own name."""
+        statement = select(
+            SessionRow.id, SessionRow.run_id, SessionRow.purpose, SessionRow.group_id, SessionRow.external_id
+        )
+        if run_id is None:
+            statement = statement.where(SessionRow.id == name)
+        else:
+            statement = statement.where(
+                SessionRow.run_id == run_id, or_(SessionRow.id == name, SessionRow.external_id == name)
+            )
+        return (await self._connection.execute(statement)).one_or_none()
+
+    async def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> str | None:
+        """The open session of this key with the longest of these conversations (`hashes`, longest first).
+
+        Of several with the same one, that with the fewest turns: equal conversations that run in parallel then
+        tend to go on apart.
+        """
+        statement = (
+            select(TurnRow.conversation_hash, SessionRow.id)
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .where(
+                TurnRow.run_id == run_id,
+                SessionRow.key_id == key_id,
+                SessionRow.state == SessionState.OPEN.value,
+            )
+            .order_by(SessionRow.turn_count.desc(), SessionRow.last_active_at)
+        )
+        for start in range(0, len(hashes), _HASHES):
+            part = hashes[start : start + _HASHES]
+            rows = await self._connection.execute(statement.where(TurnRow.conversation_hash.in_(part)))
+            found: dict[bytes, str] = {}
+            for row in rows:
+                found[row.conversation_hash] = row.id
+            for value in part:
+                if value in found:
+                    return found[value]
+        return None
+
+    async def insert(self, rows: Sequence[dict[str, Any]]) -> None:
+        await self._connection.execute(insert(SessionRow), list(rows))
+
+    async def group(self, *, run_id: str, name: str) -> AnyRow | None:
+        statement = select(GroupRow.id, GroupRow.size).where(GroupRow.run_id == run_id, GroupRow.name == name)
+        return (await self._connection.execute(statement)).one_or_none()
+
+    async def insert_group(self, *, run_id: str, name: str | None, size: int | None, now: float) -> GroupId:
+        """A group without a name is called by its id."""
+        group_id = new_group_id()
+        values = {"id": group_id, "run_id": run_id, "name": name or group_id, "size": size, "created_at": now}
+        await self._connection.execute(insert(GroupRow).values(values))
+        return group_id
+
+    async def set_group_size(self, group_id: str, size: int) -> None:
+        await self._connection.execute(update(GroupRow).where(GroupRow.id == group_id).values(size=size))
+
+    async def whole(self, session_id: str) -> AnyRow:
+        """Everything about a session, with the names of its run and group. It exists."""
+        statement = (
+            select(
+                SessionRow.__table__,
+                RunRow.name.label("run_name"),
+                GroupRow.name.label("group_name"),
+            )
+            .join(RunRow, RunRow.id == SessionRow.run_id)
+            .join(GroupRow, GroupRow.id == SessionRow.group_id, isouter=True)
+            .where(SessionRow.id == session_id)
+        )
+        return (await self._connection.execute(statement)).one()
+
+    async def turns(self, session_id: str) -> list[AnyRow]:
+        statement = (
+            select(
+                TurnRow.id,
+                TurnRow.ordinal,
+                TurnRow.parent_id,
+                TurnRow.finish_reason,
+                TurnRow.continuation,
+                TurnRow.state,
+                TurnRow.prompt_token_count,
+                func.length(TurnRow.output_ids).label("output_bytes"),
+                TurnRow.started_at,
+                TurnRow.finished_at,
+            )
+            .where(TurnRow.session_id == session_id)
+            .order_by(TurnRow.ordinal, TurnRow.id)
+        )
+        return list((await self._connection.execute(statement)).all())
+
+    async def rewards(self, session_id: str) -> list[AnyRow]:
+        """In order of arrival."""
+        statement = (
+            select(
+                RewardRow.id,
+                RewardRow.turn_id,
+                RewardRow.name,
+                RewardRow.value,
+                RewardRow.source,
+                RewardRow.comment,
+                RewardRow.after_training,
+                RewardRow.created_at,
+            )
+            .where(RewardRow.session_id == session_id)
+            .order_by(RewardRow.sequence)
+        )
+        return list((await self._connection.execute(statement)).all())
+
+    async def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
+        """Open sessions that had no call for their idle time, longest silent first."""
+        idle_at = SessionRow.last_active_at + func.coalesce(SessionRow.idle_seconds, default_seconds)
+        statement = (
+            select(SessionRow.id)
+            .where(SessionRow.state == SessionState.OPEN.value, SessionRow.run_id == run_id, idle_at <= now)
+            .order_by(SessionRow.last_active_at)
+            .limit(limit)
+        )
+        return list((await self._connection.execute(statement)).scalars())
+
+    async def unrewarded(self, *, run_id: str, ended_before: float, limit: int) -> list[str]:
+        """Sessions that ended before that time and still wait for a reward."""
+        statement = (
+            select(SessionRow.id)
+            .where(
+                and_(SessionRow.run_id == run_id, SessionRow.training == TrainingState.PENDING.value),
+                and_(SessionRow.state == SessionState.ENDED.value, SessionRow.ended_at <= ended_before),
+            )
+            .limit(limit)
+        )
+        return list((await self._connection.execute(statement)).scalars())
+
+    async def expire(self, session_ids: Sequence[str]) -> int:
+        result = await self._connection.execute(
+            update(SessionRow)
+            .where(SessionRow.id.in_(session_ids), SessionRow.training == TrainingState.PENDING.value)
+            .values(training=TrainingState.EXPIRED.value)
+        )
+        return result.rowcount
+
+    async def count_by_training(self) -> list[AnyRow]:
+        statement = (
+            select(RunRow.name, SessionRow.training, func.count().label("sessions"))
+            .join(RunRow, RunRow.id == SessionRow.run_id)
+            .group_by(RunRow.name, SessionRow.training)
+        )
+        return list((await self._connection.execute(statement)).all())

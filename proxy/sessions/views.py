@@ -1,0 +1,166 @@
+"""A session as its owner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row
+
+from proxy.contract.trajectory import Purpose
+from proxy.database.lifecycle import EndReason, Outcome, SessionState, TrainingState
+
+_ID_BYTES = 4
+
+AnyRow = Row[*tuple[Any, ...]]
+
+
+class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """`prompt_tokens` counts the full prompt, shared tokens included."""
+
+    id: str
+    ordinal: int
+    parent_id: str | None
+    finish_reason: str
+    continuation: str
+    state: str
+    prompt_tokens: int
+    output_tokens: int
+    started_at: float
+    finished_at: float
+
+
+class RewardEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the ledger. `superseded`: a later one about the same thing took its place."""
+
+    id: str
+    turn_id: str | None
+    name: str
+    value: float
+    source: str
+    comment: str | None
+    superseded: bool
+    after_training: bool
+    created_at: float
+
+
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
+    """`trainable`: it is with the trainer now or will be; `explanation` is the reason in a sentence."""
+
+    id: str
+    run: str
+    external_id: str | None
+    group_id: str | None
+    group: str | None
+    task: str | None
+    purpose: str
+    metadata: dict[str, Any] | None
+    attributed_by: str
+    state: str
+    outcome: str | None
+    end_reason: str | None
+    training: str
+    trainable: bool
+    explanation: str
+    consumed_by: int | None
+    reward: float | None
+    created_at: float
+    last_active_at: float
+    ended_at: float | None
+    turns: tuple[TurnSummary, ...]
+    rewards: tuple[RewardEntry, ...]
+
+
+def session_view(row: AnyRow, turns: Sequence[AnyRow], rewards: Sequence[AnyRow]) -> SessionView:
+    training = TrainingState(row.training)
+    return SessionView(
+        id=row.id,
+        run=row.run_name,
+        external_id=row.external_id,
+        group_id=row.group_id,
+        group=row.group_name,
+        task=row.task,
+        purpose=row.purpose,
+        metadata=row.metadata,
+        attributed_by=row.attributed_by,
+        state=row.state,
+        outcome=row.outcome,
+        end_reason=row.end_reason,
+        training=row.training,
+        trainable=training in (TrainingState.READY, TrainingState.LEASED, TrainingState.CONSUMED),
+        explanation=explanation(row),
+        consumed_by=row.consumed_by,
+        reward=row.reward,
+        created_at=row.created_at,
+        last_active_at=row.last_active_at,
+        ended_at=row.ended_at,
+        turns=tuple(_turn(turn) for turn in turns),
+        rewards=reward_entries(rewards),
+    )
+
+
+def reward_entries(rows: Sequence[AnyRow]) -> tuple[RewardEntry, ...]:
+    """Rows in order of arrival: the last about each (turn, name, source) stands, the others are superseded."""
+    standing = {(row.turn_id, row.name, row.source): row.id for row in rows}
+    return tuple(
+        RewardEntry(
+            id=row.id,
+            turn_id=row.turn_id,
+            name=row.name,
+            value=row.value,
+            source=row.source,
+            comment=row.comment,
+            superseded=standing[row.turn_id, row.name, row.source] != row.id,
+            after_training=row.after_training,
+            created_at=row.created_at,
+        )
+        for row in rows
+    )
+
+
+def explanation(row: AnyRow) -> str:
+    """Why the session is or is not trained."""
+    match TrainingState(row.training):
+        case TrainingState.CONSUMED:
+            return f"It was trained: version {row.consumed_by} learnt from it."
+        case TrainingState.EXCLUDED:
+            return _why_excluded(row)
+        case TrainingState.PENDING if row.state == SessionState.OPEN.value:
+            return "It is open; it is trained once it has ended and has a reward."
+        case other:
+            return _SENTENCES[other]
+
+
+_SENTENCES = {
+    TrainingState.PENDING: "It ended and waits for a reward (POST /v1/feedback).",
+    TrainingState.READY: "It ended and is rewarded: the trainer takes it next.",
+    TrainingState.LEASED: "A trainer has it in the current step.",
+    TrainingState.STALE: "When a trainer asked, the policy had moved too far on from the versions that produced it.",
+    TrainingState.EXPIRED: "It ended and no reward came in time; a reward posted now still makes it trainable.",
+}
+
+
+def _why_excluded(row: AnyRow) -> str:
+    if row.purpose == Purpose.EVAL.value:
+        return "Its purpose is eval: recorded and scored, never trained."
+    if row.turn_count == 0:
+        return "It ended without a model call."
+    if row.outcome in (Outcome.FAILED.value, Outcome.CANCELLED.value) and row.end_reason != EndReason.REWARD.value:
+        return f"It ended as {row.outcome} without a reward; a reward posted now still makes it trainable."
+    return "No turn of it can be trained."
+
+
+def _turn(row: AnyRow) -> TurnSummary:
+    return TurnSummary(
+        id=row.id,
+        ordinal=row.ordinal,
+        parent_id=row.parent_id,
+        finish_reason=row.finish_reason,
+        continuation=row.continuation,
+        state=row.state,
+        prompt_tokens=row.prompt_token_count,
+        output_tokens=row.output_bytes // _ID_BYTES,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+    )
