@@ -1,0 +1,1 @@
+"""Rewards in: the append-only ledger, late and revised entries included."""

@@ -1,0 +1,115 @@
+"""Rewards over HTTP."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
+from pydantic_core import PydanticCustomError
+
+from proxy.contract.reward import DEFAULT_NAME, DEFAULT_SOURCE
+from proxy.credentials.http import principal
+from proxy.errors import InvalidRequest
+from proxy.feedback.service import Effect, FeedbackItem, FeedbackService
+from proxy.http.body import json_body, validated
+
+router = APIRouter(tags=["feedback"])
+
+LARGEST_REWARD = 1e12
+"""Bound of a reward's magnitude: sums of many stay finite, in float32 too."""
+
+_MOST_ITEMS = 1024
+_MOST_COMPONENTS = 64
+
+
+def reward_value(value: Any) -> float:
+    """A JSON number or boolean as a reward: true is 1, false is 0. Raises PydanticCustomError (a ValueError)."""
+    if not isinstance(value, bool | int | float):
+        raise PydanticCustomError("reward", "a reward is a number or a boolean")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("reward", "a reward is a finite number")
+    if abs(value) > LARGEST_REWARD:
+        raise PydanticCustomError("reward", "a reward's magnitude is at most 1e12")
+    return float(value)
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("printable characters only")
+    return value
+
+
+RewardValue = Annotated[float, BeforeValidator(reward_value)]
+Label = Annotated[StrictStr, Field(min_length=1, max_length=128), AfterValidator(_printable)]
+Key = Annotated[StrictStr, Field(min_length=1, max_length=200), AfterValidator(_printable)]
+Name = Annotated[StrictStr, Field(min_length=1, max_length=200)]
+
+
+class FeedbackBody(BaseModel):
+    """`components` become entries of their own names beside `reward`; the run's `reward_weights` say how all names
+    add up (weight 1 where it says nothing, so give a component that only explains the weight 0)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reward: RewardValue | None = None
+    session_id: Name | None = None
+    turn_id: Name | None = None
+    completion_id: Name | None = None
+    name: Label = DEFAULT_NAME
+    components: Annotated[dict[Label, RewardValue], Field(max_length=_MOST_COMPONENTS)] | None = None
+    comment: Annotated[StrictStr, Field(max_length=16384)] | None = None
+    source: Label = DEFAULT_SOURCE
+    final: StrictBool | None = None
+    idempotency_key: Key | None = None
+
+
+def feedback_of(request: Request) -> FeedbackService:
+    service: FeedbackService = request.app.state.feedback
+    return service
+
+
+@router.post("/v1/feedback", status_code=201)
+async def post_feedback(request: Request) -> JSONResponse:
+    """One statement or a list of them, recorded together.
+
+    201, or 202 where at least one came when a trainer had its session already (`recorded_after_training`).
+    """
+    who = await principal(request)
+    body = await json_body(request)
+    if not isinstance(body, list):
+        items = [_item(validated(FeedbackBody, body), "")]
+    elif 0 < len(body) <= _MOST_ITEMS:
+        items = [
+            _item(validated(FeedbackBody, value, within=f"[{index}]"), f"[{index}].")
+            for index, value in enumerate(body)
+        ]
+    else:
+        raise InvalidRequest(f"a list holds 1 to {_MOST_ITEMS} statements")
+    receipts = await feedback_of(request).record(who, items)
+    late = any(receipt.effect is Effect.RECORDED_AFTER_TRAINING for receipt in receipts)
+    answers = [msgspec.to_builtins(receipt) for receipt in receipts]
+    return JSONResponse({"results": answers} if isinstance(body, list) else answers[0], 202 if late else 201)
+
+
+def _item(body: FeedbackBody, within: str) -> FeedbackItem:
+    entries = [] if body.reward is None else [(body.name, body.reward)]
+    entries += (body.components or {}).items()
+    if not entries:
+        raise InvalidRequest("give a reward, or components", param=f"{within}reward")
+    if len({name for name, _ in entries}) != len(entries):
+        raise InvalidRequest(f"{body.name!r} is both the reward and a component", param=f"{within}components")
+    if None not in (body.turn_id, body.completion_id) and body.turn_id != body.completion_id:
+        raise InvalidRequest("turn_id and completion_id name different turns", param=f"{within}completion_id")
+    return FeedbackItem(
+        entries=tuple(entries),
+        session_id=body.session_id,
+        turn_id=body.turn_id if body.turn_id is not None else body.completion_id,
+        source=body.source,
+        comment=body.comment,
+        final=body.final,
+        idempotency_key=body.idempotency_key,
+    )

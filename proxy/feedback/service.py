@@ -1,0 +1,214 @@
+"""Takes rewards: writes the ledger, ends the session where the reward is final, and makes it trainable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.clock import Clock
+from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, new_reward_id
+from proxy.contract.reward import DEFAULT_SOURCE
+from proxy.credentials.http import require
+from proxy.credentials.service import Principal, PrincipalKind
+from proxy.database.lifecycle import EndReason, TrainingState, end_session, settle
+from proxy.database.signals import Signals
+from proxy.database.unit_of_work import Database
+from proxy.errors import BaseRlError, InvalidRequest, NotFound, PermissionDenied
+from proxy.feedback.repository import AnyRow, FeedbackRepository
+from proxy.runs.service import RunDirectory
+
+_KEY_END = "\x1f"
+"""Closes the client's part of a stored idempotency key, before the entry's name; clients' keys hold no controls."""
+
+_WITH_THE_TRAINER = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
+
+
+class Effect(StrEnum):
+    """`recorded_after_training`: a trainer had the session already; the entry is kept and shown. Should the trainer
+    give the session back untrained, the entry counts after all."""
+
+    RECORDED = "recorded"
+    RECORDED_AFTER_TRAINING = "recorded_after_training"
+
+
+class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement: entries by name, each name once, about a session or a turn; about the session key's own where
+    neither is named. `final` None: a session's rewards end it, a turn's do not."""
+
+    entries: tuple[tuple[str, float], ...]
+    session_id: str | None = None
+    turn_id: str | None = None
+    source: str = DEFAULT_SOURCE
+    comment: str | None = None
+    final: bool | None = None
+    idempotency_key: str | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of an item. The same for every repetition of an idempotency key."""
+
+    effect: Effect
+    session_id: SessionId
+    turn_id: TurnId | None
+    rewards: tuple[RewardId, ...]
+
+
+class FeedbackObserver(Protocol):
+    """Hears of entries after their commit: metrics. It must not raise and not wait."""
+
+    def rewards_recorded(self, entries: int, *, effect: str) -> None: ...
+
+
+class _Target(msgspec.Struct, frozen=True):
+    session_id: SessionId
+    run_id: RunId
+    training: str
+    turn_id: TurnId | None
+
+
+class FeedbackService:
+    def __init__(
+        self,
+        database: Database,
+        runs: RunDirectory,
+        signals: Signals,
+        clock: Clock,
+        observer: FeedbackObserver | None = None,
+    ) -> None:
+        self._database = database
+        self._runs = runs
+        self._signals = signals
+        self._clock = clock
+        self._observer = observer
+
+    async def record(self, principal: Principal, items: Sequence[FeedbackItem]) -> list[Receipt]:
+        """Records all items or, on any error, none; durable when it returns.
+
+        Raises NotFound for an unknown session or turn, PermissionDenied for another session than the key's,
+        InvalidRequest where nothing is named; of several items, `param` says which.
+        """
+        require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
+        weights = {run.id: run.settings.reward_weights for run in await self._runs.list_()}
+        now = self._clock()
+        receipts: list[Receipt] = []
+        touched: dict[RunId, dict[str, None]] = {}
+        new_entries: list[tuple[int, Effect]] = []
+        changed: list[str] = []
+        async with self._database.write() as connection:
+            for index, item in enumerate(items):
+                try:
+                    target = await self._target(connection, principal, item)
+                    receipt = await self._repeated(connection, target, item)
+                except BaseRlError as error:
+                    raise _placed(error, index if len(items) > 1 else None) from error
+                if receipt is None:
+                    receipt = await self._append(connection, target, item, now)
+                    touched.setdefault(target.run_id, {})[target.session_id] = None
+                    new_entries.append((len(item.entries), receipt.effect))
+                receipts.append(receipt)
+            for run_id, sessions in touched.items():
+                changed += await settle(connection, list(sessions), reward_weights=weights.get(run_id, {}), now=now)
+        if changed:
+            self._signals.trajectories.notify()
+        if self._observer is not None:
+            for count, effect in new_entries:
+                self._observer.rewards_recorded(count, effect=effect.value)
+        return receipts
+
+    async def _target(self, connection: AsyncConnection, principal: Principal, item: FeedbackItem) -> _Target:
+        repository = FeedbackRepository(connection)
+        named = item.session_id
+        if item.turn_id is not None:
+            of_turn = await repository.session_of_turn(item.turn_id, run_id=principal.run_id)
+            if of_turn is None:
+                raise NotFound(f"there is no turn {item.turn_id!r}", param="turn_id")
+            row = await _session(repository, of_turn if named is None else named, principal)
+            if row.id != of_turn:
+                raise InvalidRequest(f"the turn {item.turn_id} belongs to another session", param="turn_id")
+        elif named is not None:
+            row = await _session(repository, named, principal)
+        elif principal.session_id is not None:
+            row = await _session(repository, principal.session_id, principal)
+        else:
+            raise InvalidRequest(
+                "name a session_id, a turn_id or a completion_id; only a session's own key needs none",
+                param="session_id",
+            )
+        turn_id = TurnId(item.turn_id) if item.turn_id is not None else None
+        return _Target(SessionId(row.id), RunId(row.run_id), row.training, turn_id)
+
+    async def _repeated(self, connection: AsyncConnection, target: _Target, item: FeedbackItem) -> Receipt | None:
+        """The answer of the first time this idempotency key came."""
+        if item.idempotency_key is None:
+            return None
+        first = item.idempotency_key + _KEY_END
+        last = item.idempotency_key + chr(ord(_KEY_END) + 1)
+        rows = await FeedbackRepository(connection).under_key(run_id=target.run_id, first=first, last=last)
+        if not rows:
+            return None
+        if rows[0].session_id != target.session_id:
+            raise InvalidRequest(
+                "this idempotency_key was used for a reward of another session", param="idempotency_key"
+            )
+        return _receipt(
+            session_id=target.session_id,
+            turn_id=rows[0].turn_id,
+            rewards=[row.id for row in rows],
+            after_training=rows[0].after_training,
+        )
+
+    async def _append(self, connection: AsyncConnection, target: _Target, item: FeedbackItem, now: float) -> Receipt:
+        after_training = target.training in _WITH_THE_TRAINER
+        rows: list[dict[str, Any]] = [
+            {
+                "id": new_reward_id(),
+                "run_id": target.run_id,
+                "session_id": target.session_id,
+                "turn_id": target.turn_id,
+                "name": name,
+                "value": value,
+                "source": item.source,
+                "comment": item.comment,
+                "idempotency_key": item.idempotency_key + _KEY_END + name if item.idempotency_key else None,
+                "after_training": after_training,
+                "created_at": now,
+            }
+            for name, value in item.entries
+        ]
+        await FeedbackRepository(connection).insert(rows)
+        if item.final if item.final is not None else target.turn_id is None:
+            await end_session(connection, target.session_id, reason=EndReason.REWARD, outcome=None, now=now)
+        return _receipt(
+            session_id=target.session_id,
+            turn_id=target.turn_id,
+            rewards=[row["id"] for row in rows],
+            after_training=after_training,
+        )
+
+
+async def _session(repository: FeedbackRepository, name: str, principal: Principal) -> AnyRow:
+    row = await repository.session(name, run_id=principal.run_id)
+    if principal.session_id is not None and (row is None or row.id != principal.session_id):
+        raise PermissionDenied(f"this key belongs to the session {principal.session_id} alone", param="session_id")
+    if row is None:
+        raise NotFound(f"there is no session {name!r}", param="session_id")
+    return row
+
+
+def _receipt(
+    *, session_id: SessionId, turn_id: TurnId | None, rewards: Sequence[RewardId], after_training: bool
+) -> Receipt:
+    effect = Effect.RECORDED_AFTER_TRAINING if after_training else Effect.RECORDED
+    return Receipt(effect=effect, session_id=session_id, turn_id=turn_id, rewards=tuple(rewards))
+
+
+def _placed(error: BaseRlError, index: int | None) -> BaseRlError:
+    """The error with the place of its item in a batch."""
+    if index is None:
+        return error
+    param = f"[{index}].{error.param}" if error.param else f"[{index}]"
+    return type(error)(f"{param}: {error.message}", param=param, retry_after=error.retry_after)
