@@ -1,0 +1,113 @@
+"""When two conversations are the same: canonical messages, and a hash chain over them.
+
+Clients echo answers with small changes: content as parts, null for empty, tool arguments written anew, ids replaced.
+Two messages are equal here when role, text and tool calls (name, and arguments as JSON values) are. The order of
+keys in arguments does not matter; 1, 1.0 and true are different.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+HASH_BYTES = 16
+EMPTY = bytes(HASH_BYTES)
+"""The hash of a conversation without messages."""
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: a string, a list of parts, or nothing. Parts without text count nothing."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    return "".join(_part_text(part) for part in content)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    text = part.get("text", part.get("refusal"))
+    return text if isinstance(text, str) else ""
+
+
+def normalise(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A wire message as chat templates read it: text content, no nulls, `developer` as `system`."""
+    role = message["role"]
+    plain: dict[str, Any] = {
+        "role": "system" if role == "developer" else role,
+        "content": text_of(message.get("content")),
+    }
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if message.get(key) is not None:
+            plain[key] = message[key]
+    if message.get("tool_calls"):
+        plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
+    return plain
+
+
+def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    plain: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": function["name"], "arguments": function.get("arguments") or "{}"},
+    }
+    if call.get("id") is not None:
+        plain["id"] = call["id"]
+    return plain
+
+
+def canonical_arguments(arguments: Any) -> str:
+    """Equal for equal JSON values. Text that is not JSON equals only itself."""
+    if not isinstance(arguments, str):
+        return "json:" + json.dumps(arguments, sort_keys=True, separators=(",", ":"))
+    try:
+        value = json.loads(arguments, parse_constant=_refuse)
+        return "json:" + json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError):
+        return "text:" + arguments
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def canonical_message(message: Mapping[str, Any]) -> str:
+    """Equal for equal messages, different for different ones."""
+    role = message["role"]
+    calls = [
+        [call["function"]["name"], canonical_arguments(call["function"].get("arguments") or "{}")]
+        for call in message.get("tool_calls") or ()
+    ]
+    return json.dumps(["system" if role == "developer" else role, text_of(message.get("content")), calls])
+
+
+def extend_hash(previous: bytes, message: Mapping[str, Any]) -> bytes:
+    """The hash of a conversation that goes on with `message`."""
+    return blake2b(previous + canonical_message(message).encode(), digest_size=HASH_BYTES).digest()
+
+
+def conversation_hashes(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """One hash per message: of the conversation up to and including it."""
+    hashes, current = [], EMPTY
+    for message in messages:
+        current = extend_hash(current, message)
+        hashes.append(current)
+    return hashes
+
+
+def answered_hashes(messages: Sequence[Mapping[str, Any]], hashes: Sequence[bytes]) -> tuple[bytes, ...]:
+    """The hashes behind an assistant's message, longest conversation first: where a recorded turn may have ended."""
+    return tuple(
+        digest
+        for message, digest in zip(reversed(messages), reversed(hashes), strict=True)
+        if message["role"] == "assistant"
+    )
+
+
+def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
+    """Of what else the template renders. Key order counts here: templates write tools in the order they came."""
+    text = json.dumps(list(tools or ()), separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=HASH_BYTES).digest()

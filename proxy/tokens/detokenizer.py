@@ -1,0 +1,128 @@
+"""Ids to text while they come: no broken characters between pieces, and cost per new token only.
+
+Byte-level vocabularies (GPT-2 and after: Qwen, Llama 3, …) are decoded byte by byte. For others, which look at
+neighbours (SentencePiece, WordPiece), a short window is decoded again and the difference is what is new.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
+
+_REPLACEMENT = "\ufffd"
+_LONGEST_CHARACTER = 4
+"""Bytes in a UTF-8 character: a token window that ends in a broken one waits for no more tokens than that."""
+
+
+class Detokenizer(Protocol):
+    """One answer's decoder. The pieces joined, with `finish`, are the decoded whole."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that became certain with these ids; may be empty."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back: an unfinished character, as U+FFFD."""
+        ...
+
+
+class TokenDecoder:
+    """Makes detokenisers for one tokenizer. `hidden` ids (special tokens) give no text."""
+
+    def __init__(self, tokenizer: Tokenizer, *, hidden: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = frozenset(hidden)
+        self._bytes = _vocabulary_bytes(tokenizer) if isinstance(tokenizer.decoder, ByteLevel) else None
+
+    def start(self) -> Detokenizer:
+        if self._bytes is not None:
+            return _ByteLevelDetokenizer(self._bytes, self._hidden)
+        return _WindowDetokenizer(self._tokenizer, self._hidden)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """A whole answer's text."""
+        detokenizer = self.start()
+        return detokenizer.feed(ids) + detokenizer.finish()
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for on its own; special tokens too."""
+        if self._bytes is not None:
+            return self._bytes.get(token, b"")
+        return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
+
+    def is_hidden(self, token: int) -> bool:
+        return token in self._hidden
+
+
+class _ByteLevelDetokenizer:
+    def __init__(self, vocabulary: dict[int, bytes], hidden: frozenset[int]) -> None:
+        self._vocabulary = vocabulary
+        self._hidden = hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, ids: Sequence[int]) -> str:
+        known = self._vocabulary
+        return self._decoder.decode(b"".join(known.get(token, b"") for token in ids if token not in self._hidden))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _WindowDetokenizer:
+    """Decodes `ids[context:]`, where the tokens before `read` were emitted already and give the new ones context."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._window: list[int] = []
+        self._read = 0
+        self._shown = ""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        return "".join(self._step(token) for token in ids if token not in self._hidden)
+
+    def _step(self, token: int) -> str:
+        self._window.append(token)
+        text = self._decode(self._window)
+        waiting = len(self._window) - self._read
+        if text.endswith(_REPLACEMENT) and waiting < _LONGEST_CHARACTER:
+            return ""
+        new = text[len(self._shown) :]
+        self._window = self._window[self._read :]
+        self._read = len(self._window)
+        self._shown = self._decode(self._window)
+        return new
+
+    def finish(self) -> str:
+        new = self._decode(self._window)[len(self._shown) :]
+        self._shown += new
+        return new
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _vocabulary_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """Per id, the bytes it stands for. A token with a character outside the byte alphabet is an added one, written
+    as plain text."""
+    alphabet = byte_alphabet()
+    vocabulary = {}
+    for text, token in tokenizer.get_vocab(with_added_tokens=True).items():
+        try:
+            vocabulary[token] = bytes(alphabet[character] for character in text)
+        except KeyError:
+            vocabulary[token] = text.encode()
+    return vocabulary
+
+
+@lru_cache(maxsize=1)
+def byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable character for each byte: itself where printable, else the next one from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(rest)}

@@ -1,0 +1,157 @@
+"""Prompt ids that go on from a recorded turn: its ids as they are, and only the new messages tokenised.
+
+What a turn generated is never tokenised again: its text may have other ids (another split of the same characters),
+and the trainer would then see tokens that the policy never sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.contract.identifiers import TurnId
+from proxy.contract.turn import Continuation
+from proxy.tokens.template import ChatTemplate, Message
+
+
+class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded turn to go on from. `path_ids` are its full prompt and its output."""
+
+    id: TurnId
+    path_ids: tuple[int, ...]
+    tools_hash: bytes
+
+
+class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """`input_ids` is the whole prompt: the first `prefix_tokens` ids of the parent's path, and what is new."""
+
+    input_ids: tuple[int, ...]
+    parent_id: TurnId | None
+    prefix_tokens: int
+    continuation: Continuation
+
+    @property
+    def new_ids(self) -> tuple[int, ...]:
+        return self.input_ids[self.prefix_tokens :]
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked: normalised messages (`canonical.normalise`) and the tools that the template writes."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None
+    tools_hash: bytes
+
+
+def plan_continuation(
+    template: ChatTemplate, conversation: Conversation, parent: KnownTurn, covered: int
+) -> PromptPlan:
+    """The prompt of a request whose first `covered` messages are `parent`'s messages and its answer.
+
+    `exact` where the template only adds to what `parent` recorded; `retemplated` where it writes the past
+    differently now (reasoning stripped, say); `edited` where other tools change the past.
+    """
+    full = template.render(conversation.messages, conversation.tools, generation_prompt=True)
+    same_tools = conversation.tools_hash == parent.tools_hash
+    if same_tools:
+        suffix = _suffix(template, conversation, parent, covered, full)
+        if suffix is not None:
+            return PromptPlan(
+                input_ids=parent.path_ids + suffix,
+                parent_id=parent.id,
+                prefix_tokens=len(parent.path_ids),
+                continuation=Continuation.EXACT,
+            )
+    changed = Continuation.RETEMPLATED if same_tools else Continuation.EDITED
+    return _branch(template.encode(full), [parent], changed)
+
+
+def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
+    """The prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
+    latest first) with which it shares most tokens; `new` where it shares none."""
+    full = template.render(conversation.messages, conversation.tools, generation_prompt=True)
+    return _branch(template.encode(full), recent, Continuation.EDITED)
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    bound = min(len(left), len(right))
+    if left[:bound] == right[:bound]:
+        return bound
+    low, high = 0, bound
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _branch(full_ids: tuple[int, ...], turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
+    best: KnownTurn | None = None
+    shared = 0
+    for turn in turns:
+        common = common_prefix(full_ids, turn.path_ids)
+        if common > shared:
+            best, shared = turn, common
+    if best is None:
+        return PromptPlan(input_ids=full_ids, parent_id=None, prefix_tokens=0, continuation=Continuation.NEW)
+    whole = shared == len(best.path_ids)
+    return PromptPlan(
+        input_ids=full_ids,
+        parent_id=best.id,
+        prefix_tokens=shared,
+        continuation=Continuation.EXACT if whole else changed,
+    )
+
+
+def _suffix(
+    template: ChatTemplate, conversation: Conversation, parent: KnownTurn, covered: int, full: str
+) -> tuple[int, ...] | None:
+    """Ids that follow the parent's path; None when the template does not simply add to its text.
+
+    The template closes an answer with some text (`<|im_end|>` and a line break). As much of it as the model wrote
+    itself, up to its stop token, is in the path already; the rest is prompt.
+    """
+    rest = _behind_history(template, conversation, covered, full)
+    if rest is None:
+        rest = _behind_answer(template, conversation, covered, full)
+    if rest is None:
+        return None
+    last = parent.path_ids[-1] if parent.path_ids else None
+    if last not in template.stop_ids:
+        return template.encode(rest)
+    stop_text = template.token_text(last)
+    written = rest.find(stop_text, 0, len(template.closing) + len(stop_text))
+    if written >= 0 and not rest[:written].strip():
+        rest = rest[written + len(stop_text) :]
+    return template.encode_after(last, rest)
+
+
+def _behind_history(template: ChatTemplate, conversation: Conversation, covered: int, full: str) -> str | None:
+    """What follows the answer's text when the conversation up to it is written the same with and without the rest."""
+    history = template.render(conversation.messages[:covered], conversation.tools, generation_prompt=False)
+    if not full.startswith(history) or not history.endswith(template.closing):
+        return None
+    return template.closing + full[len(history) :]
+
+
+def _behind_answer(template: ChatTemplate, conversation: Conversation, covered: int, full: str) -> str | None:
+    """The same for templates that write an answer differently when it is the last message: looks for the parent's
+    prompt, and behind it for the answer's text and closing."""
+    closing = template.closing
+    answer = conversation.messages[covered - 1]
+    spoken = str(answer["content"]).strip()
+    calls = str(answer.get("tool_calls", ""))
+    if not closing.strip() or closing.strip() in spoken or closing.strip() in calls:
+        return None
+    prompt = template.render(conversation.messages[: covered - 1], conversation.tools, generation_prompt=True)
+    if not full.startswith(prompt):
+        return None
+    end = full.find(closing, len(prompt))
+    if end < 0 or spoken not in full[len(prompt) : end]:
+        return None
+    return full[end:]

@@ -1,0 +1,189 @@
+"""The model's chat template and tokenizer: messages to text to ids, exactly as transformers renders them.
+
+Uses `tokenizers` and Jinja directly: importing transformers' tokenizers would load torch into the proxy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from proxy.errors import InvalidRequest
+from proxy.settings import ConfigurationError
+from proxy.tokens.model_files import ModelFiles, locate, read_model_files
+
+Message = Mapping[str, Any]
+"""`role`, `content` (text), `tool_calls`, … in the OpenAI shape, without nulls (`canonical.normalise`)."""
+
+_PROBE = "\u2402probe\u2403"
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what the model wrote, for training masks. It changes no text."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """Renders, encodes and decodes for one model. Immutable; safe to share between tasks."""
+
+    def __init__(self, tokenizer: Tokenizer, files: ModelFiles) -> None:
+        self._tokenizer = tokenizer
+        self._special_tokens = files.special_tokens
+        environment = _environment()
+        self._templates = {name: environment.from_string(text) for name, text in files.templates.items()}
+        self.context_length = files.context_length
+        self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        self._added = {entry.content: token for token, entry in added.items()}
+        self.closing = self._find_closing()
+        self.stop_ids = self._find_stop_ids(files)
+        if not self.stop_ids:
+            raise ConfigurationError(f"{files.directory} names no end-of-sequence token (eos_token_id)")
+
+    @classmethod
+    def load(cls, model: str, *, cache_dir: Path | None = None) -> ChatTemplate:
+        """From a model's directory or Hugging Face id. Raises ConfigurationError saying what is missing."""
+        files = read_model_files(locate(model, cache_dir))
+        try:
+            tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
+        except Exception as error:  # the binding raises bare Exception
+            raise ConfigurationError(f"cannot read {files.tokenizer_json}: {error}") from error
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        try:
+            return cls(tokenizer, files)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigurationError(f"the chat template of {files.directory} does not parse: {error}") from error
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generation_prompt: bool
+    ) -> str:
+        """The conversation as the model reads it. Raises InvalidRequest when the template refuses it."""
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        try:
+            return self._templates[name].render(
+                **self._special_tokens,
+                messages=_with_mapped_arguments(messages),
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidRequest(
+                f"the model's chat template cannot render these messages: {error}", param="messages"
+            ) from error
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of rendered text; nothing is added at either end."""
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_after(self, last_id: int | None, text: str) -> tuple[int, ...]:
+        """Ids of `text` standing behind the special token `last_id`, so that tokenizers that treat the beginning of
+        a text differently do not take `text` for one."""
+        if last_id is None or not text:
+            return self.encode(text)
+        anchored = self.encode(self.token_text(last_id) + text)
+        return anchored[1:] if anchored[:1] == (last_id,) else self.encode(text)
+
+    def token_text(self, token: int) -> str:
+        """A token as the vocabulary writes it; empty for an id outside of it."""
+        return self._tokenizer.id_to_token(token) or ""
+
+    def added_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of those `texts` that are added tokens of this tokenizer."""
+        return frozenset(self._added[text] for text in texts if text in self._added)
+
+    def _find_closing(self) -> str:
+        """What the template writes behind an assistant's text, such as `<|im_end|>` and a line break."""
+        probe = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}]
+        try:
+            rendered = self.render(probe, None, generation_prompt=False)
+        except InvalidRequest as error:
+            raise ConfigurationError(f"the chat template cannot render a question and an answer: {error}") from error
+        _, found, closing = rendered.rpartition(_PROBE)
+        if not found:
+            raise ConfigurationError("the chat template leaves out the assistant's text")
+        return closing
+
+    def _find_stop_ids(self, files: ModelFiles) -> tuple[int, ...]:
+        """The configured end tokens, and the special token by which the template closes an answer: base models
+        often name only the end of text."""
+        stops = list(files.stop_ids)
+        stops += [self._added[text] for text in files.stop_texts if text in self._added]
+        first = self.encode(self.closing.lstrip())[:1]
+        stops += [token for token in first if token in self.special_ids]
+        return tuple(dict.fromkeys(stops))
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja as transformers sets it up for chat templates, which are untrusted code."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without the HTML escapes of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)  # noqa: DTZ005  (templates mean the local date)
+
+
+def _with_mapped_arguments(messages: Sequence[Message]) -> list[Message]:
+    """Clients send tool arguments as JSON text; templates expect the object. Other text stays as it is."""
+    return [_map_arguments(message) if message.get("tool_calls") else message for message in messages]
+
+
+def _map_arguments(message: Message) -> Message:
+    calls = []
+    for call in cast("Sequence[Mapping[str, Any]]", message["tool_calls"]):
+        function = dict(call["function"])
+        function["arguments"] = _object_or_text(function.get("arguments"))
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def _object_or_text(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments

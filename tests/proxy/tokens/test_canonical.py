@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.tokens.canonical import (
+    answered_hashes,
+    canonical_arguments,
+    canonical_message,
+    conversation_hashes,
+    extend_hash,
+    normalise,
+    text_of,
+    tools_hash,
+)
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text(max_size=5), JSON, max_size=4)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+
+
+def calling(arguments: str, **more: Any) -> dict[str, Any]:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call], **more}
+
+
+def typed(value: Any) -> Any:
+    """JSON equality with types: in Python 1 == 1.0 == True."""
+    if isinstance(value, dict):
+        return {key: typed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [typed(item) for item in value]
+    return type(value).__name__, repr(value)
+
+
+@given(OBJECTS, st.randoms())
+def test_arguments_written_anew_are_equal(value: dict[str, Any], random: Any) -> None:
+    keys = list(value)
+    random.shuffle(keys)
+    shuffled = {key: value[key] for key in keys}
+    rewritten = json.dumps(shuffled, indent=2, ensure_ascii=False)
+    assert canonical_message(calling(json.dumps(value))) == canonical_message(calling(rewritten))
+
+
+@given(JSON, JSON)
+def test_arguments_are_equal_exactly_when_the_json_is(left: Any, right: Any) -> None:
+    same = canonical_arguments(json.dumps(left)) == canonical_arguments(json.dumps(right))
+    assert same == (typed(left) == typed(right))
+
+
+def test_numbers_and_booleans_are_told_apart() -> None:
+    texts = ['{"a": 1}', '{"a": 1.0}', '{"a": true}', '{"a": "1"}', '{"a": null}', "{}"]
+    assert len({canonical_arguments(text) for text in texts}) == len(texts)
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', "{", "", "nul", "[" * 100_000, "9" * 5000])
+def test_text_that_is_no_json_equals_only_itself(text: str) -> None:
+    assert canonical_arguments(text) == canonical_arguments(text)
+    assert canonical_arguments(text) != canonical_arguments(text + "x")
+
+
+@given(ROLES, st.text(), st.lists(st.integers(0, 20), max_size=3))
+def test_content_as_parts_equals_content_as_text(role: str, text: str, cuts: list[int]) -> None:
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    parts = [{"type": "text", "text": text[a:b]} for a, b in itertools.pairwise(edges)]
+    assert canonical_message({"role": role, "content": parts}) == canonical_message({"role": role, "content": text})
+
+
+@pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}, {"content": []}])
+def test_null_empty_and_missing_content_are_alike(message: dict[str, Any]) -> None:
+    assert canonical_message({"role": "assistant", **message}) == canonical_message({"role": "assistant"})
+
+
+def test_ids_names_refusals_reasoning_and_provider_fields_do_not_count() -> None:
+    plain = calling('{"a": 1}')
+    noisy = calling('{"a":1}', name="bob", refusal=None, reasoning_content="hm", annotations=[], x_vendor=1)
+    noisy["tool_calls"][0]["id"] = "other"
+    noisy["tool_calls"][0]["index"] = 0
+    assert canonical_message(plain) == canonical_message(noisy)
+
+
+def test_role_text_and_calls_count() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "b"},
+        calling("{}"),
+        calling("{}", content="a"),
+        calling('{"a": 2}'),
+    ]
+    assert len({canonical_message(message) for message in messages}) == len(messages)
+
+
+def test_developer_is_system() -> None:
+    developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
+    assert canonical_message(developer) == canonical_message(system)
+
+
+@given(st.lists(st.tuples(ROLES, st.text(max_size=5)), max_size=6), st.integers(0, 6))
+def test_the_chain_of_a_beginning_is_the_beginning_of_the_chain(pairs: list[tuple[str, str]], cut: int) -> None:
+    messages = [{"role": role, "content": text} for role, text in pairs]
+    hashes = conversation_hashes(messages)
+    assert conversation_hashes(messages[:cut]) == hashes[:cut]
+    if messages:
+        before = hashes[-2] if len(hashes) > 1 else bytes(16)
+        assert extend_hash(before, messages[-1]) == hashes[-1]
+    answered = answered_hashes(messages, hashes)
+    expected = [digest for message, digest in zip(messages, hashes, strict=True) if message["role"] == "assistant"]
+    assert list(answered) == expected[::-1]
+
+
+@given(
+    st.lists(st.tuples(ROLES, st.text(max_size=3)), max_size=4),
+    st.lists(st.tuples(ROLES, st.text(max_size=3)), max_size=4),
+)
+def test_different_conversations_have_different_hashes(
+    left: list[tuple[str, str]], right: list[tuple[str, str]]
+) -> None:
+    hashes = [conversation_hashes([{"role": r, "content": t} for r, t in pairs])[-1:] for pairs in (left, right)]
+    assert (hashes[0] == hashes[1]) == (left == right)
+
+
+def test_normalised_messages_have_text_and_no_nulls() -> None:
+    message = calling(
+        "", refusal=None, name=None, content=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    )
+    assert normalise(message) == {
+        "role": "assistant",
+        "content": "ab",
+        "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    assert normalise({"role": "developer", "content": None}) == {"role": "system", "content": ""}
+
+
+def test_refusal_parts_are_text() -> None:
+    assert text_of([{"type": "refusal", "refusal": "no"}, {"type": "text", "text": "."}]) == "no."
+
+
+@given(st.lists(OBJECTS, max_size=2))
+def test_no_tools_and_an_empty_list_are_alike(tools: list[dict[str, Any]]) -> None:
+    assert tools_hash(None) == tools_hash([])
+    assert (tools_hash(tools) == tools_hash(None)) == (not tools)
