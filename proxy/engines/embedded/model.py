@@ -1,0 +1,122 @@
+"""A Hugging Face causal language model with a slot cache: one prefill and one decode step."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from proxy.engines.embedded.cache import SlotCache
+from proxy.engines.embedded.stopping import Decode
+from proxy.engines.embedded.weights import check, put
+
+FULL_ATTENTION = {"full_attention", "sliding_attention"}
+
+
+class ModelUnsupported(Exception):
+    """This engine cannot serve the model, and why."""
+
+
+class ServedModel:
+    """Loaded weights, the cache of what runs, and what requests are checked against.
+
+    `context` is in tokens, prompt and output together. `eos_ids` end a request unless it asks otherwise. `decode` is
+    None where the model directory has no tokenizer: stop strings are then refused.
+    """
+
+    def __init__(self, path: str, *, device: str, dtype: str, seed: int, max_total_tokens: int) -> None:
+        self.path = path
+        self.device = torch.device(device)
+        self.network: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+        self.network.to(device=self.device).eval().requires_grad_(requires_grad=False)
+        config = self.network.config.get_text_config()
+        self.vocabulary: int = config.vocab_size
+        self.context = min(_context_of(config), max_total_tokens)
+        self.cache = SlotCache(config.num_hidden_layers)
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+        self.decode, tokenizer_eos = _tokenizer_of(path)
+        self.eos_ids = _ids(config.eos_token_id) | _ids(self.network.generation_config.eos_token_id) | tokenizer_eos
+        self._keeps_logits = "logits_to_keep" in inspect.signature(self.network.forward).parameters
+
+    def prefill(self, contexts: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
+        """Runs new requests into the slots from `first_row`; the logits `[N, V]` after each one's last token."""
+        lengths = [len(ids) for ids in contexts]
+        longest = max(lengths)
+        # Padding stands on the right: causal attention keeps it away from every real position, and its cache entries
+        # are beyond the slot's length, where decode steps do not look.
+        ids_nt = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in contexts], device=self.device)
+        steps_t = torch.arange(longest, device=self.device)
+        self.cache.plan_prefill(first_row, longest)
+        ends, column = torch.unique(torch.tensor(lengths, device=self.device) - 1, return_inverse=True)
+        logits = self._forward(
+            ids_nt,
+            mask=(steps_t[None, :] <= steps_t[:, None])[None, None],
+            positions=steps_t.expand(len(contexts), longest),
+            keep=ends,
+        )
+        return logits[torch.arange(len(contexts), device=self.device), column]
+
+    def step(self, last_tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        """Feeds one token a slot at the given positions; the next tokens' logits `[B, V]`."""
+        positions_b = torch.tensor(positions, device=self.device)
+        length = max(positions) + 1
+        self.cache.plan_decode(positions_b, length)
+        mask_bl = torch.arange(length, device=self.device) <= positions_b[:, None]
+        tokens_b1 = torch.tensor(last_tokens, device=self.device)[:, None]
+        return self._forward(tokens_b1, mask=mask_bl[:, None, None], positions=positions_b[:, None], keep=None)[:, -1]
+
+    def load(self, tensors: Mapping[str, torch.Tensor], *, complete: bool) -> None:
+        """Replaces weights in place. Raises WeightsRefused, with nothing changed, where they do not fit."""
+        check(self.network, tensors, complete=complete)
+        put(self.network, tensors)
+
+    def _forward(
+        self, ids: torch.Tensor, *, mask: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor | None
+    ) -> torch.Tensor:
+        options: dict[str, Any] = {"logits_to_keep": keep} if keep is not None and self._keeps_logits else {}
+        logits: torch.Tensor = self.network(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            **options,
+        ).logits
+        return logits if keep is None or self._keeps_logits else logits[:, keep]
+
+
+def _context_of(config: Any) -> int:
+    """The model's context in tokens; a sliding window bounds it, since within the window it is full attention."""
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if not kinds <= FULL_ATTENTION:
+        raise ModelUnsupported(
+            f"the embedded engine serves attention layers only, and this model has {', '.join(sorted(kinds))}: "
+            "use SGLang for it"
+        )
+    context: int = config.max_position_embeddings
+    window = getattr(config, "sliding_window", None)
+    return min(context, window) if window and getattr(config, "use_sliding_window", True) else context
+
+
+def _tokenizer_of(path: str) -> tuple[Decode | None, frozenset[int]]:
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError):
+        return None, frozenset()
+
+    def decode(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    return decode, _ids(tokenizer.eos_token_id)
+
+
+def _ids(value: int | list[int] | None) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    return frozenset([value] if isinstance(value, int) else value)

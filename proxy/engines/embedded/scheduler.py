@@ -1,0 +1,275 @@
+"""The model thread: one running batch that requests join and leave between decode steps.
+
+Everything here but `submit`, `add` and `close` runs in that thread, so a weight update or a pause, which are given as
+functions to `submit`, happens between two steps and never inside one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from proxy.engines.embedded.generation import Generation
+from proxy.engines.embedded.model import ServedModel
+from proxy.engines.embedded.sampling import BatchRules, sample
+
+log = logging.getLogger("base_rl.embedded")
+
+PREFILL_TOKENS = 8192
+"""Most prompt tokens, padding included, in one prefill: bounds its memory and how long running requests wait."""
+PREFILL_LOGITS = 1 << 26
+"""Most logits computed in one prefill, which takes one column for each distinct prompt length."""
+
+Result = TypeVar("Result")
+
+
+class Scheduler:
+    """Owns the model. `max_running` bounds the batch, `max_total_tokens` the slots × positions of the cache."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        *,
+        weight_label: str,
+        max_running: int,
+        max_total_tokens: int,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.model = model
+        self.weight_label = weight_label
+        self.updating = False
+        self._max_running = max_running
+        self._max_total_tokens = max_total_tokens
+        self._loop = loop
+        self._paused = False
+        self._closing = False
+        self._arrivals = 0
+        self._waiting: deque[Generation] = deque()
+        self._running: list[Generation] = []
+        self._rules: BatchRules | None = None
+        self._woken: list[Generation] = []
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="model", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread after its current step; requests that run are aborted."""
+        self.submit(self._shut)
+        self._thread.join()
+
+    def submit(self, command: Callable[[], Result]) -> concurrent.futures.Future[Result]:
+        """Runs a function between two steps."""
+        future: concurrent.futures.Future[Result] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                future.set_result(command())
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                future.set_exception(error)
+
+        self._tell(run)
+        return future
+
+    def add(self, generation: Generation) -> None:
+        self._tell(lambda: self._enter(generation))
+
+    def abort(self, rid: str | None) -> int:
+        """Ends the requests of this id, or all of them for None. How many there were."""
+        found = [each for each in (*self._running, *self._waiting) if rid is None or each.rid == rid]
+        for generation in found:
+            generation.abort("Aborted")
+        self._sweep()
+        return len(found)
+
+    def drop(self, generation: Generation) -> None:
+        """Ends one request whose client has gone."""
+        if generation.finish is None:
+            generation.abort("The client has gone")
+            self._sweep()
+
+    def pause(self, mode: str) -> None:
+        self._paused = True
+        if mode == "abort":
+            self.abort(None)
+        elif mode == "retract":
+            for generation in sorted(self._running, key=lambda each: each.arrival, reverse=True):
+                self._retract(generation)
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def load(self, tensors: Mapping[str, torch.Tensor], *, label: str | None, complete: bool) -> None:
+        """Swaps weights; tokens from here on carry `label`. Requests that run keep their cache and go on."""
+        self.model.load(tensors, complete=complete)
+        if label is not None:
+            self.weight_label = label
+
+    def load_counts(self) -> dict[str, int]:
+        return {"running": len(self._running), "waiting": len(self._waiting)}
+
+    def _tell(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _shut(self) -> None:
+        self.abort(None)
+        self._closing = True
+
+    def _enter(self, generation: Generation) -> None:
+        if generation.finish is None:
+            self._arrivals += 1
+            generation.arrival = self._arrivals
+            self._waiting.append(generation)
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while not self._closing:
+                while self._commands:
+                    self._commands.popleft()()
+                self._deliver()
+                if self._paused or not (self._running or self._waiting):
+                    with self._wake:
+                        self._wake.wait_for(lambda: bool(self._commands) or self._closing)
+                    continue
+                try:
+                    self._admit()
+                    self._step()
+                except Exception as error:
+                    log.exception("a step failed; the requests in it are answered with an error")
+                    self._fail_running(error)
+                self._deliver()
+
+    def _admit(self) -> None:
+        """Takes waiting requests, oldest first, while slots and cache allow, and prefills them together."""
+        while self._waiting and len(self._running) < self._max_running:
+            group = self._next_group()
+            if not group:
+                return
+            rows = len(self._running)
+            contexts = [generation.prompt + generation.output for generation in group]
+            self._reserve(rows + len(group), max(len(ids) for ids in contexts) + 1)
+            # They count as running from here, so that a failing prefill fails them too.
+            self._running.extend(group)
+            self._rules = None
+            logits = self.model.prefill(contexts, rows)
+            self._accept(group, logits, BatchRules([each.rules for each in group], self.model.device))
+            self._sweep()
+
+    def _next_group(self) -> list[Generation]:
+        group: list[Generation] = []
+        lengths: set[int] = set()
+        longest_prompt = 0
+        longest = max((each.position for each in self._running), default=0) + 2
+        while self._waiting and len(self._running) + len(group) < self._max_running:
+            length = self._waiting[0].position + 1
+            longest_prompt = max(longest_prompt, length)
+            longest = max(longest, length + 1)
+            lengths.add(length)
+            count = len(group) + 1
+            fits = (len(self._running) + count) * longest <= self._max_total_tokens
+            small = (
+                count * longest_prompt <= PREFILL_TOKENS
+                and count * len(lengths) * self.model.vocabulary <= PREFILL_LOGITS
+            )
+            if (group or self._running) and not fits:
+                break
+            if group and not small:
+                break
+            group.append(self._waiting.popleft())
+        return group
+
+    def _step(self) -> None:
+        """One token for every running request."""
+        if not self._running:
+            return
+        length = max(each.position for each in self._running) + 1
+        while len(self._running) > 1 and len(self._running) * length > self._max_total_tokens:
+            self._retract(max(self._running, key=lambda each: each.arrival))
+            length = max(each.position for each in self._running) + 1
+        self._reserve(len(self._running), length)
+        if self._rules is None:
+            self._rules = BatchRules([each.rules for each in self._running], self.model.device)
+        logits = self.model.step(
+            [each.output[-1] for each in self._running], [each.position for each in self._running]
+        )
+        self._accept(self._running, logits, self._rules)
+        self._sweep()
+
+    def _accept(self, generations: Sequence[Generation], logits: torch.Tensor, rules: BatchRules) -> None:
+        tokens, logprobs = sample(logits, rules, [each.output for each in generations], self.model.generator)
+        label = self.weight_label
+        for generation, token, logprob in zip(generations, tokens.tolist(), logprobs.tolist(), strict=True):
+            generation.accept(token, logprob, label)
+            if generation.stream and generation.finish is None:
+                self._woken.append(generation)
+
+    def _reserve(self, rows: int, length: int) -> None:
+        used = max((each.position for each in self._running), default=0)
+        self.model.cache.reserve(rows, length, used_rows=len(self._running), used_length=used)
+
+    def _sweep(self) -> None:
+        """Takes finished requests out of the batch and the queue."""
+        for row in range(len(self._running) - 1, -1, -1):
+            if self._running[row].finish is not None:
+                self._finish(self._remove(row))
+        for generation in [each for each in self._waiting if each.finish is not None]:
+            self._waiting.remove(generation)
+            self._finish(generation)
+
+    def _remove(self, row: int) -> Generation:
+        """Takes a request out; the last one moves into its slot."""
+        generation = self._running[row]
+        last = self._running.pop()
+        if last is not generation:
+            self._running[row] = last
+            self.model.cache.move(len(self._running), row, last.position)
+        self._rules = None
+        return generation
+
+    def _retract(self, generation: Generation) -> None:
+        """Back to the head of the queue; its cache is rebuilt when it comes in again."""
+        self._remove(self._running.index(generation))
+        generation.retractions += 1
+        self._waiting.appendleft(generation)
+
+    def _finish(self, generation: Generation) -> None:
+        generation.final_label = self.weight_label
+        self._woken.append(generation)
+
+    def _fail_running(self, error: Exception) -> None:
+        for generation in self._running:
+            generation.fail(f"the engine failed: {type(error).__name__}: {error}")
+        self._sweep()
+        self.model.cache.clear()
+
+    def _deliver(self) -> None:
+        """Wakes the HTTP side once for all that a step brought."""
+        if self._woken:
+            woken, self._woken = self._woken, []
+            self._loop.call_soon_threadsafe(_notify, woken)
+
+
+def _notify(generations: Sequence[Generation]) -> None:
+    for generation in generations:
+        generation.notify()
+
+
+def figures(scheduler: Scheduler) -> dict[str, Any]:
+    """What `/get_server_info` says."""
+    return {
+        "model_path": scheduler.model.path,
+        "weight_version": scheduler.weight_label,
+        "context_length": scheduler.model.context,
+        **scheduler.load_counts(),
+    }

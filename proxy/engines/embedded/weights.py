@@ -1,0 +1,101 @@
+"""Reads weights and puts them into a served model: everything is checked before anything is changed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+
+
+class WeightsRefused(Exception):
+    """The new weights do not fit or cannot be read; the served ones were not touched."""
+
+
+def read_directory(path: str) -> dict[str, torch.Tensor]:
+    """All tensors of the `*.safetensors` files of a directory, or of a Hugging Face repository."""
+    directory = Path(path)
+    if not directory.is_dir():
+        directory = _download(path)
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise WeightsRefused(f"there are no *.safetensors files in {path}")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        try:
+            tensors.update(load_file(file))
+        except (OSError, SafetensorError) as error:
+            raise WeightsRefused(f"cannot read {file}: {error}") from error
+    return tensors
+
+
+def _download(name: str) -> Path:
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.safetensors"]))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        raise WeightsRefused(
+            f"{name} is neither a directory nor a repository that can be fetched: {error}"
+        ) from error
+
+
+def read_serialized(blobs: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Tensors out of base64 texts, each a whole safetensors file."""
+    tensors: dict[str, torch.Tensor] = {}
+    for blob in blobs:
+        try:
+            tensors.update(load(base64.b64decode(blob, validate=True)))
+        except (binascii.Error, ValueError, SafetensorError) as error:
+            raise WeightsRefused(
+                f"serialized_named_tensors must be base64 texts of safetensors files; this engine takes no pickles "
+                f"({error})"
+            ) from error
+    return tensors
+
+
+def check(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, complete: bool) -> None:
+    """Raises WeightsRefused unless names and shapes are the model's; `complete`: and nothing is missing.
+
+    Of tensors that the model ties together one is enough; more have to be equal.
+    """
+    own = model.state_dict()
+    unknown = sorted(set(tensors) - set(own))
+    if unknown:
+        raise WeightsRefused(f"the model has no tensors called {_some(unknown)}")
+    wrong = [
+        f"{name} ({list(tensor.shape)} instead of {list(own[name].shape)})"
+        for name, tensor in tensors.items()
+        if tensor.shape != own[name].shape
+    ]
+    if wrong:
+        raise WeightsRefused(f"tensors have other shapes: {_some(wrong)}")
+    for names in _tied(own):
+        given = [name for name in names if name in tensors]
+        if complete and not given:
+            raise WeightsRefused(f"the tensor {names[0]} is missing")
+        if any(not torch.equal(tensors[given[0]], tensors[name]) for name in given[1:]):
+            raise WeightsRefused(f"{', '.join(given)} are one tensor in this model and differ in the new weights")
+
+
+def put(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copies checked tensors into the model's own, converting to its dtype and device."""
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def _tied(own: Mapping[str, torch.Tensor]) -> list[list[str]]:
+    groups: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        groups.setdefault(tensor.data_ptr(), []).append(name)
+    return list(groups.values())
+
+
+def _some(names: list[str], shown: int = 4) -> str:
+    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

@@ -1,0 +1,128 @@
+"""How a local engine is started: command lines as values, and the wait until it answers. Nothing here starts one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from proxy.errors import EngineTimeout, EngineUnavailable
+from proxy.settings import ConfigurationError
+
+HOST = "127.0.0.1"
+SGLANG_READY_MARKER = ".sglang-cpu-ready"
+SGLANG_SHIM = Path(__file__).parents[2] / "scripts" / "sglang_cpu" / "shim"
+POLL_SECONDS = 0.1
+
+SGLANG_FLAGS = ("--incremental-streaming-output",)
+"""On every SGLang: chunks that hold only what is new."""
+
+SGLANG_CPU_FLAGS = (
+    "--device=cpu",
+    "--dtype=float32",
+    "--attention-backend=torch_native",
+    "--sampling-backend=pytorch",
+    "--disable-overlap-schedule",
+    "--grammar-backend=none",
+    "--cuda-graph-backend-decode=disabled",
+    "--cuda-graph-backend-prefill=disabled",
+    "--max-total-tokens=32768",
+    "--max-running-requests=32",
+)
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A process to start: `env` is laid over the starter's own environment. It will answer at `url`."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    url: str
+
+
+def embedded_plan(
+    *,
+    model: str,
+    port: int,
+    weight_label: str = "default",
+    device: str = "cpu",
+    threads: int = 1,
+    seed: int | None = None,
+    python: str = sys.executable,
+) -> LaunchPlan:
+    """The embedded engine, in the proxy's own environment."""
+    argv = [python, "-m", "proxy.engines.embedded", "--model", model, "--host", HOST, "--port", str(port)]
+    argv += ["--device", device, "--threads", str(threads), "--weight-version", weight_label]
+    if device == "cuda":
+        argv += ["--dtype", "bfloat16"]
+    if seed is not None:
+        argv += ["--seed", str(seed)]
+    return LaunchPlan(argv=tuple(argv), env={"OMP_NUM_THREADS": str(threads)}, url=_url(port))
+
+
+def sglang_cpu_plan(
+    *, model: str, port: int, venv: Path, weight_label: str = "default", threads: int = 1, flags: tuple[str, ...] = ()
+) -> LaunchPlan:
+    """The real SGLang on a CPU, from the environment that `make sglang-cpu` installs.
+
+    Raises ConfigurationError when it is not there.
+    """
+    if not (venv / SGLANG_READY_MARKER).is_file():
+        raise ConfigurationError(
+            f"there is no SGLang for CPU in {venv}: run `make sglang-cpu` (about 3.3 GB), "
+            "or set engine.sglang_venv to where it is"
+        )
+    argv = _sglang_argv(str(venv / "bin" / "python"), model, port, weight_label)
+    env = {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "PYTHONPATH": str(SGLANG_SHIM),
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": str(threads),
+    }
+    return LaunchPlan(argv=(*argv, *SGLANG_CPU_FLAGS, *flags), env=env, url=_url(port))
+
+
+def sglang_gpu_plan(
+    *, model: str, port: int, python: str, weight_label: str = "default", flags: tuple[str, ...] = ()
+) -> LaunchPlan:
+    """SGLang on a GPU; `python` is the interpreter of an environment that has it."""
+    argv = _sglang_argv(python, model, port, weight_label)
+    return LaunchPlan(argv=(*argv, *flags), env={}, url=_url(port))
+
+
+def _sglang_argv(python: str, model: str, port: int, weight_label: str) -> tuple[str, ...]:
+    return (
+        *(python, "-m", "sglang.launch_server", "--model-path", model, "--host", HOST, "--port", str(port)),
+        *("--weight-version", weight_label),
+        *SGLANG_FLAGS,
+    )
+
+
+def _url(port: int) -> str:
+    return f"http://{HOST}:{port}"
+
+
+async def wait_until_ready(url: str, *, timeout: float, process_alive: Callable[[], bool]) -> None:
+    """Returns once the engine would generate.
+
+    Nothing but health checks is sent before that: SGLang does not stand weight updates while it starts. Raises
+    EngineUnavailable when the process ends, EngineTimeout after `timeout` seconds.
+    """
+    try:
+        async with asyncio.timeout(timeout), httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
+            while not await _answers(client):
+                if not process_alive():
+                    raise EngineUnavailable("the engine's process ended while it was starting; its log says why")
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError as error:
+        raise EngineTimeout(f"the engine was not ready after {timeout:.0f} seconds") from error
+
+
+async def _answers(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health_generate")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,368 @@
+"""The adapter of every engine: SGLang's native HTTP API, which the embedded engine speaks too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+
+from proxy.contract.turn import SamplingParameters
+from proxy.engines.interface import (
+    EngineChunk,
+    EngineFinish,
+    EngineInfo,
+    GenerateRequest,
+    LabelSpan,
+    PauseMode,
+)
+from proxy.errors import (
+    BaseRlError,
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineTimeout,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from proxy.settings import EngineSettings
+
+ABORT_SECONDS = 5.0
+CONTROL_SECONDS = 120.0
+"""Longest wait for a weight update or a pause."""
+HEALTH_SECONDS = 25.0
+"""SGLang's own health check answers after one second at best and gives up after twenty."""
+JSON = {"content-type": "application/json"}
+DATA = "data: "
+DONE = "[DONE]"
+CONTEXT_WORDS = ("context length", "longer than the model")
+
+
+class _FinishReason(msgspec.Struct, frozen=True):
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Span(msgspec.Struct, frozen=True):
+    version: str
+    start: int
+    end: int
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    completion_tokens: int
+    weight_version: str
+    finish_reason: _FinishReason | None = None
+    output_token_logprobs: list[tuple[float | None, int, Any]] = []
+    weight_versions: list[_Span] | None = None
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One answer of `/generate`, or one chunk of it."""
+
+    output_ids: list[int] = []
+    meta_info: _Meta | None = None
+    error: dict[str, Any] | str | None = None
+
+
+class _ModelInfo(msgspec.Struct, frozen=True):
+    model_path: str
+    weight_version: str
+
+
+class ReplyParser:
+    """Turns the replies of one request into chunks of new tokens.
+
+    Engines stream increments or, without SGLang's `--incremental-streaming-output`, everything so far at every step.
+    Which one a reply is shows by its length: `completion_tokens` always counts the whole request.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(Reply)
+        self._seen = 0
+        self.finished = False
+
+    def parse(self, data: bytes | str) -> EngineChunk:
+        """Raises EngineFailed for a reply that is no reply, or whose ids and log-probabilities do not match."""
+        try:
+            reply = self._decoder.decode(data)
+        except msgspec.DecodeError as error:
+            raise EngineFailed(f"the engine's answer cannot be read: {error}") from error
+        if reply.error is not None:
+            code = reply.error.get("code") if isinstance(reply.error, dict) else None
+            raise _refusal(code if isinstance(code, int) else 500, _message_of(msgspec.json.encode(reply.error)))
+        meta = reply.meta_info
+        if meta is None:
+            raise EngineFailed("the engine's answer has no meta_info")
+        ids = self._new(reply.output_ids, meta.completion_tokens, "output ids")
+        scored = self._new(meta.output_token_logprobs, meta.completion_tokens, "log-probabilities")
+        if [each[1] for each in scored] != ids:
+            raise EngineFailed("the engine's log-probabilities belong to other tokens than its output ids")
+        logprobs = tuple(each[0] for each in scored if each[0] is not None)
+        if len(logprobs) != len(ids):
+            raise EngineFailed("the engine left out log-probabilities")
+        self._seen = meta.completion_tokens
+        finish = _finish_of(meta.finish_reason)
+        if finish is None:
+            return EngineChunk(output_ids=tuple(ids), logprobs=logprobs)
+        self.finished = True
+        return EngineChunk(output_ids=tuple(ids), logprobs=logprobs, finish=finish, spans=_spans_of(meta))
+
+    def _new(self, items: list[Any], total: int, what: str) -> list[Any]:
+        if len(items) == total - self._seen:
+            return items
+        if len(items) == total:
+            return items[self._seen :]
+        raise EngineFailed(
+            f"the engine sent {len(items)} {what}, having sent {self._seen} of the {total} tokens that it reports"
+        )
+
+
+class SglangEngine:
+    """An engine at `url`. Connections are pooled: `settings.max_concurrency` generations and a few control calls."""
+
+    def __init__(self, url: str, settings: EngineSettings) -> None:
+        self._client = httpx.AsyncClient(
+            base_url=url.rstrip("/"),
+            timeout=httpx.Timeout(settings.read_timeout_seconds, connect=settings.connect_timeout_seconds),
+            limits=httpx.Limits(
+                max_connections=settings.max_concurrency + 8,
+                max_keepalive_connections=settings.max_concurrency + 8,
+                # Less than uvicorn's five seconds: a connection that the engine is just closing must not be used.
+                keepalive_expiry=4.0,
+            ),
+            trust_env=False,
+        )
+        # SGLang's prefix cache outlives a weight update that lets requests go on. Prefixes are shared only between
+        # requests of one key, so none is reused under weights that did not compute it.
+        self._prefix_key: str | None = None
+        self._loading = False
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
+        """Streams chunks; closing the iterator early aborts the generation in the engine.
+
+        Raises InvalidRequest for what the engine refuses, EngineUnavailable when it is down or dies meanwhile,
+        EngineTimeout after a silence of the read timeout, EngineFailed for everything else.
+        """
+        parser = ReplyParser()
+        replies = self._streamed(request, parser) if request.stream else self._whole(request, parser)
+        over = False
+        try:
+            async with contextlib.aclosing(replies):
+                async for chunk in replies:
+                    # Before the yield: a reader that stops at the last chunk leaves nothing to abort.
+                    over = parser.finished
+                    yield chunk
+            if not parser.finished:
+                raise EngineUnavailable("the engine closed the stream before the answer was whole")
+        except (EngineUnavailable, InvalidRequest):
+            over = True
+            raise
+        finally:
+            if not over:
+                self._abort_in_background(request.request_id)
+
+    async def _whole(self, request: GenerateRequest, parser: ReplyParser) -> AsyncGenerator[EngineChunk]:
+        with _failures():
+            response = await self._client.post("/generate", content=self._body(request), headers=JSON)
+        if response.status_code != httpx.codes.OK:
+            raise _refusal(response.status_code, _message_of(response.content))
+        yield parser.parse(response.content)
+
+    async def _streamed(self, request: GenerateRequest, parser: ReplyParser) -> AsyncGenerator[EngineChunk]:
+        with _failures():
+            async with self._client.stream(
+                "POST", "/generate", content=self._body(request), headers=JSON
+            ) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(response.status_code, _message_of(await response.aread()))
+                async for line in response.aiter_lines():
+                    if not line.startswith(DATA):
+                        continue
+                    data = line[len(DATA) :]
+                    if data == DONE:
+                        return
+                    chunk = parser.parse(data)
+                    if chunk.output_ids or chunk.finish is not None:
+                        yield chunk
+
+    def _body(self, request: GenerateRequest) -> bytes:
+        body: dict[str, Any] = {
+            "rid": request.request_id,
+            "input_ids": request.input_ids,
+            "sampling_params": sampling_body(request.sampling),
+            "return_logprob": True,
+            "stream": request.stream,
+        }
+        if self._prefix_key is not None:
+            body["extra_key"] = self._prefix_key
+        return msgspec.json.encode(body)
+
+    def _abort_in_background(self, request_id: str) -> None:
+        """In a task of its own: whoever closes the iterator may be in the middle of being cancelled."""
+        task = asyncio.create_task(self._abort_quietly(request_id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _abort_quietly(self, request_id: str) -> None:
+        with contextlib.suppress(BaseRlError):
+            await self.abort(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        await self._control("/abort_request", {"rid": request_id}, seconds=ABORT_SECONDS)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._control("/pause_generation", {"mode": mode.value})
+
+    async def resume(self) -> None:
+        await self._control("/continue_generation", {})
+
+    async def flush_cache(self) -> None:
+        await self._control("/flush_cache", {})
+
+    async def load_weights(self, path: str, label: str) -> None:
+        """Loads a directory and verifies that `label` is served. Raises EngineFailed when it is not."""
+        before, self._prefix_key, self._loading = self._prefix_key, label, True
+        body = {"model_path": path, "weight_version": label, "flush_cache": False}
+        refusal: EngineFailed | None = None
+        try:
+            await self._control("/update_weights_from_disk", body)
+        except EngineFailed as error:
+            # SGLang also answers 400 when it has updated and could only not flush its cache: the label decides.
+            refusal = error
+        finally:
+            self._prefix_key, self._loading = before, False
+        served = (await self.info()).weight_label
+        if served != label:
+            reason = refusal.message if refusal is not None else f"it serves {served!r} afterwards"
+            raise EngineFailed(f"the engine did not take the weights in {path}: {reason}") from refusal
+
+    async def label_weights(self, label: str) -> None:
+        """Names the loaded weights; requests in flight go on."""
+        await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    async def info(self) -> EngineInfo:
+        with _failures():
+            response = await self._client.get("/model_info", timeout=CONTROL_SECONDS)
+        if response.status_code != httpx.codes.OK:
+            raise _failure(response.status_code, _message_of(response.content))
+        try:
+            model = msgspec.json.decode(response.content, type=_ModelInfo)
+        except msgspec.DecodeError as error:
+            raise EngineFailed(f"the engine's /model_info cannot be read: {error}") from error
+        if not self._loading:
+            self._prefix_key = model.weight_version
+        return EngineInfo(model_path=model.model_path, weight_label=model.weight_version)
+
+    async def healthy(self) -> bool:
+        try:
+            response = await self._client.get("/health_generate", timeout=HEALTH_SECONDS)
+        except (httpx.HTTPError, httpx.InvalidURL):
+            return False
+        return response.status_code == httpx.codes.OK
+
+    async def aclose(self) -> None:
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
+        await self._client.aclose()
+
+    async def _control(self, path: str, body: dict[str, Any], seconds: float = CONTROL_SECONDS) -> None:
+        with _failures():
+            response = await self._client.post(path, content=msgspec.json.encode(body), headers=JSON, timeout=seconds)
+        if response.status_code != httpx.codes.OK:
+            raise _failure(response.status_code, _message_of(response.content))
+
+
+def sampling_body(sampling: SamplingParameters) -> dict[str, Any]:
+    """SGLang's `sampling_params`. The text options make its text say what the ids say: special tokens and stops stay."""
+    body: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    optional: dict[str, tuple[Any, Any]] = {
+        "top_p": (sampling.top_p, 1.0),
+        "top_k": (sampling.top_k, -1),
+        "min_p": (sampling.min_p, 0.0),
+        "presence_penalty": (sampling.presence_penalty, 0.0),
+        "frequency_penalty": (sampling.frequency_penalty, 0.0),
+        "sampling_seed": (sampling.seed, None),
+        "stop": (sampling.stop, ()),
+        "stop_token_ids": (sampling.stop_token_ids, ()),
+        "logit_bias": (sampling.logit_bias, None),
+    }
+    return body | {name: value for name, (value, default) in optional.items() if value != default}
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """httpx's errors as ours: not reached or lost is unavailable, silent is a timeout."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise EngineUnavailable(f"the engine cannot be reached: {_words(error)}") from error
+    except httpx.TimeoutException as error:
+        raise EngineTimeout(f"the engine did not answer in time: {_words(error)}") from error
+    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+        raise EngineUnavailable(f"the connection to the engine was lost: {_words(error)}") from error
+    except httpx.HTTPError as error:
+        raise EngineFailed(f"the call to the engine failed: {_words(error)}") from error
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _refusal(status: int, message: str) -> BaseRlError:
+    """What an error answer to a generation means."""
+    if status in {httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY}:
+        too_long = any(words in message for words in CONTEXT_WORDS)
+        return ContextLengthExceeded(message) if too_long else InvalidRequest(message)
+    return _failure(status, message)
+
+
+def _failure(status: int, message: str) -> BaseRlError:
+    if status == httpx.codes.SERVICE_UNAVAILABLE:
+        return EngineUnavailable(f"the engine takes no requests: {message}")
+    return EngineFailed(f"the engine answered {status}: {message}")
+
+
+def _message_of(content: bytes) -> str:
+    """The message in an error body: SGLang has several shapes, and plain text."""
+    try:
+        body = msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        return content.decode(errors="replace").strip()
+    for _ in range(2):
+        if isinstance(body, dict):
+            body = body.get("error") or body.get("message") or body
+    return body if isinstance(body, str) else msgspec.json.encode(body).decode()
+
+
+def _finish_of(reason: _FinishReason | None) -> EngineFinish | None:
+    if reason is None:
+        return None
+    if reason.status_code is not None:
+        raise _refusal(reason.status_code, reason.message or "aborted by the engine")
+    try:
+        return EngineFinish(reason.type)
+    except ValueError as error:
+        raise EngineFailed(f"the engine ended with {reason.type!r}") from error
+
+
+def _spans_of(meta: _Meta) -> tuple[LabelSpan, ...]:
+    """Which weights produced which tokens. Raises EngineFailed unless the spans cover all of them in order."""
+    count = meta.completion_tokens
+    spans = meta.weight_versions
+    if spans is None:
+        spans = [_Span(version=meta.weight_version, start=0, end=count)]
+    spans = [span for span in spans if span.end > span.start]
+    edges = [0, *(edge for span in spans for edge in (span.start, span.end)), count]
+    if edges[::2] != edges[1::2]:
+        raise EngineFailed(f"the engine's weight versions do not cover its {count} tokens: {meta.weight_versions}")
+    return tuple(LabelSpan(label=span.version, start=span.start, end=span.end) for span in spans)
