@@ -1,0 +1,112 @@
+"""From rewards to one advantage per turn: pure functions over trajectories.
+
+A session's reward belongs to the whole path to each leaf of its token tree, a turn's reward to that turn alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxy.contract.trajectory import Trajectory
+from trainer.algorithm.baselines import RunningMean, baseline, scale
+from trainer.algorithm.presets import Algorithm
+from trainer.config import RewardSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningMeans:
+    """What earlier batches were worth: of session rewards, and of turn rewards. Part of the trainer's state."""
+
+    session: RunningMean
+    turn: RunningMean
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advantages:
+    """`session[i]` is trajectory i's own, `turns[i][t]` that of its turn t. `fallbacks` counts trajectories without
+    a cohort, which met the running mean. `means` are the running means after this batch."""
+
+    session: tuple[float, ...]
+    turns: tuple[tuple[float, ...], ...]
+    fallbacks: int
+    means: RunningMeans
+
+    @property
+    def all_zero(self) -> bool:
+        return not any(value for turns in self.turns for value in turns)
+
+
+def assign(
+    trajectories: Sequence[Trajectory], groups: Sequence[int], algorithm: Algorithm, means: RunningMeans
+) -> Advantages:
+    """Advantages of a batch. `groups` holds one index per trajectory, equal within a group.
+
+    A trajectory without a session reward takes no part in any baseline, and its session advantage is 0.
+    """
+    rewarded = [index for index, trajectory in enumerate(trajectories) if trajectory.reward is not None]
+    rewards_N = shaped([trajectories[index].reward or 0.0 for index in rewarded], algorithm.reward)
+    groups_N = torch.tensor([groups[index] for index in rewarded], dtype=torch.long)
+    compared = baseline(algorithm.baseline, rewards_N, groups_N, means.session)
+    advantages_N = (rewards_N - compared.baseline_N) / scale(algorithm.scale, rewards_N, groups_N)
+    session = [0.0] * len(trajectories)
+    for index, advantage in zip(rewarded, advantages_N.tolist(), strict=True):
+        session[index] = advantage
+
+    turn_rewards = [
+        turn.reward for trajectory in trajectories for turn in trajectory.turns if turn.reward is not None
+    ]
+    turns = tuple(
+        credit(trajectory, advantage, algorithm, means.turn)
+        for trajectory, advantage in zip(trajectories, session, strict=True)
+    )
+    return Advantages(
+        session=tuple(session),
+        turns=turns,
+        fallbacks=int(compared.fallback_N.sum()),
+        means=RunningMeans(
+            session=means.session.updated(rewards_N),
+            turn=means.turn.updated(shaped(turn_rewards, algorithm.reward)),
+        ),
+    )
+
+
+def credit(
+    trajectory: Trajectory, session_advantage: float, algorithm: Algorithm, turn_mean: RunningMean
+) -> tuple[float, ...]:
+    """One advantage per turn: the session's, discounted by the turn's distance to its leaves, plus the turn's own."""
+    weights = discounts([turn.parent for turn in trajectory.turns], algorithm.turn_discount)
+    advantages = [session_advantage * weight for weight in weights]
+    for index, turn in enumerate(trajectory.turns):
+        if turn.reward is not None:
+            advantages[index] += shaped([turn.reward], algorithm.reward).item() - turn_mean.baseline
+    return tuple(advantages)
+
+
+def discounts(parents: Sequence[int | None], turn_discount: float) -> list[float]:
+    """γ to the number of turns between a turn and the leaf of its path, 1 for a leaf.
+
+    A turn that several paths share gets the mean over the leaves below it, so that branching does not count it twice.
+    Parents stand before their children.
+    """
+    leaves = [0] * len(parents)
+    total = [0.0] * len(parents)
+    for index in reversed(range(len(parents))):
+        if leaves[index] == 0:
+            leaves[index], total[index] = 1, 1.0
+        parent = parents[index]
+        if parent is not None:
+            leaves[parent] += leaves[index]
+            total[parent] += turn_discount * total[index]
+    return [sum_ / count for sum_, count in zip(total, leaves, strict=True)]
+
+
+def shaped(rewards: Sequence[float], settings: RewardSettings) -> Tensor:
+    """scale × (clip(r, low, high) + bias), as float64."""
+    rewards_N = torch.tensor(rewards, dtype=torch.float64)
+    if settings.low is not None or settings.high is not None:
+        rewards_N = rewards_N.clamp(settings.low, settings.high)
+    return settings.scale * (rewards_N + settings.bias)

@@ -1,0 +1,55 @@
+"""Log-probabilities of chosen tokens, in chunks: the logits of all tokens never exist at once.
+
+Axes: N predicted tokens, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+LOGITS_PER_CHUNK = 1 << 24
+"""64 MiB of float32."""
+
+
+def token_logprobs(
+    head: Callable[[Tensor], Tensor],
+    hidden_ND: Tensor,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    vocabulary: int,
+    logits_per_chunk: int = LOGITS_PER_CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """(log softmax(head(h) / temperature)[target], entropy in nats of the same distribution), shape N, float32.
+
+    The entropy carries no gradient. More tokens than fit a chunk are computed chunk by chunk, and once more in the
+    backward pass, so that no more than one chunk's logits are alive.
+    """
+    chunk = max(1, logits_per_chunk // vocabulary)
+    if hidden_ND.shape[0] <= chunk:
+        return _chunk(head, hidden_ND, targets_N, temperature_N)
+    parts = [
+        checkpoint(
+            _chunk,
+            head,
+            hidden_ND[start : start + chunk],
+            targets_N[start : start + chunk],
+            temperature_N[start : start + chunk],
+            use_reentrant=False,
+        )
+        for start in range(0, hidden_ND.shape[0], chunk)
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunk(
+    head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor, temperature_N: Tensor
+) -> tuple[Tensor, Tensor]:
+    logprobs_NV = torch.log_softmax(head(hidden_ND).float() / temperature_N[:, None], dim=-1)
+    with torch.no_grad():
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+    return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N

@@ -1,0 +1,286 @@
+"""The trainer's configuration: the `[trainer]` section of a run's TOML file.
+
+Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > file > defaults. Unknown keys are refused.
+The run's name and the weights directory follow the proxy's own sections (`[run] name`, `[server] data_dir`) where
+the trainer's section does not name them. The parts of the algorithm that are not given are those of its preset
+(`trainer/algorithm/presets.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from trainer.errors import ConfigurationError
+
+ENVIRONMENT_PREFIX = "BASE_RL_"
+SECTION = "trainer"
+
+_NOT_PART_OF_THE_MATHEMATICS = {"proxy_url", "api_key", "run", "name", "threads", "log_level", "weights"}
+
+
+class Baseline(StrEnum):
+    """What is subtracted from a session's reward."""
+
+    GROUP_MEAN = "group_mean"
+    LEAVE_ONE_OUT = "leave_one_out"
+    BATCH_MEAN = "batch_mean"
+    RUNNING_MEAN = "running_mean"
+    NONE = "none"
+
+
+class Scale(StrEnum):
+    """What the difference to the baseline is divided by."""
+
+    GROUP_STD = "group_std"
+    BATCH_STD = "batch_std"
+    NONE = "none"
+
+
+class Proximal(StrEnum):
+    """Where the proximal policy comes from: the weights at the start of the step, or an interpolation."""
+
+    RECOMPUTE = "recompute"
+    LOGLINEAR = "loglinear"
+
+
+class Denominator(StrEnum):
+    """What the summed loss is divided by, counted over the whole batch."""
+
+    TOKENS = "tokens"
+    SEQUENCES = "sequences"
+
+
+class Precision(StrEnum):
+    """What forward and backward compute in. Weights, gradients and optimiser state are float32 in both."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BatchSettings(_Section):
+    """What one step takes."""
+
+    trajectories: PositiveInt = 128
+    """About how many trajectories a step waits for; whole groups, so it may be a few more."""
+    at_least: PositiveInt = 2
+    """After `wait_seconds`, a step is made of what is there if it is this many."""
+    wait_seconds: Annotated[float, Field(gt=0, le=60)] = 30.0
+    max_staleness: NonNegativeInt = 4
+    """Versions between a token's policy and the head beyond which its trajectory is not trained; 0: synchronous."""
+    row_tokens: PositiveInt = 512
+    """Sequences are packed into rows of this many tokens; a longer one gets a row of its own."""
+    max_tokens_per_microbatch: PositiveInt = 16384
+    """Rows times their length, padding included, in one forward and backward; one row at least."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BatchSettings:
+        if self.at_least > self.trajectories:
+            raise ValueError(f"at_least ({self.at_least}) cannot exceed trajectories ({self.trajectories})")
+        if self.row_tokens > self.max_tokens_per_microbatch:
+            raise ValueError(
+                f"row_tokens ({self.row_tokens}) cannot exceed max_tokens_per_microbatch"
+                f" ({self.max_tokens_per_microbatch})"
+            )
+        return self
+
+
+class RewardSettings(_Section):
+    """The reward that the algorithm sees: `scale × (clip(r, low, high) + bias)`, for sessions and turns alike."""
+
+    low: float | None = None
+    high: float | None = None
+    bias: float = 0.0
+    scale: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RewardSettings:
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+        return self
+
+
+class AlgorithmSettings(_Section):
+    """A preset and what to change in it. A part that is not given is the preset's."""
+
+    preset: str = "grpo"
+    baseline: Baseline | None = None
+    scale: Scale | None = None
+    clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
+    clip_high: PositiveFloat | None = None
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    importance_cap: Annotated[float, Field(ge=1)] | None = None
+    proximal: Proximal | None = None
+    denominator: Denominator | None = None
+    turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
+    running_mean_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    reward: RewardSettings = RewardSettings()
+
+
+class OptimizerSettings(_Section):
+    """AdamW with a linear warm-up."""
+
+    learning_rate: PositiveFloat = 1e-6
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 0
+    """The first step that has the whole learning rate is this one; 0 and 1 mean no warm-up."""
+    clip_norm: PositiveFloat = 1.0
+
+
+class DiskWeights(_Section):
+    """Versions are directories on storage that the proxy and its engines read under the same path."""
+
+    type: Literal["disk"] = "disk"
+    directory: Path = Path(".base-rl/weights")
+    keep_optimizer_states: PositiveInt = 2
+    """Optimiser states of this many newest versions are kept; the weights of all versions are."""
+
+
+class TrainerSettings(_Section):
+    """Everything the trainer can be told. Build it with `load_settings`."""
+
+    proxy_url: str = "http://127.0.0.1:8080"
+    api_key: SecretStr = SecretStr("")
+    run: str = "policy"
+    name: str = "trainer"
+    """Who claims, as the proxy shows it."""
+    backend: Literal["fsdp"] = "fsdp"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Precision = Precision.FLOAT32
+    activation_checkpointing: bool = False
+    seed: NonNegativeInt = 0
+    threads: PositiveInt | None = None
+    """CPU threads of torch; None: torch decides."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    batch: BatchSettings = BatchSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    weights: DiskWeights = DiskWeights()
+
+    def config_hash(self) -> str:
+        """SHA-256 of everything that the new weights depend on; addresses, keys and names are left out."""
+        values = self.model_dump(mode="json", exclude=_NOT_PART_OF_THE_MATHEMATICS)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def load_settings(
+    config_file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> TrainerSettings:
+    """Reads file and environment (default: the process's own) and lays `overrides` (a nested mapping) over both.
+
+    Raises ConfigurationError with one line per wrong key.
+    """
+    environment = os.environ if environment is None else environment
+    file = _read(config_file) if config_file is not None else {}
+    values = _followed(file, environment)
+    section = file.get(SECTION, {})
+    if not isinstance(section, dict):
+        raise ConfigurationError(f"{SECTION}: must be a section, [{SECTION}]")
+    for layer in (section, _from_environment(environment), overrides or {}):
+        values = _merged(values, layer)
+    try:
+        return TrainerSettings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(_describe(error)) from error
+
+
+def parse_assignment(text: str) -> dict[str, Any]:
+    """`section.key=value` of the command line as a nested mapping. Raises ConfigurationError."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise ConfigurationError(f"{text!r}: write section.key=value")
+    return _nested(key.split("."), _parsed(value))
+
+
+def _read(config_file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(config_file.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {config_file}: {error.strerror or error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{config_file} is not valid TOML: {error}") from error
+
+
+def _followed(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The trainer's defaults that the proxy's own sections decide."""
+
+    def proxy_value(section: str, key: str) -> Any:
+        in_file = file.get(section)
+        default = in_file.get(key) if isinstance(in_file, dict) else None
+        return environment.get(f"{ENVIRONMENT_PREFIX}{section}__{key}".upper(), default)
+
+    values: dict[str, Any] = {}
+    if (name := proxy_value("run", "name")) is not None:
+        values["run"] = name
+    if (data_dir := proxy_value("server", "data_dir")) is not None:
+        values["weights"] = {"directory": str(Path(data_dir) / "weights")}
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    prefix = f"{ENVIRONMENT_PREFIX}{SECTION}__".upper()
+    values: dict[str, Any] = {}
+    for name, text in sorted(environment.items()):
+        if name.upper().startswith(prefix):
+            values = _merged(values, _nested(name[len(prefix) :].lower().split("__"), _parsed(text)))
+    return values
+
+
+def _parsed(text: str) -> Any:
+    """Lists, tables and null are JSON; all else stays text, which the types then read."""
+    if text == "null" or text[:1] in {"[", "{"}:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+    return text
+
+
+def _nested(path: list[str], value: Any) -> dict[str, Any]:
+    for part in reversed(path):
+        value = {part: value}
+    return dict(value)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _describe(error: ValidationError) -> str:
+    lines = []
+    for detail in error.errors():
+        key = ".".join((SECTION, *(str(part) for part in detail["loc"])))
+        message = "no such option" if detail["type"] == "extra_forbidden" else detail["msg"]
+        lines.append(f"{key}: {message}")
+    return "\n".join(lines)

@@ -1,0 +1,50 @@
+"""Every error of the trainer.
+
+TrainerError
+├── ConfigurationError   the configuration is wrong; the message names the key and what it accepts
+├── UnsupportedModel     the model cannot be trained rightly here; the message says what was found
+├── WeightsUnusable      a version's directory is missing, incomplete or not what was committed
+├── ProxyRefused         the proxy answered and will answer the same again: key, run or request are wrong
+├── ProxySilent          a request that is not retried got no answer
+└── Superseded           what the trainer was working on is no longer its own; it reloads the head and goes on
+    ├── HeadMoved        the run's head is another version than the one trained from
+    └── ClaimLost        a lease ended: its trajectories went back and will be claimed again
+"""
+
+from __future__ import annotations
+
+
+class TrainerError(Exception):
+    """The root."""
+
+
+class ConfigurationError(TrainerError):
+    pass
+
+
+class UnsupportedModel(TrainerError):
+    pass
+
+
+class WeightsUnusable(TrainerError):
+    pass
+
+
+class ProxyRefused(TrainerError):
+    pass
+
+
+class ProxySilent(TrainerError):
+    pass
+
+
+class Superseded(TrainerError):
+    pass
+
+
+class HeadMoved(Superseded):
+    pass
+
+
+class ClaimLost(Superseded):
+    pass

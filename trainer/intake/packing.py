@@ -1,0 +1,143 @@
+"""Sequences into rows, rows into micro-batches.
+
+Rows are kept short (512 tokens or so) and a micro-batch holds several: attention over a packed row costs the square
+of its length. Positions restart with each sequence; the model derives the document mask from them.
+Axes: B rows, T tokens of the longest row, N trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proxy.contract.trajectory import Trajectory
+from trainer.intake.sequences import TrainingSequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """What one forward and backward takes. Per trained token: `predictor_N` is where it is predicted, an index into
+    the flattened BT (the position before its own); `trajectory_N` indexes the batch; `staleness_N` is in versions."""
+
+    input_ids_BT: Tensor
+    position_ids_BT: Tensor
+    predictor_N: Tensor
+    targets_N: Tensor
+    temperature_N: Tensor
+    behaviour_N: Tensor
+    advantages_N: Tensor
+    staleness_N: Tensor
+    trajectory_N: Tensor
+
+    def to(self, device: torch.device) -> MicroBatch:
+        return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
+
+
+def pack(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[Sequence[float]],
+    sequences: Sequence[TrainingSequence],
+    *,
+    base_version: int,
+    row_tokens: int,
+    max_tokens: int,
+) -> list[MicroBatch]:
+    """The micro-batches of a batch. `advantages[i][t]` belongs to turn t of trajectory i."""
+    rows = pack_rows([len(sequence.ids) for sequence in sequences], row_tokens)
+    lengths = [sum(len(sequences[index].ids) for index in row) for row in rows]
+    return [
+        _micro_batch(
+            trajectories, advantages, [[sequences[index] for index in rows[row]] for row in part], base_version
+        )
+        for part in split_rows(lengths, max_tokens)
+    ]
+
+
+def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+    """First-fit decreasing: indices of the sequences of each row, whose lengths sum to at most `row_tokens`.
+
+    A longer sequence has a row of its own.
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[index]
+        row = next((number for number, free in enumerate(room) if free >= length), None)
+        if row is None:
+            rows.append([index])
+            room.append(row_tokens - length)
+        else:
+            rows[row].append(index)
+            room[row] -= length
+    return rows
+
+
+def split_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Rows of similar length together: indices of the rows of each micro-batch, padded to at most `max_tokens`.
+
+    A row longer than that is a micro-batch of its own.
+    """
+    parts: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if parts and longest * (len(parts[-1]) + 1) <= max_tokens:
+            parts[-1].append(index)
+        else:
+            parts.append([index])
+            longest = lengths[index]
+    return parts
+
+
+def idle_micro_batch() -> MicroBatch:
+    """A micro-batch that trains nothing: a rank without work takes part in the collectives of its peers with it."""
+    return _micro_batch((), (), [[TrainingSequence(trajectory=0, ids=(0,), spans=())]], 0)
+
+
+def _micro_batch(
+    trajectories: Sequence[Trajectory],
+    advantages: Sequence[Sequence[float]],
+    rows: Sequence[Sequence[TrainingSequence]],
+    base_version: int,
+) -> MicroBatch:
+    width = max(sum(len(sequence.ids) for sequence in row) for row in rows)
+    ids: list[int] = []
+    positions: list[int] = []
+    predictors: list[int] = []
+    targets: list[int] = []
+    temperatures: list[float] = []
+    behaviour: list[float] = []
+    credited: list[float] = []
+    staleness: list[int] = []
+    owners: list[int] = []
+    for number, row in enumerate(rows):
+        for sequence in row:
+            offset = len(ids)
+            ids.extend(sequence.ids)
+            positions.extend(range(len(sequence.ids)))
+            for span in sequence.spans:
+                turn = trajectories[sequence.trajectory].turns[span.turn]
+                predictors.extend(range(offset + span.start - 1, offset + span.start - 1 + span.length))
+                targets.extend(turn.output_ids)
+                temperatures.extend([turn.temperature] * span.length)
+                behaviour.extend(turn.logprobs)
+                credited.extend([advantages[sequence.trajectory][span.turn]] * span.length)
+                for version_span in turn.spans:
+                    staleness.extend([base_version - version_span.version] * (version_span.end - version_span.start))
+                owners.extend([sequence.trajectory] * span.length)
+        padding = (number + 1) * width - len(ids)
+        ids.extend([0] * padding)
+        positions.extend(range(padding))
+    return MicroBatch(
+        input_ids_BT=torch.tensor(ids).view(len(rows), width),
+        position_ids_BT=torch.tensor(positions).view(len(rows), width),
+        predictor_N=torch.tensor(predictors, dtype=torch.long),
+        targets_N=torch.tensor(targets, dtype=torch.long),
+        temperature_N=torch.tensor(temperatures, dtype=torch.float32),
+        behaviour_N=torch.tensor(behaviour, dtype=torch.float32),
+        advantages_N=torch.tensor(credited, dtype=torch.float32),
+        staleness_N=torch.tensor(staleness, dtype=torch.float32),
+        trajectory_N=torch.tensor(owners, dtype=torch.long),
+    )

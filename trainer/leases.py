@@ -1,0 +1,91 @@
+"""Leases are renewed from a thread of their own while the trainer computes, publishes or waits."""
+
+from __future__ import annotations
+
+import time
+from threading import Condition, Thread
+
+import structlog
+
+from proxy.contract.identifiers import ClaimId
+from trainer.errors import ClaimLost, ProxyRefused, ProxySilent
+from trainer.proxy_client import ProxyClient
+
+_LONGEST_PAUSE = 20.0
+_SHORTEST_PAUSE = 0.25
+_FAREWELL_SECONDS = 2.0
+
+_log = structlog.get_logger("trainer.leases")
+
+
+def pause_before_heartbeat(lease_expires_at: float, now: float) -> float:
+    """A third of what is left of a lease, between a quarter of a second and twenty: clocks may disagree."""
+    return min(max((lease_expires_at - now) / 3, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+
+
+class LeaseKeeper:
+    """Renews the claims that the trainer holds.
+
+    The thread waits for the next heartbeat that is due; `hold` and `stop` wake it. A claim whose lease is gone is
+    forgotten, and `is_held` says so; what follows from it is decided where the claim would be committed.
+    """
+
+    def __init__(self, client: ProxyClient) -> None:
+        self._client = client
+        self._due: dict[ClaimId, float] = {}
+        self._changed = Condition()
+        self._ended = False
+        self._thread = Thread(target=self._keep, name="leases", daemon=True)
+        self._thread.start()
+
+    def hold(self, claim_id: ClaimId, lease_expires_at: float) -> None:
+        with self._changed:
+            self._due[claim_id] = time.monotonic() + pause_before_heartbeat(lease_expires_at, time.time())
+            self._changed.notify()
+
+    def drop(self, claim_id: ClaimId) -> None:
+        with self._changed:
+            self._due.pop(claim_id, None)
+
+    def is_held(self, claim_id: ClaimId) -> bool:
+        with self._changed:
+            return claim_id in self._due
+
+    def stop(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join(timeout=_FAREWELL_SECONDS)
+
+    def _keep(self) -> None:
+        while True:
+            with self._changed:
+                while not self._ended and (wait := self._until_next()) != 0.0:
+                    self._changed.wait(wait)
+                if self._ended:
+                    return
+                now = time.monotonic()
+                due = [claim_id for claim_id, at in self._due.items() if at <= now]
+            for claim_id in due:
+                self._renew(claim_id)
+
+    def _until_next(self) -> float | None:
+        """Seconds until a heartbeat is due; None while nothing is held."""
+        if not self._due:
+            return None
+        return max(0.0, min(self._due.values()) - time.monotonic())
+
+    def _renew(self, claim_id: ClaimId) -> None:
+        pause = _SHORTEST_PAUSE
+        try:
+            reply = self._client.heartbeat(claim_id)
+            pause = pause_before_heartbeat(reply.lease_expires_at, time.time())
+        except ClaimLost as error:
+            _log.warning("lease lost", claim=claim_id, reason=str(error))
+            self.drop(claim_id)
+            return
+        except (ProxySilent, ProxyRefused) as error:
+            _log.warning("lease not renewed, trying again", claim=claim_id, reason=str(error))
+        with self._changed:
+            if claim_id in self._due:
+                self._due[claim_id] = time.monotonic() + pause

@@ -1,0 +1,85 @@
+"""Weights between a model, possibly sharded, and Hugging Face's files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.errors import WeightsUnusable
+from trainer.parallel.tensor import NamedWeights, like, whole
+
+
+def gather_weights(weights: NamedWeights, *, keep: bool) -> dict[str, Tensor]:
+    """Whole copies on the CPU by Hugging Face name. A collective; only ranks with `keep` hold the result."""
+    gathered: dict[str, Tensor] = {}
+    for name, parameter in weights:
+        tensor = whole(parameter.detach())
+        if keep:
+            gathered[name] = tensor.to("cpu", copy=True).contiguous()
+    return gathered
+
+
+def load_weights(weights: NamedWeights, directory: Path) -> None:
+    """Copies a version's weights into a model, sharded or not. Every rank reads the files.
+
+    Raises WeightsUnusable where a weight is missing or has another shape.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    stored: dict[str, Tensor] = {}
+    try:
+        for file in weight_files(directory):
+            stored.update(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise WeightsUnusable(f"{directory}: {error}") from error
+    with torch.no_grad():
+        for name, parameter in weights:
+            if name not in stored or stored[name].shape != parameter.shape:
+                found = tuple(stored[name].shape) if name in stored else "nothing"
+                raise WeightsUnusable(f"{directory}: {name} should be {tuple(parameter.shape)}, found {found}")
+            parameter.copy_(like(stored[name], parameter))
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a version, in order of their names. Raises WeightsUnusable if there are none."""
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise WeightsUnusable(f"{directory}: no safetensors files there")
+    return files
+
+
+def stored_names(directory: Path) -> set[str]:
+    """Names of the tensors in a directory's safetensors files."""
+    names: set[str] = set()
+    for file in weight_files(directory):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        names.update(name for name in header if name != "__metadata__")
+    return names
+
+
+def digest(directory: Path) -> tuple[str, int]:
+    """(SHA-256 over the safetensors files in order of their names, their bytes)."""
+    sha256 = hashlib.sha256()
+    size = 0
+    for file in weight_files(directory):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                sha256.update(block)
+                size += len(block)
+    return sha256.hexdigest(), size
+
+
+def float32_config(config: Mapping[str, object]) -> dict[str, object]:
+    """A model's `config.json` for weights that are stored in float32, whatever the base model was stored in."""
+    changed = dict(config)
+    changed["dtype"] = "float32"
+    if "torch_dtype" in changed:
+        changed["torch_dtype"] = "float32"
+    return changed

@@ -1,0 +1,27 @@
+"""Parameters, gradients and optimiser state sharded over the ranks (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from trainer.parallel.mesh import Ranks
+
+
+def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Ranks) -> None:
+    """Shards in place: each layer is a unit, what is left is gathered by the model's own forward.
+
+    Gradients are summed over the ranks, not averaged: the loss already has the batch's global denominator.
+    """
+    mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("data",))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # gloo has no pre-multiplied sum, which a divide factor would otherwise use.
+            module.set_force_sum_reduction_for_comms(True)

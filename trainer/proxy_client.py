@@ -1,0 +1,148 @@
+"""The trainer's only way to the proxy: head, claim, heartbeat, release, commit.
+
+What waits for what: a request that gets no answer, or a 5xx, is sent again with growing pauses for as long as it
+takes; the proxy's return ends the wait. That is safe for every request: a repeated commit is answered alike, and a
+claim whose answer was lost is a lease that expires.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+import structlog
+
+from proxy.contract import claim as wire
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest, LeaseReply
+from proxy.contract.identifiers import ClaimId
+from proxy.contract.policy import Head
+from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent
+
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 5.0
+_ANSWER_TIMEOUT = 30.0
+_FAREWELL_TIMEOUT = 2.0
+
+_Message = TypeVar("_Message")
+_log = structlog.get_logger("trainer.proxy")
+
+
+class ProxyClient:
+    """One run's trainer API at a proxy. Safe to use from several threads.
+
+    `pause` waits between attempts; `transport` replaces the network in tests.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        run: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._run = run
+        self._pause = pause
+        self._http = httpx.Client(
+            base_url=f"{url.rstrip('/')}/api/v1/runs/{run}",
+            headers={
+                "authorization": f"Bearer {api_key}",
+                "content-type": wire.MEDIA_TYPE,
+                "accept": wire.MEDIA_TYPE,
+            },
+            timeout=httpx.Timeout(_ANSWER_TIMEOUT, connect=5.0),
+            transport=transport,
+        )
+
+    def head(self) -> Head:
+        """The version to train from. Raises ProxyRefused."""
+        return self._patiently("GET", "/head", None, Head)
+
+    def claim(self, request: ClaimRequest) -> ClaimedBatch:
+        """Waits at the proxy for up to `request.wait_s`; an empty batch if there was too little. Raises ProxyRefused."""
+        return self._patiently(
+            "POST", "/claims", request, ClaimedBatch, answer_timeout=request.wait_s + _ANSWER_TIMEOUT
+        )
+
+    def commit(self, request: CommitRequest) -> CommitReply:
+        """Makes the version. Raises HeadMoved or ClaimLost where the proxy refuses it (409), ProxyRefused otherwise."""
+        try:
+            return self._patiently("POST", "/versions", request, CommitReply)
+        except ClaimLost as error:
+            head = self.head()
+            if head.version != request.parent_version:
+                raise HeadMoved(
+                    f"the head is version {head.version}, not {request.parent_version}: {error}"
+                ) from error
+            raise
+
+    def heartbeat(self, claim_id: ClaimId) -> LeaseReply:
+        """Renews a lease, in one attempt. Raises ClaimLost, ProxySilent or ProxyRefused."""
+        return self._once("POST", f"/claims/{claim_id}/heartbeat", None, LeaseReply, _ANSWER_TIMEOUT)
+
+    def release(self, claim_id: ClaimId) -> bool:
+        """Gives trajectories back, in one short attempt; whether that worked. Else their lease expires."""
+        try:
+            self._send("POST", f"/claims/{claim_id}/release", None, _FAREWELL_TIMEOUT)
+        except (ClaimLost, ProxySilent, ProxyRefused) as error:
+            _log.warning("claim not released, its lease will expire", claim=claim_id, reason=str(error))
+            return False
+        return True
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _patiently(
+        self, method: str, path: str, message: Any, kind: type[_Message], answer_timeout: float = _ANSWER_TIMEOUT
+    ) -> _Message:
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return self._once(method, path, message, kind, answer_timeout)
+            except ProxySilent as error:
+                _log.warning("the proxy does not answer, trying again", request=f"{method} {path}", reason=str(error))
+                self._pause(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _once(self, method: str, path: str, message: Any, kind: type[_Message], timeout: float) -> _Message:
+        content = self._send(method, path, message, timeout)
+        try:
+            return wire.decode(content, kind)
+        except ValueError as error:
+            raise ProxyRefused(f"{method} {path}: the answer is not a {kind.__name__}: {error}") from error
+
+    def _send(self, method: str, path: str, message: Any, timeout: float) -> bytes:
+        content = None if message is None else wire.encode(message)
+        try:
+            answer = self._http.request(method, path, content=content, timeout=httpx.Timeout(timeout, connect=5.0))
+        except httpx.TransportError as error:
+            raise ProxySilent(f"{self._http.base_url}: {error or type(error).__name__}") from error
+        if answer.is_success:
+            return answer.content
+        said = f"{method} {path} answered {answer.status_code}: {_message_of(answer)}"
+        if answer.status_code == httpx.codes.CONFLICT:
+            raise ClaimLost(said)
+        if answer.status_code >= 500 or answer.status_code in {408, 425, 429}:
+            raise ProxySilent(said)
+        raise ProxyRefused(f"{said}{_remedy(answer.status_code, self._run)}")
+
+
+def _message_of(answer: httpx.Response) -> str:
+    """What the proxy's error envelope says; the beginning of the body where there is none."""
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return answer.text[:200]
+
+
+def _remedy(status: int, run: str) -> str:
+    if status == httpx.codes.UNAUTHORIZED:
+        return " (trainer.api_key is not a key of this proxy)"
+    if status == httpx.codes.FORBIDDEN:
+        return f" (trainer.api_key is not a trainer key of run {run!r})"
+    if status == httpx.codes.NOT_FOUND:
+        return f" (trainer.run: is {run!r} a run of the proxy at trainer.proxy_url?)"
+    return ""

@@ -1,0 +1,53 @@
+"""How a trained version reaches the engines, and how a trainer gets it back.
+
+The order that every transport keeps: `stage` makes the weights reachable and durable, then the proxy's commit makes
+them a version, then `settle` or `discard` says how that ended. What was staged and never committed is garbage, which
+`collect` removes; what the proxy's head refers to is never garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from proxy.contract.policy import Head, WeightsReference
+from trainer.parallel.tensor import NamedWeights
+
+TrainerState = dict[str, Any]
+"""Plain values and tensors: everything beside the weights that the next step depends on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Staged:
+    """Weights that are reachable and not yet a version."""
+
+    parent: WeightsReference | None
+    weights: WeightsReference
+
+
+class WeightPublisher(Protocol):
+    def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState) -> Staged:
+        """Makes the successor of `head` reachable and durable."""
+        ...
+
+    def settle(self, staged: Staged) -> None:
+        """The commit was made."""
+        ...
+
+    def discard(self, staged: Staged) -> None:
+        """The commit was refused: nobody will ever refer to it."""
+        ...
+
+    def collect(self, head: Head) -> list[str]:
+        """Removes what earlier trainers of this run staged and never committed; returns what it removed."""
+        ...
+
+    def restore(self, head: Head, weights: NamedWeights) -> TrainerState | None:
+        """Copies the head's weights into a model; returns its trainer state, None if that was not kept.
+
+        Raises WeightsUnusable.
+        """
+        ...
