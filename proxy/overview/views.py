@@ -19,15 +19,11 @@ REWARD_WINDOW = 128
 """Over how many of the last rewarded sessions a run's mean reward is taken."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The common shape: immutable, by keyword."""
-
-
-class RunSummary(View):
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run at a glance.
 
     `sessions` counts them by training state (every state is present); `open_sessions` are those not ended.
-    `reward_mean` is over the last `reward_count` (128 at most) ended and rewarded training sessions. Staleness, in
+    `mean_reward` is over the last `reward_count` (128 at most) ended and rewarded training sessions. Staleness, in
     versions, is that of the tokens trained in the newest step. `inexact_share` is the share of turns, among those of
     the last 200 sessions that had an earlier turn to build on, whose past was not reused token for token.
     `late_rewards` counts entries that came when their session had been trained already.
@@ -45,7 +41,7 @@ class RunSummary(View):
     open_sessions: int
     turn_count: int
     swaps: int
-    reward_mean: float | None
+    mean_reward: float | None
     reward_count: int
     staleness_mean: float | None
     staleness_max: int | None
@@ -55,7 +51,7 @@ class RunSummary(View):
     last_activity_at: float | None
 
 
-class SessionItem(View):
+class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
     """A session in a list. `reward` is the combined one as of now; `group` the group's name."""
 
     id: str
@@ -80,7 +76,7 @@ class SessionItem(View):
     ended_at: float | None
 
 
-class RewardItem(View):
+class RewardItem(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of the ledger. `superseded`: a later entry of the same scope, name and source counts instead.
     `used_by` is the version whose step trained on this very entry."""
 
@@ -98,7 +94,7 @@ class RewardItem(View):
     used_by: int | None
 
 
-class TurnTokens(View):
+class TurnTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Ids and log-probabilities; `output_texts`, one text per output id, where the proxy can decode them."""
 
     prompt_ids: tuple[int, ...]
@@ -107,7 +103,7 @@ class TurnTokens(View):
     output_texts: tuple[str, ...] | None
 
 
-class TurnView(View):
+class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     """A model call with its text. `messages` are those that the call added; `answer` is the message that was sent
     back, None where the call failed before there was one. `prefix_tokens` of the `prompt_tokens` were shared with
     the parent. `tokens` only where asked for."""
@@ -135,7 +131,7 @@ class TurnView(View):
     tokens: TurnTokens | None
 
 
-class Trained(View):
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
     """What the step that consumed a session saw, against what the ledger says now."""
 
     version: int
@@ -145,14 +141,14 @@ class Trained(View):
     revised: bool
 
 
-class Trainability(View):
+class Trainability(msgspec.Struct, frozen=True, kw_only=True):
     """Where a session stands with the trainer, in a word and in a sentence that says what would change it."""
 
     state: str
     explanation: str
 
 
-class SessionView(View):
+class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """A whole session: its turns in order of arrival, its rewards in order of the ledger."""
 
     session: SessionItem
@@ -164,7 +160,7 @@ class SessionView(View):
     rewards: tuple[RewardItem, ...]
 
 
-class StepItem(View):
+class StepItem(msgspec.Struct, frozen=True, kw_only=True):
     """A committed version and the step that made it; version 0 is the base model and has no step.
 
     `rewards_revised` counts sessions whose reward is another one now than the step trained on.
@@ -185,7 +181,7 @@ class StepItem(View):
     metrics: dict[str, float]
 
 
-class StepTrajectory(View):
+class StepTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One trajectory of a step: its audit, and its reward as it is now."""
 
     audit: TrajectoryAudit
@@ -193,7 +189,7 @@ class StepTrajectory(View):
     revised: bool
 
 
-class StepView(View):
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
     """A step with the batch it trained on."""
 
     step: StepItem
@@ -205,7 +201,7 @@ class StepView(View):
     rewards_revised: int
 
 
-class RewardPoint(View):
+class RewardPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A bucket of consecutive rewarded sessions: how many there were up to its end, its own mean and the mean of
     the window of sessions that ends with it."""
 
@@ -215,7 +211,7 @@ class RewardPoint(View):
     moving_mean: float
 
 
-class StepPoint(View):
+class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
     """A version on the curves. `swap_seconds` is how long generation stood still for it."""
 
     version: int
@@ -227,14 +223,14 @@ class StepPoint(View):
     reward_mean: float | None
 
 
-class RatePoint(View):
+class RatePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens per second in the bucket that ends at `at`."""
 
     at: float
     tokens_per_second: float
 
 
-class Curves(View):
+class Curves(msgspec.Struct, frozen=True, kw_only=True):
     """The series of a run's page, oldest first, each bounded to some hundred points."""
 
     window: int
@@ -243,7 +239,7 @@ class Curves(View):
     rate: tuple[RatePoint, ...]
 
 
-class EventItem(View):
+class EventItem(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of the event log."""
 
     id: int
@@ -252,7 +248,7 @@ class EventItem(View):
     created_at: float
 
 
-class Snapshot(View):
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What the event stream sends: the run now, and what was logged since the last snapshot."""
 
     run: RunSummary
@@ -260,8 +256,9 @@ class Snapshot(View):
     last_event_id: int
 
 
-class RunHealth(View):
-    """`trainer` is `never`, `active` (a lease or a commit within the last lease time) or `away`."""
+class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """`trainer`: `active` (claimed, renewed or committed within the run's lease time), `away` (trajectories have
+    waited for longer than that), `idle` (quiet, with nothing that waits for long) or `never` (no claim so far)."""
 
     id: str
     name: str
@@ -272,9 +269,11 @@ class RunHealth(View):
     trainer_seen_at: float | None
 
 
-class Health(View):
-    """`status`: `ok`, or `degraded` with the `problems` in words. `engine_ready` None: nothing watches an engine."""
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """`ready`: model calls are served now. `status`: `ok`, or `degraded` with the `problems` in words.
+    `engine_ready` None: nothing watches an engine."""
 
+    ready: bool
     status: str
     problems: tuple[str, ...]
     database: str
@@ -286,24 +285,34 @@ class Health(View):
     now: float
 
 
-class Page(View):
-    """A page of a list, newest first. `next_cursor` None: this was the last one."""
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """All runs, oldest first."""
 
-    data: tuple[Any, ...]
+    runs: tuple[RunSummary, ...]
+
+
+class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of sessions, newest first. `next_cursor` None: this was the last page."""
+
+    sessions: tuple[SessionItem, ...]
     next_cursor: str | None
 
 
-class KeyItem(View):
-    """A key without its text, which is shown once, when it is made."""
+class RewardPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the ledger, newest first. `next_cursor` None: this was the last page."""
 
-    id: str
-    kind: str
-    label: str | None
-    created_at: float
-    revoked_at: float | None
+    rewards: tuple[RewardItem, ...]
+    next_cursor: str | None
 
 
-class KeyHolder(View):
+class StepPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of steps, newest first. `next_cursor` None: this was the last page."""
+
+    steps: tuple[StepItem, ...]
+    next_cursor: str | None
+
+
+class KeyHolder(msgspec.Struct, frozen=True, kw_only=True):
     """Whose key this is: what a signed-in browser may see."""
 
     key_id: str

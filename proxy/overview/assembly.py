@@ -1,0 +1,257 @@
+"""From rows to views, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row
+
+from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.contract.turn import VersionSpan
+from proxy.database.arrays import unpack_ids, unpack_logprobs
+from proxy.overview.views import (
+    EventItem,
+    RewardItem,
+    RewardPoint,
+    SessionItem,
+    StepItem,
+    Trainability,
+    Trained,
+    TurnTokens,
+    TurnView,
+)
+
+AnyRow = Row[*tuple[Any, ...]]
+TokenTexts = Callable[[Sequence[int]], Sequence[str]]
+"""One text for each token id, in order."""
+
+_MAX_BUCKETS = 400
+_EXPLANATIONS = {
+    "pending": "Ended, and waits for a reward: post one to /v1/feedback and it becomes trainable.",
+    "ready": "Ended and rewarded: the trainer takes it with one of its next claims.",
+    "leased": "In the trainer's hands. It is consumed when the step commits, or returns when the lease expires.",
+    "stale": "Not trained: when the trainer came for it, its oldest token was behind the staleness bound.",
+    "expired": "Not trained: no reward came in time. A reward posted now is recorded and makes it trainable.",
+}
+
+
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A step's audit in numbers. None where nothing was trained."""
+
+    trajectories: int
+    trained_tokens: int
+    reward_mean: float | None
+    staleness_mean: float | None
+    staleness_max: int | None
+
+
+def session_item(row: AnyRow) -> SessionItem:
+    return SessionItem(
+        id=row.id,
+        run_id=row.run_id,
+        external_id=row.external_id,
+        task=row.task,
+        group_id=row.group_id,
+        group=row.group_name,
+        purpose=row.purpose,
+        state=row.state,
+        training=row.training,
+        outcome=row.outcome,
+        end_reason=row.end_reason,
+        attributed_by=row.attributed_by,
+        turn_count=row.turn_count,
+        reward=row.reward,
+        oldest_version=row.oldest_version,
+        newest_version=row.newest_version,
+        consumed_by=row.consumed_by,
+        created_at=row.created_at,
+        last_active_at=row.last_active_at,
+        ended_at=row.ended_at,
+    )
+
+
+def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[RewardItem]:
+    """Whole sessions' entries in order of arrival; of those about the same thing, all but the last are superseded."""
+    rows = list(ledger)
+    latest = {_about(row): row.sequence for row in rows}
+    return [
+        RewardItem(
+            sequence=row.sequence,
+            id=row.id,
+            session_id=row.session_id,
+            turn_id=row.turn_id,
+            name=row.name,
+            value=row.value,
+            source=row.source,
+            comment=row.comment,
+            created_at=row.created_at,
+            after_training=row.after_training,
+            superseded=latest[_about(row)] != row.sequence,
+            used_by=used_by.get(row.id),
+        )
+        for row in rows
+    ]
+
+
+def _about(row: AnyRow) -> tuple[str, str | None, str, str]:
+    return (row.session_id, row.turn_id, row.name, row.source)
+
+
+def used_by(trainings: Iterable[AnyRow]) -> dict[str, int]:
+    """Reward id → the version whose step trained on it."""
+    return {reward_id: training.version for training in trainings for reward_id in training.reward_ids}
+
+
+def turn_view(row: AnyRow, *, with_tokens: bool, texts: TokenTexts | None) -> TurnView:
+    logprobs = unpack_logprobs(row.output_logprobs)
+    tokens = None
+    if with_tokens:
+        output_ids = unpack_ids(row.output_ids)
+        tokens = TurnTokens(
+            prompt_ids=unpack_ids(row.prompt_ids),
+            output_ids=output_ids,
+            output_logprobs=logprobs,
+            output_texts=tuple(texts(output_ids)) if texts is not None else None,
+        )
+    return TurnView(
+        id=row.id,
+        session_id=row.session_id,
+        run_id=row.run_id,
+        ordinal=row.ordinal,
+        parent_id=row.parent_id,
+        state=row.state,
+        continuation=row.continuation,
+        finish_reason=row.finish_reason,
+        prompt_tokens=row.prompt_token_count,
+        prefix_tokens=row.prefix_tokens,
+        output_tokens=len(logprobs),
+        spans=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in row.spans),
+        sampling=row.sampling,
+        mean_logprob=sum(logprobs) / len(logprobs) if logprobs else None,
+        started_at=row.started_at,
+        first_token_at=row.first_token_at,
+        finished_at=row.finished_at,
+        messages=tuple(message for message in row.messages if isinstance(message, dict)),
+        answer=answer_of(row.response),
+        request=row.request,
+        tokens=tokens,
+    )
+
+
+def answer_of(response: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The message of a chat completion; None for an answer that has none."""
+    match response:
+        case {"choices": [{"message": dict() as message}, *_]}:
+            return message
+    return None
+
+
+def trainability(session: SessionItem) -> Trainability:
+    """Why a session is trained or not, and what would change it."""
+    return Trainability(state=session.training, explanation=_explain(session))
+
+
+def _explain(session: SessionItem) -> str:
+    if session.training == "consumed":
+        return f"Trained, once: the step that made version {session.consumed_by} consumed it."
+    if session.training == "pending" and session.state == "open":
+        return "Still open: it is trained after it has ended and a reward has come."
+    if session.training == "excluded":
+        return _why_excluded(session)
+    return _EXPLANATIONS[session.training]
+
+
+def _why_excluded(session: SessionItem) -> str:
+    if session.purpose == "eval":
+        return "An evaluation: recorded and scored, never trained."
+    if session.turn_count == 0:
+        return "Not trained: it has no turn to learn from."
+    return f"Not trained: it {'was cancelled' if session.outcome == 'cancelled' else 'failed'} without a reward."
+
+
+def trained(session: SessionItem, trainings: Sequence[AnyRow], rewards: Sequence[RewardItem]) -> Trained | None:
+    """What the consuming step saw; None for a session that was not consumed."""
+    if session.consumed_by is None:
+        return None
+    claim = next((training for training in trainings if training.version == session.consumed_by), None)
+    reward_then = claim.reward if claim is not None else None
+    late_turn_reward = any(reward.after_training and reward.turn_id is not None for reward in rewards)
+    return Trained(
+        version=session.consumed_by,
+        claim_id=claim.claim_id if claim is not None else None,
+        reward_then=reward_then,
+        reward_now=session.reward,
+        revised=(claim is not None and reward_then != session.reward) or late_turn_reward,
+    )
+
+
+def audit_of(stored: Sequence[Any]) -> tuple[TrajectoryAudit, ...]:
+    return tuple(msgspec.convert(entry, TrajectoryAudit) for entry in stored)
+
+
+def step_facts(audit: Sequence[TrajectoryAudit]) -> StepFacts:
+    """Staleness is weighted by trained tokens, rewards by trajectory."""
+    tokens = sum(entry.trained_tokens for entry in audit)
+    taught = [entry for entry in audit if entry.trained_tokens > 0]
+    weighted = sum(entry.staleness_mean * entry.trained_tokens for entry in taught)
+    return StepFacts(
+        trajectories=len(audit),
+        trained_tokens=tokens,
+        reward_mean=sum(entry.reward for entry in audit) / len(audit) if audit else None,
+        staleness_mean=weighted / tokens if tokens else None,
+        staleness_max=max((entry.staleness_max for entry in taught), default=None),
+    )
+
+
+def step_item(row: AnyRow, facts: StepFacts) -> StepItem:
+    weights = None
+    if row.weights_uri is not None:
+        weights = WeightsReference(
+            uri=row.weights_uri,
+            format=WeightsFormat(row.weights_format),
+            sha256=row.weights_sha256,
+            bytes=row.weights_bytes,
+        )
+    return StepItem(
+        version=row.version,
+        parent_version=row.parent_version,
+        state=row.state,
+        created_at=row.created_at,
+        served_at=row.served_at,
+        swap_seconds=row.swap_seconds,
+        weights=weights,
+        trajectories=facts.trajectories,
+        trained_tokens=facts.trained_tokens,
+        reward_mean=facts.reward_mean,
+        staleness_mean=facts.staleness_mean,
+        staleness_max=facts.staleness_max,
+        metrics=row.metrics,
+    )
+
+
+def event_item(row: AnyRow) -> EventItem:
+    return EventItem(id=row.id, kind=row.kind, data=row.data, created_at=row.created_at)
+
+
+def bucket_stride(sessions: int) -> int:
+    """Sessions per point of the reward curve: a power of two, so that points stay where they are as a run grows."""
+    stride = 1
+    while sessions > stride * _MAX_BUCKETS:
+        stride *= 2
+    return stride
+
+
+def reward_points(buckets: Sequence[tuple[int, float, float]], window: int) -> tuple[RewardPoint, ...]:
+    """`buckets` are (sessions, at, sum of rewards), oldest first. The moving mean is over the buckets that reach
+    back `window` sessions: all sessions there were at first, one bucket at least."""
+    points: list[RewardPoint] = []
+    first, inside, total, so_far = 0, 0, 0.0, 0
+    for count, at, reward in buckets:
+        inside, total, so_far = inside + count, total + reward, so_far + count
+        while inside - buckets[first][0] >= window:
+            inside, total, first = inside - buckets[first][0], total - buckets[first][2], first + 1
+        points.append(RewardPoint(sessions=so_far, at=at, mean=reward / count, moving_mean=total / inside))
+    return tuple(points)

@@ -1,0 +1,256 @@
+"""The operating API under /api/v1: what runs, sessions, turns, rewards and steps look like, and their switches.
+
+Answers are the views of `overview/views.py` as JSON, field by field; lists are `{"<things>": […], "next_cursor"}`,
+where the cursor goes into `?cursor=` for the next page. An admin key may do everything; a run key may read its run.
+
+    GET    /api/v1/health                          Health
+    GET    /api/v1/runs                            {"runs": [RunSummary…]}; with a run key, its own
+    GET    /api/v1/runs/{run}                      RunSummary; {run} is a name or an id
+    POST   /api/v1/runs/{run}/pause, /resume       RunSummary as it is then
+    GET    /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}
+    GET    /api/v1/runs/{run}/rewards              {"rewards": [RewardItem…], "next_cursor"}
+    GET    /api/v1/runs/{run}/steps                {"steps": [StepItem…], "next_cursor"}
+    GET    /api/v1/runs/{run}/steps/{version}      StepView
+    GET    /api/v1/runs/{run}/curves               Curves
+    GET    /api/v1/runs/{run}/events               server-sent events: `snapshot`, Snapshot
+    GET    /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
+    GET    /api/v1/turns/{id}                      TurnView; ?tokens=1 likewise
+    POST   /api/v1/runs/{run}/keys                 {"kind"?: "run" | "trainer", "label"?} → 201 {"id", "key", …}
+    GET    /api/v1/runs/{run}/keys                 {"keys": [{"id", "kind", "label", "created_at", "revoked_at"}…]}
+    DELETE /api/v1/runs/{run}/keys/{id}            204
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from proxy.credentials.http import principal, require
+from proxy.credentials.service import Credentials, Principal, PrincipalKind
+from proxy.errors import NotFound, PermissionDenied
+from proxy.overview.filters import SessionFilter
+from proxy.overview.service import OverviewService
+from proxy.overview.views import RunList
+
+router = APIRouter(prefix="/api/v1")
+
+EVENT_STREAM = "text/event-stream"
+_STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+def overview_of(request: Request) -> OverviewService:
+    service: OverviewService = request.app.state.overview
+    return service
+
+
+def credentials_of(request: Request) -> Credentials:
+    service: Credentials = request.app.state.credentials
+    return service
+
+
+Who = Annotated[Principal, Depends(principal)]
+Overview = Annotated[OverviewService, Depends(overview_of)]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Reward = Annotated[float | None, Query(allow_inf_nan=False)]
+
+
+class NewKeyBody(BaseModel):
+    """A key to be made for a run."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Literal["run", "trainer"] = "run"
+    label: str | None = Field(default=None, max_length=200)
+
+
+@router.get("/health")
+async def health(who: Who, overview: Overview) -> Response:
+    require(who, PrincipalKind.ADMIN)
+    return _json(await overview.health())
+
+
+@router.get("/runs")
+async def runs(who: Who, overview: Overview) -> Response:
+    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    if who.kind is PrincipalKind.RUN:
+        return _json(RunList(runs=(await overview.run(str(who.run_id)),)))
+    return _json(await overview.runs())
+
+
+@router.get("/runs/{run}")
+async def run(run: str, who: Who, overview: Overview) -> Response:
+    return _json(await overview.run(await _readable(run, who, overview)))
+
+
+@router.post("/runs/{run}/pause")
+async def pause(run: str, who: Who, overview: Overview) -> Response:
+    require(who, PrincipalKind.ADMIN)
+    return _json(await overview.pause(run))
+
+
+@router.post("/runs/{run}/resume")
+async def resume(run: str, who: Who, overview: Overview) -> Response:
+    require(who, PrincipalKind.ADMIN)
+    return _json(await overview.resume(run))
+
+
+@router.get("/runs/{run}/sessions")
+async def sessions(
+    run: str,
+    who: Who,
+    overview: Overview,
+    state: Literal["open", "ended"] | None = None,
+    training: Literal["pending", "ready", "leased", "consumed", "stale", "expired", "excluded"] | None = None,
+    group: str | None = None,
+    attributed_by: str | None = None,
+    min_reward: Reward = None,
+    max_reward: Reward = None,
+    cursor: str | None = None,
+    limit: Limit = 50,
+) -> Response:
+    """Newest first. `group` is an id or a name; reward bounds are inclusive and leave out the unrewarded."""
+    wanted = SessionFilter(
+        state=state,
+        training=training,
+        group=group,
+        attributed_by=attributed_by,
+        min_reward=min_reward,
+        max_reward=max_reward,
+    )
+    run_id = await _readable(run, who, overview)
+    return _json(await overview.sessions(run_id, wanted, cursor=cursor, limit=limit))
+
+
+@router.get("/runs/{run}/rewards")
+async def rewards(run: str, who: Who, overview: Overview, cursor: str | None = None, limit: Limit = 50) -> Response:
+    return _json(await overview.rewards(await _readable(run, who, overview), cursor=cursor, limit=limit))
+
+
+@router.get("/runs/{run}/steps")
+async def steps(run: str, who: Who, overview: Overview, cursor: str | None = None, limit: Limit = 50) -> Response:
+    return _json(await overview.steps(await _readable(run, who, overview), cursor=cursor, limit=limit))
+
+
+@router.get("/runs/{run}/steps/{version}")
+async def step(run: str, version: int, who: Who, overview: Overview) -> Response:
+    return _json(await overview.step(await _readable(run, who, overview), version))
+
+
+@router.get("/runs/{run}/curves")
+async def curves(run: str, who: Who, overview: Overview) -> Response:
+    return _json(await overview.curves(await _readable(run, who, overview)))
+
+
+@router.get("/runs/{run}/events")
+async def events(run: str, request: Request, who: Who, overview: Overview) -> StreamingResponse:
+    """Server-sent events. Each `snapshot` has as its id the last event it tells of; with that in `Last-Event-ID`, a
+    client that comes back gets what it missed. Comments keep quiet streams alive."""
+    run_id = await _readable(run, who, overview)
+    return StreamingResponse(
+        _snapshots(overview, run_id, last_event_id(request)), media_type=EVENT_STREAM, headers=_STREAM_HEADERS
+    )
+
+
+@router.get("/sessions/{session_id}")
+async def session(session_id: str, who: Who, overview: Overview, tokens: bool = False) -> Response:
+    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    found = await overview.session(session_id, with_tokens=tokens)
+    if who.kind is PrincipalKind.RUN and found.session.run_id != who.run_id:
+        raise NotFound(f"there is no session {session_id!r}")
+    return _json(found)
+
+
+@router.get("/turns/{turn_id}")
+async def turn(turn_id: str, who: Who, overview: Overview, tokens: bool = False) -> Response:
+    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    found = await overview.turn(turn_id, with_tokens=tokens)
+    if who.kind is PrincipalKind.RUN and found.run_id != who.run_id:
+        raise NotFound(f"there is no turn {turn_id!r}")
+    return _json(found)
+
+
+@router.post("/runs/{run}/keys")
+async def create_key(
+    run: str,
+    body: NewKeyBody,
+    who: Who,
+    overview: Overview,
+    credentials: Annotated[Credentials, Depends(credentials_of)],
+) -> Response:
+    """The answer's `key` is the key's text: it cannot be had again."""
+    require(who, PrincipalKind.ADMIN)
+    run_id = await overview.run_id(run)
+    key = await credentials.create(PrincipalKind(body.kind), run_id=run_id, label=body.label)
+    return _json({"id": key.id, "key": key.text, "kind": body.kind, "label": body.label}, status=201)
+
+
+@router.get("/runs/{run}/keys")
+async def keys(
+    run: str, who: Who, overview: Overview, credentials: Annotated[Credentials, Depends(credentials_of)]
+) -> Response:
+    require(who, PrincipalKind.ADMIN)
+    return _json({"keys": await credentials.list_(await overview.run_id(run))})
+
+
+@router.delete("/runs/{run}/keys/{key_id}")
+async def revoke_key(
+    run: str,
+    key_id: str,
+    who: Who,
+    overview: Overview,
+    credentials: Annotated[Credentials, Depends(credentials_of)],
+) -> Response:
+    require(who, PrincipalKind.ADMIN)
+    run_id = await overview.run_id(run)
+    if key_id not in {key.id for key in await credentials.list_(run_id)}:
+        raise NotFound(f"the run {run!r} has no key {key_id!r}")
+    await credentials.revoke(key_id)
+    return Response(status_code=204)
+
+
+async def _readable(run: str, who: Principal, overview: OverviewService) -> str:
+    """The run's id. Raises NotFound, and PermissionDenied for another run's key."""
+    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    if who.kind is PrincipalKind.ADMIN:
+        return await overview.run_id(run)
+    own = await overview.run(str(who.run_id))
+    if run not in {own.id, own.name}:
+        raise PermissionDenied("this key reads its own run only")
+    return own.id
+
+
+def last_event_id(request: Request) -> int | None:
+    """Where a returning client of an event stream goes on; None for a new one."""
+    text = request.headers.get("last-event-id", "")
+    return int(text) if text.isdecimal() and len(text) < 19 else None
+
+
+def server_sent(event: str, data: str, *, event_id: int | None = None) -> bytes:
+    """One server-sent event. Every line of `data` gets its own field, as the format wants."""
+    lines = [f"event: {event}"]
+    if event_id is not None:
+        lines.append(f"id: {event_id}")
+    lines.extend(f"data: {line}" for line in data.split("\n"))
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+async def _snapshots(overview: OverviewService, run_id: str, after: int | None) -> AsyncIterator[bytes]:
+    async for snapshot in overview.snapshots(run_id, after=after):
+        if snapshot is None:
+            yield b": still here\n\n"
+        else:
+            yield server_sent("snapshot", msgspec.json.encode(snapshot).decode(), event_id=snapshot.last_event_id)
+
+
+def _json(answer: Any, *, status: int = 200) -> Response:
+    return Response(
+        msgspec.json.encode(answer),
+        status_code=status,
+        media_type="application/json",
+        headers={"cache-control": "no-store"},
+    )

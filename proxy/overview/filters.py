@@ -1,0 +1,43 @@
+"""Which sessions a list shows, and where its next page begins."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.errors import InvalidRequest
+
+MAX_PAGE = 200
+
+
+class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """None means any. `group` is a group's id or name; reward bounds are inclusive."""
+
+    state: str | None = None
+    training: str | None = None
+    group: str | None = None
+    attributed_by: str | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+
+
+class Cursor(msgspec.Struct, frozen=True, kw_only=True):
+    """The last row of a page: the next one goes on below it. On the wire, `<created_at as hex float>~<id>`."""
+
+    at: float
+    key: str
+
+    def encode(self) -> str:
+        return f"{self.at.hex()}~{self.key}"
+
+    @classmethod
+    def decode(cls, text: str) -> Cursor:
+        """Raises InvalidRequest for what no page gave out."""
+        at, separator, key = text.partition("~")
+        try:
+            return cls(at=float.fromhex(at), key=key if separator and key else _fail())
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequest("cursor is not one that a page gave out", param="cursor") from error
+
+
+def _fail() -> str:
+    raise ValueError

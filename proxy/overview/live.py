@@ -1,0 +1,86 @@
+"""What makes live pages cheap: answers kept in proportion to their cost, and a rate of which only the end is read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeVar, cast
+
+from proxy.database.unit_of_work import Database
+from proxy.overview.repository import OverviewRepository
+from proxy.overview.views import RatePoint
+
+_Answer = TypeVar("_Answer")
+
+_COST_FACTOR = 20.0
+"""An answer that took t seconds is kept for 20 t: watching costs a twentieth of one core at most."""
+
+
+class Remembered:
+    """Answers by key, each for `hold_seconds` at least; many who ask at once cause one computation."""
+
+    def __init__(self, hold_seconds: float) -> None:
+        self._hold_seconds = hold_seconds
+        self._answers: dict[Hashable, tuple[Any, float]] = {}
+        self._locks: dict[Hashable, asyncio.Lock] = {}
+
+    async def get(self, key: Hashable, compute: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            known = self._answers.get(key)
+            began = time.monotonic()
+            if known is not None and began < known[1]:
+                return cast("_Answer", known[0])
+            answer = await compute()
+            ended = time.monotonic()
+            self._answers[key] = (answer, ended + max(self._hold_seconds, _COST_FACTOR * (ended - began)))
+            return answer
+
+    def forget(self) -> None:
+        self._answers.clear()
+
+
+class RateHistory:
+    """Output tokens of one run over the last minutes. Only the newest end is read again."""
+
+    WIDTH_S = 5.0
+    BUCKETS = 120
+    _SETTLED_S = 15.0
+    """A turn is stored this long after its end at most; older buckets do not change."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._tokens: dict[int, int] = {}
+        self._read_at: float | None = None
+
+    async def update(self, database: Database, now: float) -> None:
+        oldest = int(now // self.WIDTH_S) - self.BUCKETS + 1
+        start = oldest
+        if self._read_at is not None and self._read_at <= now:
+            start = max(oldest, int((self._read_at - self._SETTLED_S) // self.WIDTH_S))
+        async with database.read() as connection:
+            fresh = await OverviewRepository(connection).output_rate(
+                self._run_id, since=start * self.WIDTH_S, origin=0.0, width=self.WIDTH_S
+            )
+        kept = {number: tokens for number, tokens in self._tokens.items() if oldest <= number < start}
+        self._tokens = {**kept, **{number: tokens for number, tokens in fresh.items() if number >= start}}
+        self._read_at = now
+
+    def points(self, now: float) -> tuple[RatePoint, ...]:
+        """Whole buckets, from the first with tokens on; the running one is left out."""
+        if not self._tokens:
+            return ()
+        last = int(now // self.WIDTH_S)
+        return tuple(
+            RatePoint(at=(number + 1) * self.WIDTH_S, tokens_per_second=self._tokens.get(number, 0) / self.WIDTH_S)
+            for number in range(min(self._tokens), last)
+        )
+
+    def last_minute(self, now: float) -> float:
+        """Tokens per second over the last minute, or since the first token in it."""
+        recent = {
+            number: tokens for number, tokens in self._tokens.items() if (number + 1) * self.WIDTH_S > now - 60.0
+        }
+        if not recent:
+            return 0.0
+        return sum(recent.values()) / max(self.WIDTH_S, now - min(recent) * self.WIDTH_S)

@@ -1,0 +1,346 @@
+"""The queries behind the pages and the operating API. None counts or skips through turns: every one is bounded by an
+index, by a page, or by the number of a run's sessions (those the service asks for rarely)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Integer,
+    Row,
+    Select,
+    and_,
+    case,
+    cast,
+    func,
+    or_,
+    select,
+    tuple_,
+    union_all,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.database.tables import (
+    ApiKeyRow,
+    ClaimedSessionRow,
+    ClaimRow,
+    EventRow,
+    GroupRow,
+    PolicyVersionRow,
+    RewardRow,
+    RunRow,
+    SessionRow,
+    TurnRow,
+)
+from proxy.overview.filters import Cursor, SessionFilter
+
+AnyRow = Row[*tuple[Any, ...]]
+
+_ID_BYTES = 4
+_CLAIM_STATES = ("leased", "committed", "released", "expired")
+_LOOKED_THROUGH = 4096
+"""How many ended sessions are searched for the last rewarded ones."""
+
+
+class OverviewRepository:
+    """Reads of one look at the store; the one write is a run's state."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def _all(self, statement: Select[*tuple[Any, ...]]) -> Sequence[AnyRow]:
+        return (await self._connection.execute(statement)).all()
+
+    # Runs
+
+    async def runs(self) -> Sequence[AnyRow]:
+        return await self._all(select(RunRow.__table__).order_by(RunRow.created_at, RunRow.id))
+
+    async def run(self, name_or_id: str) -> AnyRow | None:
+        statement = select(RunRow.__table__).where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
+        # A run may be named like another's id; its name wins, as it does for agents.
+        return (await self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1))).first()
+
+    async def set_run_state(self, run_id: str, state: str, *, unless: str) -> bool:
+        """Whether the state changed."""
+        statement = (
+            update(RunRow).where(RunRow.id == run_id, RunRow.state.not_in((state, unless))).values(state=state)
+        )
+        return (await self._connection.execute(statement)).rowcount > 0
+
+    async def sessions_by_training(self, run_id: str) -> dict[str, int]:
+        """Walks the index of the run's sessions."""
+        statement = (
+            select(SessionRow.training, func.count()).where(SessionRow.run_id == run_id).group_by(SessionRow.training)
+        )
+        return {row[0]: row[1] for row in await self._all(statement)}
+
+    async def totals(self, run_id: str) -> AnyRow:
+        """`turns` and `last_active_at`. Walks all sessions of the run."""
+        statement = select(
+            func.coalesce(func.sum(SessionRow.turn_count), 0).label("turns"),
+            func.max(SessionRow.last_active_at).label("last_active_at"),
+        ).where(SessionRow.run_id == run_id)
+        return (await self._connection.execute(statement)).one()
+
+    async def open_sessions(self, run_id: str) -> int:
+        statement = select(func.count()).where(SessionRow.state == "open", SessionRow.run_id == run_id)
+        return int((await self._connection.execute(statement)).scalar_one())
+
+    async def last_rewards(self, run_id: str, count: int) -> list[float]:
+        """Of the last ended and rewarded training sessions, newest first."""
+        ended = (
+            select(SessionRow.ended_at, SessionRow.reward, SessionRow.purpose)
+            .where(SessionRow.run_id == run_id, SessionRow.ended_at.is_not(None))
+            .order_by(SessionRow.ended_at.desc())
+            .limit(_LOOKED_THROUGH)
+            .subquery()
+        )
+        statement = (
+            select(ended.c.reward)
+            .where(ended.c.reward.is_not(None), ended.c.purpose == "train")
+            .order_by(ended.c.ended_at.desc())
+            .limit(count)
+        )
+        return [reward for (reward,) in await self._all(statement)]
+
+    async def late_rewards(self, run_id: str, after: int) -> AnyRow:
+        """`entries` that came after training and `last` sequence, among the entries beyond `after`."""
+        statement = select(
+            func.coalesce(func.sum(case((RewardRow.after_training, 1), else_=0)), 0).label("entries"),
+            func.max(RewardRow.sequence).label("last"),
+        ).where(RewardRow.sequence > after, RewardRow.run_id == run_id)
+        return (await self._connection.execute(statement)).one()
+
+    async def continuations(self, run_id: str, sessions: int) -> dict[str, int]:
+        """Turns by continuation, in the last `sessions` sessions."""
+        recent = (
+            select(SessionRow.id)
+            .where(SessionRow.run_id == run_id)
+            .order_by(SessionRow.created_at.desc())
+            .limit(sessions)
+            .subquery()
+        )
+        statement = (
+            select(TurnRow.continuation, func.count())
+            .join(recent, recent.c.id == TurnRow.session_id)
+            .group_by(TurnRow.continuation)
+        )
+        return {row[0]: row[1] for row in await self._all(statement)}
+
+    async def output_rate(self, run_id: str, *, since: float, origin: float, width: float) -> dict[int, int]:
+        """Output tokens of the turns finished after `since`, by bucket of `width` seconds after `origin`.
+
+        Found by the sessions that were active since, which the index has.
+        """
+        bucket = cast((TurnRow.finished_at - origin) / width, Integer)
+        statement = (
+            select(bucket, func.sum(func.length(TurnRow.output_ids)))
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .where(
+                SessionRow.state.in_(("open", "ended")),
+                SessionRow.last_active_at >= since,
+                SessionRow.run_id == run_id,
+                TurnRow.finished_at > since,
+            )
+            .group_by(bucket)
+        )
+        return {int(number): int(size) // _ID_BYTES for number, size in await self._all(statement)}
+
+    async def trainer_marks(self, run_id: str) -> AnyRow | None:
+        """The claim whose lease reaches furthest: `state`, `created_at`, `lease_expires_at`."""
+        newest = [
+            select(ClaimRow.state, ClaimRow.created_at, ClaimRow.lease_expires_at)
+            .where(ClaimRow.run_id == run_id, ClaimRow.state == state)
+            .order_by(ClaimRow.lease_expires_at.desc())
+            .limit(1)
+            .subquery()
+            .select()
+            for state in _CLAIM_STATES
+        ]
+        marks = union_all(*newest).subquery()
+        statement = select(marks).order_by(marks.c.lease_expires_at.desc()).limit(1)
+        return (await self._connection.execute(statement)).first()
+
+    async def oldest_ready(self, run_id: str) -> float | None:
+        """Since when the longest waiting trajectory has been claimable."""
+        statement = select(func.min(SessionRow.ready_at)).where(
+            SessionRow.run_id == run_id, SessionRow.training == "ready"
+        )
+        return (await self._connection.execute(statement)).scalar_one()
+
+    # Curves
+
+    async def reward_buckets(self, run_id: str, stride: int) -> Sequence[AnyRow]:
+        """`sessions`, `at`, `total` of every `stride` rewarded training sessions in order of their end. Walks all
+        sessions of the run."""
+        number = func.row_number().over(order_by=(SessionRow.ended_at, SessionRow.id)) - 1
+        numbered = (
+            select(SessionRow.ended_at, SessionRow.reward, number.label("number"))
+            .where(
+                SessionRow.run_id == run_id,
+                SessionRow.ended_at.is_not(None),
+                SessionRow.reward.is_not(None),
+                SessionRow.purpose == "train",
+            )
+            .subquery()
+        )
+        # Both sides are integers: SQLite and Postgres then divide to an integer; `//` says so to SQLAlchemy.
+        bucket = numbered.c.number // stride
+        statement = (
+            select(
+                func.count().label("sessions"),
+                func.max(numbered.c.ended_at).label("at"),
+                func.sum(numbered.c.reward).label("total"),
+            )
+            .group_by(bucket)
+            .order_by(bucket)
+        )
+        return await self._all(statement)
+
+    # Sessions
+
+    async def sessions(
+        self, run_id: str, wanted: SessionFilter, *, after: Cursor | None, limit: int
+    ) -> Sequence[AnyRow]:
+        """Newest first, below the cursor."""
+        conditions: list[ColumnElement[bool]] = [SessionRow.run_id == run_id]
+        if wanted.state is not None:
+            conditions.append(SessionRow.state == wanted.state)
+        if wanted.training is not None:
+            conditions.append(SessionRow.training == wanted.training)
+        if wanted.attributed_by is not None:
+            conditions.append(SessionRow.attributed_by == wanted.attributed_by)
+        if wanted.group is not None:
+            named = and_(GroupRow.run_id == run_id, GroupRow.name == wanted.group)
+            groups = select(GroupRow.id).where(or_(GroupRow.id == wanted.group, named))
+            conditions.append(SessionRow.group_id.in_(groups))
+        if wanted.min_reward is not None:
+            conditions.append(SessionRow.reward >= wanted.min_reward)
+        if wanted.max_reward is not None:
+            conditions.append(SessionRow.reward <= wanted.max_reward)
+        if after is not None:
+            conditions.append(tuple_(SessionRow.created_at, SessionRow.id) < (after.at, after.key))
+        statement = (
+            _SESSIONS.where(*conditions).order_by(SessionRow.created_at.desc(), SessionRow.id.desc()).limit(limit)
+        )
+        return await self._all(statement)
+
+    async def session(self, session_id: str) -> AnyRow | None:
+        return (await self._connection.execute(_SESSIONS.where(SessionRow.id == session_id))).one_or_none()
+
+    async def rewards_of(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
+        """In order of arrival."""
+        if not session_ids:
+            return ()
+        statement = select(RewardRow.__table__).where(RewardRow.session_id.in_(session_ids))
+        return await self._all(statement.order_by(RewardRow.sequence))
+
+    async def trainings_of(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
+        """The committed claims that handed these sessions out: `session_id`, `claim_id`, `reward`, `reward_ids`,
+        `version`."""
+        if not session_ids:
+            return ()
+        return await self._all(_TRAININGS.where(ClaimedSessionRow.session_id.in_(session_ids)))
+
+    async def rewards(self, run_id: str, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
+        """The ledger, newest first; the cursor's key is a sequence number."""
+        statement = select(RewardRow.__table__).where(RewardRow.run_id == run_id)
+        if after is not None:
+            below = (after.at, int(after.key))
+            statement = statement.where(tuple_(RewardRow.created_at, RewardRow.sequence) < below)
+        return await self._all(
+            statement.order_by(RewardRow.created_at.desc(), RewardRow.sequence.desc()).limit(limit)
+        )
+
+    # Turns
+
+    async def turns_of(self, session_id: str) -> Sequence[AnyRow]:
+        return await self._all(
+            select(TurnRow.__table__).where(TurnRow.session_id == session_id).order_by(TurnRow.ordinal, TurnRow.id)
+        )
+
+    async def turn(self, turn_id: str) -> AnyRow | None:
+        statement = select(TurnRow.__table__).where(TurnRow.id == turn_id)
+        return (await self._connection.execute(statement)).one_or_none()
+
+    # Versions
+
+    async def versions(self, run_id: str, *, below: int | None, limit: int) -> Sequence[AnyRow]:
+        """Newest first, each with its audit."""
+        statement = select(PolicyVersionRow.__table__).where(PolicyVersionRow.run_id == run_id)
+        if below is not None:
+            statement = statement.where(PolicyVersionRow.version < below)
+        return await self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
+
+    async def version(self, run_id: str, version: int) -> AnyRow | None:
+        statement = select(PolicyVersionRow.__table__).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
+        )
+        return (await self._connection.execute(statement)).one_or_none()
+
+    async def version_times(self, run_id: str, limit: int) -> Sequence[AnyRow]:
+        """`version`, `created_at`, `served_at`, `swap_seconds` of the newest, newest first."""
+        statement = select(
+            PolicyVersionRow.version,
+            PolicyVersionRow.created_at,
+            PolicyVersionRow.served_at,
+            PolicyVersionRow.swap_seconds,
+        ).where(PolicyVersionRow.run_id == run_id)
+        return await self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
+
+    async def audits(self, run_id: str, versions: Sequence[int]) -> dict[int, list[Any]]:
+        statement = select(PolicyVersionRow.version, PolicyVersionRow.audit).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version.in_(versions)
+        )
+        return {row.version: row.audit for row in await self._all(statement)}
+
+    async def reward_now(self, session_ids: Sequence[str]) -> dict[str, float | None]:
+        if not session_ids:
+            return {}
+        statement = select(SessionRow.id, SessionRow.reward).where(SessionRow.id.in_(session_ids))
+        return {row.id: row.reward for row in await self._all(statement)}
+
+    async def swap_count(self, run_id: str) -> int:
+        statement = select(func.count()).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version > 0, PolicyVersionRow.served_at.is_not(None)
+        )
+        return int((await self._connection.execute(statement)).scalar_one())
+
+    # Events and keys
+
+    async def events(self, run_id: str, *, after: int, limit: int) -> Sequence[AnyRow]:
+        """The newest `limit` of those beyond `after`, newest first."""
+        statement = (
+            select(EventRow.__table__)
+            .where(EventRow.run_id == run_id, EventRow.id > after)
+            .order_by(EventRow.id.desc())
+            .limit(limit)
+        )
+        return await self._all(statement)
+
+    async def key(self, key_id: str) -> AnyRow | None:
+        statement = select(ApiKeyRow.id, ApiKeyRow.kind, ApiKeyRow.run_id, ApiKeyRow.revoked_at)
+        return (await self._connection.execute(statement.where(ApiKeyRow.id == key_id))).one_or_none()
+
+
+_SESSIONS_AND_GROUPS: FromClause = SessionRow.__table__.outerjoin(
+    GroupRow.__table__, SessionRow.group_id == GroupRow.id
+)
+_SESSIONS = select(SessionRow.__table__, GroupRow.name.label("group_name")).select_from(_SESSIONS_AND_GROUPS)
+
+_TRAININGS = (
+    select(
+        ClaimedSessionRow.session_id,
+        ClaimedSessionRow.claim_id,
+        ClaimedSessionRow.reward,
+        ClaimedSessionRow.reward_ids,
+        ClaimRow.committed_version.label("version"),
+    )
+    .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
+    .where(ClaimRow.state == "committed", ClaimRow.committed_version.is_not(None))
+)
