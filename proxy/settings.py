@@ -6,6 +6,7 @@ to the trainer, which validates it itself (`trainer/config.py`); here it is only
 
 from __future__ import annotations
 
+import os
 import tomllib
 from enum import StrEnum
 from pathlib import Path
@@ -60,6 +61,12 @@ class EngineKind(StrEnum):
     SGLANG = "sglang"
 
 
+def _default_sglang_venv() -> Path:
+    """Where `make sglang-cpu` installs."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "base-rl" / "sglang-cpu-0.5.23"
+
+
 class EngineSettings(_Section):
     """The inference engine: `embedded`, `sglang`, or the URL of a server that speaks SGLang's native API."""
 
@@ -71,6 +78,12 @@ class EngineSettings(_Section):
     """Longest silence of the engine inside one generation."""
     health_interval_seconds: PositiveFloat = 1.0
     max_concurrency: PositiveInt = 512
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Of engines that `base-rl up` starts; `auto`: the GPU where nvidia-smi finds one."""
+    threads: PositiveInt = 1
+    """CPU threads of engines that `base-rl up` starts."""
+    sglang_venv: Path = Field(default_factory=_default_sglang_venv)
+    """The environment that SGLang is installed in (`make sglang-cpu`, or one of your own on a GPU machine)."""
 
 
 class SamplingMode(StrEnum):

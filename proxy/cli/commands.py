@@ -255,13 +255,11 @@ def _finish(command: Any) -> NoReturn:
     from proxy.cli.operations import ProxyUnreachable
     from proxy.cli.stack import AlreadyRunning
     from proxy.cli.supervisor import PartFailed
-    from proxy.engines.launch import LaunchError
     from proxy.settings import ConfigurationError
 
     expected = (
         AlreadyRunning,
         ConfigurationError,
-        LaunchError,
         ModelNotUsable,
         NoFreePort,
         PartFailed,

@@ -17,7 +17,6 @@ from pathlib import Path
 import httpx
 
 from proxy.cli.addresses import is_free
-from proxy.engines.launch import sglang_environment
 from proxy.settings import EngineKind, Settings
 
 _OLDEST_PYTHON = (3, 11)
@@ -205,7 +204,7 @@ def _engine(settings: Settings) -> Iterator[Finding]:
     if kind == EngineKind.EMBEDDED:
         yield Finding(name="engine", verdict=Verdict.OK, detail="embedded (PyTorch, in a process of its own)")
     elif kind == EngineKind.SGLANG:
-        environment = sglang_environment(settings.engine)
+        environment = settings.engine.sglang_venv
         if (environment / "bin" / "python").exists():
             yield Finding(name="engine", verdict=Verdict.OK, detail=f"SGLang in {environment}")
         else:

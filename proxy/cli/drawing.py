@@ -81,6 +81,26 @@ def live_line(run: LiveRun) -> str:
     )
 
 
+def health_table(health: dict[str, Any]) -> RenderableType:
+    """What `base-rl status` shows of the health view of the operating API."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    table.add_row("calls", "[green]served[/]" if health["ready"] else "[red]not served[/]")
+    table.add_row("database", f"{health['database']}, answers in {health['database_seconds'] * 1000:.1f} ms")
+    table.add_row("engine", "[green]ready[/]" if health["engine_ready"] else "[red]not ready[/]")
+    if health["disk_free_bytes"] is not None:
+        table.add_row("disk", f"{health['disk_free_bytes'] / 1024**3:.0f} GiB free")
+    for run in health["runs"]:
+        table.add_row(
+            f"run {run['name']}",
+            f"{run['state']}, serving version {run['serving_version']} of {run['head_version']}; trainer {run['trainer']}",
+        )
+    for problem in health["problems"]:
+        table.add_row("[red]problem[/]", Text(problem))
+    return table
+
+
 def transcript(title: str, record: dict[str, Any]) -> RenderableType:
     """A session as a conversation: `record` has `messages` and `reward`."""
     lines: list[RenderableType] = []

@@ -36,10 +36,8 @@ class Operations:
     async def run(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}")
 
-    async def steps(self, name: str) -> list[dict[str, Any]]:
-        answer = await self._get(f"/api/v1/runs/{name}/steps")
-        steps: list[dict[str, Any]] = answer["steps"]
-        return steps
+    async def curves(self, name: str) -> dict[str, Any]:
+        return await self._get(f"/api/v1/runs/{name}/curves")
 
     async def health(self) -> dict[str, Any]:
         return await self._get("/api/v1/health")

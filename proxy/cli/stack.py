@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,8 @@ from proxy.cli.addresses import next_free_port
 from proxy.cli.local_keys import LocalKeys, load_or_make
 from proxy.cli.operations import Operations
 from proxy.cli.supervisor import Listener, Part, Supervisor
-from proxy.engines.launch import launch_plan
-from proxy.settings import EngineKind, Settings
+from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, sglang_gpu_plan
+from proxy.settings import ConfigurationError, EngineKind, Settings
 
 ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
 _ENGINE_PORT_FROM = 30000
@@ -58,15 +60,23 @@ class Stack:
 
 @asynccontextmanager
 async def running_stack(
-    settings: Settings, *, config_file: Path | None, with_trainer: bool, seed: int, listener: Listener
+    settings: Settings,
+    *,
+    config_file: Path | None,
+    with_trainer: bool,
+    seed: int,
+    listener: Listener,
+    prepare: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Stack]:
     """Starts the parts and ends them with the block. They start at the same time: `wait_until_ready` waits for them.
+    `prepare` runs before, once the data directory is known to be ours alone.
 
     Raises AlreadyRunning, NoFreePort.
     """
     data_dir = settings.server.data_dir.resolve()
     data_dir.mkdir(parents=True, exist_ok=True)
     with _only_one(data_dir):
+        prepare()
         keys = load_or_make(data_dir)
         url = f"http://{_reachable(settings.server.host)}:{settings.server.port}"
         parts = _parts(settings, url=url, keys=keys, config_file=config_file, with_trainer=with_trainer, seed=seed)
@@ -104,9 +114,9 @@ def _parts(
     engine_url = settings.engine.url
     if settings.engine.kind in (EngineKind.EMBEDDED, EngineKind.SGLANG):
         port = next_free_port("127.0.0.1", _ENGINE_PORT_FROM)
-        engine_url = f"http://127.0.0.1:{port}"
-        plan = launch_plan(settings.engine, model=settings.run.model, port=port, seed=seed)
-        parts.append(Part(name=ENGINE, argv=tuple(plan.argv), env=dict(plan.env)))
+        plan = _engine_plan(settings, port=port, seed=seed)
+        engine_url = plan.url
+        parts.append(Part(name=ENGINE, argv=plan.argv, env=plan.env))
     elif engine_url is None:
         engine_url = settings.engine.kind
     config = ("--config", str(config_file.resolve())) if config_file is not None else ()
@@ -143,6 +153,36 @@ def _parts(
             )
         )
     return parts
+
+
+def _engine_plan(settings: Settings, *, port: int, seed: int) -> LaunchPlan:
+    """How the configured engine is started on this machine. Raises ConfigurationError when SGLang is not there."""
+    engine, model = settings.engine, settings.run.model
+    on_gpu = engine.device == "cuda" or (engine.device == "auto" and _has_gpu())
+    if engine.kind == EngineKind.EMBEDDED:
+        device = "cuda" if on_gpu else "cpu"
+        return embedded_plan(model=model, port=port, device=device, threads=engine.threads, seed=seed)
+    if on_gpu:
+        python = engine.sglang_venv / "bin" / "python"
+        if not python.exists():
+            raise ConfigurationError(f"no environment with SGLang in {engine.sglang_venv}: set engine.sglang_venv")
+        return sglang_gpu_plan(model=model, port=port, python=str(python))
+    return sglang_cpu_plan(
+        model=model,
+        port=port,
+        venv=engine.sglang_venv,
+        threads=engine.threads,
+        flags=(f"--random-seed={seed}",),
+    )
+
+
+def _has_gpu() -> bool:
+    """Asks the driver, not torch, which the proxy side never imports."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    listing = subprocess.run([program, "--list-gpus"], capture_output=True, text=True, check=False, timeout=30)
+    return listing.returncode == 0 and "GPU" in listing.stdout
 
 
 def _reachable(host: str) -> str:
