@@ -13,6 +13,11 @@ from proxy.errors import InvalidRequest
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _SHOWN_ERRORS = 5
+_PLAINER = {
+    "extra_forbidden": "there is no such field",
+    "model_type": "a JSON object is expected",
+    "model_attributes_type": "a JSON object is expected",
+}
 
 
 async def json_body(request: Request) -> Any:
@@ -39,7 +44,8 @@ def invalid(errors: Sequence[Any], within: str = "") -> InvalidRequest:
     lines = []
     for error in errors[:_SHOWN_ERRORS]:
         path = field_path(error["loc"], within)
-        lines.append(f"{path}: {error['msg']}" if path else str(error["msg"]))
+        message = _PLAINER.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
+        lines.append(f"{path}: {message}" if path else message)
     return InvalidRequest("; ".join(lines), param=field_path(errors[0]["loc"], within) or None)
 
 

@@ -1,0 +1,91 @@
+"""What Prometheus is told. A registry of our own, so that two apps in one process do not mix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from proxy.contract.turn import Turn
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_REQUEST_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_SWAP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics:
+    """Observer of requests, turns, rewards and swaps; its methods neither raise nor wait."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "base_rl_requests", "HTTP requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self._request_seconds = Histogram(
+            "base_rl_request_seconds",
+            "From the first byte in to the last byte out.",
+            ["route"],
+            buckets=_REQUEST_SECONDS,
+            registry=self.registry,
+        )
+        self._turns = Counter(
+            "base_rl_turns",
+            "Recorded model calls.",
+            ["continuation", "attributed_by", "state", "dialect"],
+            registry=self.registry,
+        )
+        self._first_token_seconds = Histogram(
+            "base_rl_first_token_seconds",
+            "From a call's arrival to its first token.",
+            buckets=_REQUEST_SECONDS,
+            registry=self.registry,
+        )
+        self._tokens = Counter(
+            "base_rl_tokens",
+            "Tokens of recorded turns: output, prompt in all, and the part of the prompt reused from earlier turns.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self._rewards = Counter("base_rl_rewards", "Reward entries recorded.", ["effect"], registry=self.registry)
+        self._swaps = Counter("base_rl_swaps", "Policy versions loaded.", ["result"], registry=self.registry)
+        self._swap_seconds = Histogram(
+            "base_rl_swap_seconds",
+            "How long generation stood still for a new version.",
+            buckets=_SWAP_SECONDS,
+            registry=self.registry,
+        )
+        self._sessions = Gauge(
+            "base_rl_sessions", "Sessions by training state.", ["run", "training"], registry=self.registry
+        )
+
+    def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None:
+        """`route` is the path's pattern, not the path, so that its values stay few."""
+        self._requests.labels(method, route, str(status)).inc()
+        self._request_seconds.labels(route).observe(seconds)
+
+    def turn_finished(self, turn: Turn, *, attributed_by: str, prompt_tokens: int, dialect: str) -> None:
+        self._turns.labels(turn.continuation.value, attributed_by, turn.state.value, dialect).inc()
+        self._tokens.labels("prompt").inc(prompt_tokens)
+        self._tokens.labels("reused").inc(turn.prefix_tokens)
+        self._tokens.labels("output").inc(len(turn.output_ids))
+        if turn.first_token_at is not None:
+            self._first_token_seconds.observe(max(0.0, turn.first_token_at - turn.started_at))
+
+    def rewards_recorded(self, entries: int, *, effect: str) -> None:
+        self._rewards.labels(effect).inc(entries)
+
+    def swap_finished(self, seconds: float) -> None:
+        self._swaps.labels("loaded").inc()
+        self._swap_seconds.observe(seconds)
+
+    def swap_failed(self) -> None:
+        self._swaps.labels("failed").inc()
+
+    def render(self, sessions: Mapping[tuple[str, str], int]) -> bytes:
+        """The exposition, with `sessions` as (run, training state) → count."""
+        self._sessions.clear()
+        for (run, training), count in sessions.items():
+            self._sessions.labels(run, training).set(count)
+        return generate_latest(self.registry)

@@ -1,0 +1,135 @@
+"""A store on a real SQLite file, with the services that every domain stands on and a clock that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import insert, select, update
+
+from proxy.contract.identifiers import new_turn_id
+from proxy.credentials.service import Credentials, Principal, PrincipalKind
+from proxy.database.migrate import upgrade
+from proxy.database.signals import Signals
+from proxy.database.tables import RewardRow, SessionRow, TurnRow
+from proxy.database.unit_of_work import Database
+from proxy.feedback.service import FeedbackService
+from proxy.runs.service import RunDirectory, RunView
+from proxy.sessions.service import SessionService
+from proxy.settings import RunSettings
+
+
+class MovedClock:
+    def __init__(self, now: float = 1_000_000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Store:
+    """`run` was ensured with the settings given to `open_store`; `owner` is behind a run key of it."""
+
+    database: Database
+    signals: Signals
+    clock: MovedClock
+    runs: RunDirectory
+    credentials: Credentials
+    sessions: SessionService
+    feedback: FeedbackService
+    run: RunView
+    owner: Principal
+
+    async def principal(self, kind: PrincipalKind, *, run_id: str | None, session_id: str | None = None) -> Principal:
+        key = await self.credentials.create(kind, run_id=run_id, session_id=session_id)
+        return await self.credentials.authenticate(key.text)
+
+    async def add_turn(
+        self, session_id: str, *, conversation_hash: bytes = b"\0" * 16, at: float | None = None
+    ) -> str:
+        """A finished turn, as the trajectory store would record it."""
+        turn_id = new_turn_id()
+        now = self.clock() if at is None else at
+        async with self.database.write() as connection:
+            session = (
+                await connection.execute(
+                    select(SessionRow.run_id, SessionRow.turn_count).where(SessionRow.id == session_id)
+                )
+            ).one()
+            await connection.execute(
+                insert(TurnRow).values(
+                    id=turn_id,
+                    run_id=session.run_id,
+                    session_id=session_id,
+                    ordinal=session.turn_count,
+                    prefix_tokens=0,
+                    prompt_ids=b"\1\0\0\0",
+                    output_ids=b"\2\0\0\0\3\0\0\0",
+                    output_logprobs=b"\0" * 8,
+                    spans=[[0, 0, 2]],
+                    sampling={},
+                    finish_reason="stop",
+                    continuation="new",
+                    state="complete",
+                    conversation_hash=conversation_hash,
+                    tools_hash=b"\0" * 16,
+                    prompt_token_count=1,
+                    messages=[],
+                    request={},
+                    response={},
+                    started_at=now,
+                    finished_at=now,
+                )
+            )
+            await connection.execute(
+                update(SessionRow)
+                .where(SessionRow.id == session_id)
+                .values(turn_count=SessionRow.turn_count + 1, last_active_at=now)
+            )
+        return turn_id
+
+    async def set_session(self, session_id: str, **values: object) -> None:
+        """What claims and commits of other parts would write."""
+        async with self.database.write() as connection:
+            await connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(**values))
+
+    async def training(self, session_id: str) -> str:
+        async with self.database.read() as connection:
+            statement = select(SessionRow.training).where(SessionRow.id == session_id)
+            return (await connection.execute(statement)).scalar_one()
+
+    async def reward_values(self, session_id: str) -> list[float]:
+        """The ledger of a session, in order of arrival."""
+        async with self.database.read() as connection:
+            statement = select(RewardRow.value).where(RewardRow.session_id == session_id).order_by(RewardRow.sequence)
+            return list((await connection.execute(statement)).scalars())
+
+
+@asynccontextmanager
+async def open_store(directory: Path, settings: RunSettings | None = None) -> AsyncIterator[Store]:
+    url = f"sqlite+aiosqlite:///{directory / 'store.sqlite3'}"
+    upgrade(url)
+    database = Database(url)
+    try:
+        clock = MovedClock()
+        signals = Signals()
+        runs = RunDirectory(database, clock)
+        credentials = Credentials(database, b"s" * 32, clock)
+        run = await runs.ensure(settings or RunSettings(name="policy", model="base/model"))
+        key = await credentials.create(PrincipalKind.RUN, run_id=run.id)
+        yield Store(
+            database=database,
+            signals=signals,
+            clock=clock,
+            runs=runs,
+            credentials=credentials,
+            sessions=SessionService(database, runs, credentials, signals, clock),
+            feedback=FeedbackService(database, runs, signals, clock),
+            run=run,
+            owner=await credentials.authenticate(key.text),
+        )
+    finally:
+        await database.aclose()

@@ -1,0 +1,23 @@
+"""Runs an application in the test's own loop: lifespan, then a client that talks to it without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from fastapi import FastAPI
+
+
+@asynccontextmanager
+async def running(app: FastAPI, *, key: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the started application; `key` is sent with every request."""
+    headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test", headers=headers) as client:
+            yield client
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
