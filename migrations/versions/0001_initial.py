@@ -154,6 +154,7 @@ def upgrade() -> None:
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("reward", sa.Float(), nullable=True),
         sa.Column("reward_ids", sa.JSON(), nullable=False),
+        sa.Column("turn_count", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(["claim_id"], ["claims.id"], name=op.f("fk_claimed_sessions_claim_id_claims")),
         sa.ForeignKeyConstraint(
             ["session_id"], ["sessions.id"], name=op.f("fk_claimed_sessions_session_id_sessions")
@@ -182,12 +183,12 @@ def upgrade() -> None:
         sa.Column("tools_hash", sa.LargeBinary(length=16), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=True),
         sa.Column("prompt_token_count", sa.Integer(), nullable=False),
-        sa.Column("messages", sa.JSON(), nullable=False),
-        sa.Column("request", sa.JSON(), nullable=False),
-        sa.Column("response", sa.JSON(), nullable=False),
         sa.Column("started_at", sa.Float(), nullable=False),
         sa.Column("first_token_at", sa.Float(), nullable=True),
         sa.Column("finished_at", sa.Float(), nullable=False),
+        sa.Column("messages", sa.JSON(), nullable=False),
+        sa.Column("request", sa.JSON(), nullable=False),
+        sa.Column("response", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["parent_id"], ["turns.id"], name=op.f("fk_turns_parent_id_turns")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_turns_run_id_runs")),
         sa.ForeignKeyConstraint(["session_id"], ["sessions.id"], name=op.f("fk_turns_session_id_sessions")),
@@ -195,6 +196,7 @@ def upgrade() -> None:
         sa.UniqueConstraint("session_id", "idempotency_key", name=op.f("uq_turns_session_id_idempotency_key")),
     )
     op.create_index(op.f("ix_turns_run_id_conversation_hash"), "turns", ["run_id", "conversation_hash"])
+    op.create_index(op.f("ix_turns_session_id_conversation_hash"), "turns", ["session_id", "conversation_hash"])
     op.create_index(op.f("ix_turns_session_id_ordinal"), "turns", ["session_id", "ordinal"])
 
     op.create_table(

@@ -14,13 +14,21 @@ class Signal:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
+        self.count = 0
+        """How often it was given; read it before looking at the database, and pass it to `wait`."""
 
     def notify(self) -> None:
+        self.count += 1
         event, self._event = self._event, asyncio.Event()
         event.set()
 
-    async def wait(self, timeout: float) -> bool:
-        """Waits for the next `notify`, `timeout` seconds at most. Returns whether it came."""
+    async def wait(self, timeout: float, *, since: int | None = None) -> bool:
+        """Waits for the next `notify`, `timeout` seconds at most. Returns whether it came.
+
+        With `since`, one that came after that `count` is not missed.
+        """
+        if since is not None and since != self.count:
+            return True
         try:
             async with asyncio.timeout(timeout):
                 await self._event.wait()

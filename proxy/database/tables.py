@@ -148,12 +148,14 @@ class TurnRow(Base):
     """One model call (`contract.turn.Turn`), with the request and answer as JSON for people.
 
     `messages` are those the call added to its parent's conversation; `request` is the rest of the body. A turn is
-    inserted once, when its answer is whole or given up; a turn is never updated afterwards.
+    inserted once, when its answer is whole or given up; a turn is never updated afterwards. The three JSON columns
+    are the last, as SQLite reads a long row up to the last column that is asked for.
     """
 
     __tablename__ = "turns"
     __table_args__ = (
         Index(None, "session_id", "ordinal"),
+        Index(None, "session_id", "conversation_hash"),
         Index(None, "run_id", "conversation_hash"),
         UniqueConstraint("session_id", "idempotency_key"),
     )
@@ -179,12 +181,12 @@ class TurnRow(Base):
     idempotency_key: Mapped[str | None] = mapped_column(Text)
     prompt_token_count: Mapped[int] = mapped_column(Integer)
     """Of the full prompt, shared tokens included."""
-    messages: Mapped[list[Any]]
-    request: Mapped[Json]
-    response: Mapped[Json]
     started_at: Mapped[float] = mapped_column(Float)
     first_token_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float] = mapped_column(Float)
+    messages: Mapped[list[Any]]
+    request: Mapped[Json]
+    response: Mapped[Json]
 
 
 class RewardRow(Base):
@@ -240,6 +242,8 @@ class ClaimedSessionRow(Base):
     position: Mapped[int] = mapped_column(Integer)
     reward: Mapped[float | None] = mapped_column(Float)
     reward_ids: Mapped[list[Any]]
+    turn_count: Mapped[int] = mapped_column(Integer)
+    """Turns with a smaller ordinal were there; a call still running at the claim is recorded later and not in it."""
 
 
 class PolicyVersionRow(Base):

@@ -1,0 +1,113 @@
+"""Turns to token trees, and paths out of them. Pure.
+
+A turn stores only what it adds: its full prompt is the first `prefix_tokens` ids of its parent's path, then its own
+`prompt_ids`; its path is that prompt, then its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from proxy.contract.identifiers import GroupId, SessionId, TurnId
+from proxy.contract.trajectory import Trajectory, TrajectoryTurn
+from proxy.contract.turn import Turn, TurnState
+from proxy.database.arrays import pack_ids
+
+_WIDTH = len(pack_ids((0,)))
+
+
+class BrokenTree(Exception):
+    """Turns that do not form a tree: a parent is missing, or is shorter than what its child shares with it."""
+
+
+class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
+    """What one turn adds to a path. The ids are packed (`database.arrays`)."""
+
+    id: str
+    parent_id: str | None
+    prefix_tokens: int
+    prompt_ids: bytes
+    output_ids: bytes
+
+
+def extend_path(parent_path: bytes, piece: PathPiece) -> bytes:
+    """The packed path up to and including `piece`. Raises BrokenTree."""
+    shared = piece.prefix_tokens * _WIDTH
+    if shared > len(parent_path):
+        raise BrokenTree(
+            f"turn {piece.id} shares {piece.prefix_tokens} tokens with a path of {len(parent_path) // _WIDTH}"
+        )
+    return parent_path[:shared] + piece.prompt_ids + piece.output_ids
+
+
+def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> bytes:
+    """The packed path from the root to the end of `turn_id`'s output. Raises BrokenTree."""
+    chain: list[PathPiece] = []
+    step: str | None = turn_id
+    while step is not None:
+        piece = pieces.get(step)
+        if piece is None:
+            raise BrokenTree(f"turn {step} is missing on the path to {turn_id}")
+        chain.append(piece)
+        step = piece.parent_id
+    path = b""
+    for piece in reversed(chain):
+        path = extend_path(path, piece)
+    return path
+
+
+def is_trainable(turn: Turn) -> bool:
+    """Whether the turn's tokens were drawn from the policy's own distribution: greedy and failed ones were not."""
+    return turn.state is not TurnState.FAILED and bool(turn.output_ids) and not turn.sampling.is_greedy
+
+
+def assemble(
+    turns: Sequence[Turn],
+    *,
+    session_id: SessionId,
+    group_id: GroupId | None,
+    task: str | None,
+    reward: float | None,
+    turn_rewards: Mapping[TurnId, float],
+) -> Trajectory:
+    """One session's turns as a trajectory, parents before children, else in the given order. Raises BrokenTree."""
+    positions: dict[str, int] = {}
+    nodes: list[TrajectoryTurn] = []
+    for turn in _parents_first(turns):
+        positions[turn.id] = len(nodes)
+        nodes.append(
+            TrajectoryTurn(
+                id=turn.id,
+                parent=None if turn.parent_id is None else positions[turn.parent_id],
+                prefix_tokens=turn.prefix_tokens,
+                prompt_ids=turn.prompt_ids,
+                output_ids=turn.output_ids,
+                logprobs=turn.output_logprobs,
+                spans=turn.spans,
+                temperature=turn.sampling.temperature,
+                convention=turn.sampling.logprob_convention,
+                trainable=is_trainable(turn),
+                reward=turn_rewards.get(turn.id),
+            )
+        )
+    return Trajectory(session_id=session_id, group_id=group_id, task=task, turns=tuple(nodes), reward=reward)
+
+
+def _parents_first(turns: Iterable[Turn]) -> list[Turn]:
+    ordered: list[Turn] = []
+    placed: set[str] = set()
+    waiting = list(turns)
+    while waiting:
+        later: list[Turn] = []
+        for turn in waiting:
+            if turn.parent_id is None or turn.parent_id in placed:
+                ordered.append(turn)
+                placed.add(turn.id)
+            else:
+                later.append(turn)
+        if len(later) == len(waiting):
+            raise BrokenTree(f"turn {later[0].id} continues {later[0].parent_id}, which is not of its trajectory")
+        waiting = later
+    return ordered

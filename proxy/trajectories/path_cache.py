@@ -1,0 +1,55 @@
+"""The full token paths of recent turns, so that continuing a conversation does not walk its history."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+_TOKENS = 4_000_000
+_WIDTH = 4
+
+
+class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that may become a parent. `path` is packed (`database.arrays`)."""
+
+    id: str
+    session_id: str
+    conversation_hash: bytes
+    tools_hash: bytes
+    finish_reason: str
+    state: str
+    path: bytes
+
+
+class PathCache:
+    """Least recently used turns leave first. `tokens` bounds the sum of the kept paths' lengths."""
+
+    def __init__(self, tokens: int = _TOKENS) -> None:
+        self._bytes_left = tokens * _WIDTH
+        self._turns: OrderedDict[str, CachedTurn] = OrderedDict()
+        self._by_conversation: dict[tuple[str, bytes], str] = {}
+
+    def put(self, turn: CachedTurn) -> None:
+        if turn.id in self._turns:
+            return
+        self._turns[turn.id] = turn
+        self._by_conversation[turn.session_id, turn.conversation_hash] = turn.id
+        self._bytes_left -= len(turn.path)
+        while self._bytes_left < 0 and self._turns:
+            _, oldest = self._turns.popitem(last=False)
+            self._bytes_left += len(oldest.path)
+            key = (oldest.session_id, oldest.conversation_hash)
+            if self._by_conversation.get(key) == oldest.id:
+                del self._by_conversation[key]
+
+    def get(self, turn_id: str) -> CachedTurn | None:
+        turn = self._turns.get(turn_id)
+        if turn is not None:
+            self._turns.move_to_end(turn_id)
+        return turn
+
+    def of_conversation(self, session_id: str, conversation_hash: bytes) -> CachedTurn | None:
+        """The newest kept turn of a session that ended with this conversation."""
+        turn_id = self._by_conversation.get((session_id, conversation_hash))
+        return self.get(turn_id) if turn_id is not None else None

@@ -1,0 +1,241 @@
+"""Rows of turns, as they are written and found again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, and_, bindparam, case, exists, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.contract.identifiers import SessionId, TurnId
+from proxy.contract.turn import (
+    Continuation,
+    FinishReason,
+    SamplingParameters,
+    Turn,
+    TurnState,
+    VersionSpan,
+)
+from proxy.database.arrays import unpack_ids, unpack_logprobs
+from proxy.database.lifecycle import SessionState, TrainingState, settle
+from proxy.database.tables import RunRow, SessionRow, TurnRow
+from proxy.errors import Conflict, NotFound
+from proxy.settings import RunSettings
+from proxy.trajectories.assembly import PathPiece
+
+CHUNK = 500
+"""Ids in one statement: databases bound the number of parameters."""
+
+_MAY_BECOME_READY = frozenset({TrainingState.PENDING.value, TrainingState.EXCLUDED.value})
+
+
+class TurnRepository:
+    """Reads and writes of one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def record(self, columns: Mapping[str, Any], *, now: float) -> bool:
+        """Inserts a turn (`columns` without `ordinal`) once. Whether its session's training state changed by it.
+
+        Raises NotFound for an unknown session, Conflict for an idempotency key that is taken.
+        """
+        spans = columns["spans"]
+        versions = [version for version, _start, _end in spans]
+        session = (
+            await self._connection.execute(
+                _COUNT_TURN,
+                {
+                    "of": columns["session_id"],
+                    "turn": columns["id"],
+                    "active_at": columns["finished_at"],
+                    "oldest": min(versions, default=None),
+                    "newest": max(versions, default=None),
+                },
+            )
+        ).one_or_none()
+        if session is None:
+            if await self._is_recorded(columns["id"]):
+                return False
+            raise NotFound(f"there is no session {columns['session_id']!r}")
+        try:
+            await self._connection.execute(insert(TurnRow), {**columns, "ordinal": session.turn_count - 1})
+        except IntegrityError as error:
+            raise Conflict(f"turn {columns['id']} cannot be recorded: {error.orig}") from error
+        if session.state != SessionState.ENDED.value or session.training not in _MAY_BECOME_READY:
+            return False
+        weights = await self._reward_weights(columns["run_id"])
+        return bool(await settle(self._connection, [columns["session_id"]], reward_weights=weights, now=now))
+
+    async def by_conversation(self, session_id: str, hashes: Sequence[bytes]) -> str | None:
+        """The newest turn with the first of `hashes` that any turn of the session has."""
+        for start in range(0, len(hashes), CHUNK):
+            part = list(hashes[start : start + CHUNK])
+            found: dict[bytes, str] = {}
+            for row in await self._connection.execute(_BY_CONVERSATION, {"session": session_id, "hashes": part}):
+                found[row.conversation_hash] = row.id
+            for value in part:
+                if value in found:
+                    return found[value]
+        return None
+
+    async def latest(self, session_id: str, limit: int) -> list[str]:
+        """Newest first, without failed turns."""
+        statement = (
+            select(TurnRow.id)
+            .where(TurnRow.session_id == session_id, TurnRow.state != TurnState.FAILED.value)
+            .order_by(TurnRow.ordinal.desc())
+            .limit(limit)
+        )
+        return list((await self._connection.execute(statement)).scalars())
+
+    async def pieces(self, turn_ids: Sequence[str]) -> dict[str, PathPiece]:
+        """The turns and all their ancestors."""
+        rows = await self._connection.execute(_PIECES, {"ids": list(turn_ids)})
+        return {
+            row.id: PathPiece(
+                id=row.id,
+                parent_id=row.parent_id,
+                prefix_tokens=row.prefix_tokens,
+                prompt_ids=row.prompt_ids,
+                output_ids=row.output_ids,
+            )
+            for row in rows
+        }
+
+    async def heads(self, turn_ids: Sequence[str]) -> list[Row[*tuple[Any, ...]]]:
+        """What a later call must know of these turns besides their paths."""
+        return list((await self._connection.execute(_HEADS, {"ids": list(turn_ids)})).all())
+
+    async def response(self, session_id: str, idempotency_key: str) -> dict[str, Any] | None:
+        statement = select(TurnRow.response).where(
+            TurnRow.session_id == session_id, TurnRow.idempotency_key == idempotency_key
+        )
+        return (await self._connection.execute(statement)).scalar_one_or_none()
+
+    async def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[Turn]]:
+        """What sessions had to train on, in order: turns that began before the session ended, of the first
+        `turn_counts[session]` recorded."""
+        turns: dict[str, list[Turn]] = {session_id: [] for session_id in turn_counts}
+        session_ids = list(turn_counts)
+        for start in range(0, len(session_ids), CHUNK):
+            part = session_ids[start : start + CHUNK]
+            for row in await self._connection.execute(_TRAINABLE_TURNS, {"ids": part}):
+                if row.ordinal < turn_counts[row.session_id]:
+                    turns[row.session_id].append(_turn(row))
+        return turns
+
+    async def _is_recorded(self, turn_id: str) -> bool:
+        statement = select(exists().where(TurnRow.id == turn_id))
+        return bool((await self._connection.execute(statement)).scalar_one())
+
+    async def _reward_weights(self, run_id: str) -> dict[str, float]:
+        config = (await self._connection.execute(select(RunRow.config).where(RunRow.id == run_id))).scalar_one()
+        return RunSettings.model_validate(config).reward_weights
+
+
+_COUNT_TURN = (
+    update(SessionRow)
+    .where(SessionRow.id == bindparam("of"), ~exists().where(TurnRow.id == bindparam("turn")))
+    .values(
+        turn_count=SessionRow.turn_count + 1,
+        last_active_at=case(
+            (SessionRow.last_active_at < bindparam("active_at"), bindparam("active_at")),
+            else_=SessionRow.last_active_at,
+        ),
+        oldest_version=case(
+            (
+                or_(SessionRow.oldest_version.is_(None), bindparam("oldest") < SessionRow.oldest_version),
+                bindparam("oldest"),
+            ),
+            else_=SessionRow.oldest_version,
+        ),
+        newest_version=case(
+            (
+                or_(SessionRow.newest_version.is_(None), bindparam("newest") > SessionRow.newest_version),
+                bindparam("newest"),
+            ),
+            else_=SessionRow.newest_version,
+        ),
+    )
+    .returning(SessionRow.turn_count, SessionRow.state, SessionRow.training)
+)
+
+_BY_CONVERSATION = (
+    select(TurnRow.id, TurnRow.conversation_hash)
+    .where(
+        TurnRow.session_id == bindparam("session"),
+        TurnRow.conversation_hash.in_(bindparam("hashes", expanding=True)),
+        TurnRow.state != TurnState.FAILED.value,
+    )
+    .order_by(TurnRow.ordinal)
+)
+
+_ANCESTRY = (
+    select(TurnRow.id, TurnRow.parent_id)
+    .where(TurnRow.id.in_(bindparam("ids", expanding=True)))
+    .cte("ancestry", recursive=True)
+)
+_ANCESTRY = _ANCESTRY.union(
+    select(TurnRow.id, TurnRow.parent_id).join(_ANCESTRY, TurnRow.id == _ANCESTRY.c.parent_id)
+)
+
+_PIECES = select(TurnRow.id, TurnRow.parent_id, TurnRow.prefix_tokens, TurnRow.prompt_ids, TurnRow.output_ids).join(
+    _ANCESTRY, TurnRow.id == _ANCESTRY.c.id
+)
+
+_HEADS = select(
+    TurnRow.id,
+    TurnRow.session_id,
+    TurnRow.conversation_hash,
+    TurnRow.tools_hash,
+    TurnRow.finish_reason,
+    TurnRow.state,
+).where(TurnRow.id.in_(bindparam("ids", expanding=True)))
+
+_TRAINABLE_TURNS = (
+    select(
+        TurnRow.id,
+        TurnRow.session_id,
+        TurnRow.ordinal,
+        TurnRow.parent_id,
+        TurnRow.prefix_tokens,
+        TurnRow.prompt_ids,
+        TurnRow.output_ids,
+        TurnRow.output_logprobs,
+        TurnRow.spans,
+        TurnRow.sampling,
+        TurnRow.finish_reason,
+        TurnRow.continuation,
+        TurnRow.state,
+        TurnRow.started_at,
+        TurnRow.first_token_at,
+        TurnRow.finished_at,
+    )
+    .join(SessionRow, and_(SessionRow.id == TurnRow.session_id, TurnRow.started_at <= SessionRow.ended_at))
+    .where(TurnRow.session_id.in_(bindparam("ids", expanding=True)))
+    .order_by(TurnRow.session_id, TurnRow.ordinal)
+)
+
+
+def _turn(row: Row[*tuple[Any, ...]]) -> Turn:
+    return Turn(
+        id=TurnId(row.id),
+        session_id=SessionId(row.session_id),
+        parent_id=None if row.parent_id is None else TurnId(row.parent_id),
+        prefix_tokens=row.prefix_tokens,
+        prompt_ids=unpack_ids(row.prompt_ids),
+        output_ids=unpack_ids(row.output_ids),
+        output_logprobs=unpack_logprobs(row.output_logprobs),
+        spans=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in row.spans),
+        sampling=msgspec.convert(row.sampling, SamplingParameters),
+        finish_reason=FinishReason(row.finish_reason),
+        continuation=Continuation(row.continuation),
+        state=TurnState(row.state),
+        started_at=row.started_at,
+        first_token_at=row.first_token_at,
+        finished_at=row.finished_at,
+    )

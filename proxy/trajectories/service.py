@@ -1,0 +1,191 @@
+"""The store of turns: recorded once and durably, found again as parents of later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.clock import Clock
+from proxy.contract.identifiers import RunId, SessionId, TurnId
+from proxy.contract.turn import FinishReason, Turn, TurnState
+from proxy.database.arrays import pack_ids, pack_logprobs, unpack_ids
+from proxy.database.signals import Signals
+from proxy.database.unit_of_work import Database
+from proxy.trajectories.assembly import PathPiece, extend_path, path_of
+from proxy.trajectories.path_cache import CachedTurn, PathCache
+from proxy.trajectories.repository import TurnRepository
+
+
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn with everything that is stored of it.
+
+    `conversation_hash` is over the conversation including the answer, `tools_hash` over what else the template
+    renders. `messages` are those the call added to its parent's conversation, the answer not among them; `request`
+    is the body without its messages; `response` is the answer as it was sent. `prompt_token_count` counts the full
+    prompt, shared tokens included.
+    """
+
+    turn: Turn
+    run_id: RunId
+    conversation_hash: bytes
+    tools_hash: bytes
+    idempotency_key: str | None
+    prompt_token_count: int
+    messages: list[dict[str, Any]]
+    request: dict[str, Any]
+    response: dict[str, Any]
+
+
+class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded turn that a call may continue. `path_ids` is its full prompt followed by its output."""
+
+    id: TurnId
+    path_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    state: TurnState
+    tools_hash: bytes
+    conversation_hash: bytes
+
+
+class TrajectoryStore:
+    """Turns in, parents out. Failed turns are kept and are nobody's parent."""
+
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals, paths: PathCache | None = None) -> None:
+        self._database = database
+        self._clock = clock
+        self._signals = signals
+        self._paths = paths or PathCache()
+
+    async def record(self, record: TurnRecord) -> None:
+        """Commits a turn, durably, before it returns. The same turn again changes nothing.
+
+        A turn of a session that has ended meanwhile is recorded all the same. Cancelling the call may lose the
+        turn: shield it. Raises NotFound for an unknown session, Conflict when its idempotency key belongs to
+        another turn of the session, StoreUnavailable.
+        """
+        path = self._path(record)
+        async with self._database.write() as connection:
+            settled = await TurnRepository(connection).record(_columns(record), now=self._clock())
+        if path is not None:
+            self._paths.put(path)
+        if settled:
+            self._signals.trajectories.notify()
+
+    async def find_parent(self, session_id: SessionId, conversation_hashes: Sequence[bytes]) -> ParentTurn | None:
+        """The turn of the session that ended with the longest of these conversations (longest first).
+
+        Costs no look at the database when the first hash is that of a recent turn: give only hashes of prefixes
+        that end in an answer.
+        """
+        if not conversation_hashes:
+            return None
+        recent = self._paths.of_conversation(session_id, conversation_hashes[0])
+        if recent is not None:
+            return _parent(recent)
+        async with self._database.read() as connection:
+            repository = TurnRepository(connection)
+            turn_id = await repository.by_conversation(session_id, conversation_hashes)
+            return (await self._load(repository, [turn_id]))[0] if turn_id is not None else None
+
+    async def recent_turns(self, session_id: SessionId, limit: int) -> list[ParentTurn]:
+        """The last turns of a session, newest first."""
+        async with self._database.read() as connection:
+            repository = TurnRepository(connection)
+            return await self._load(repository, await repository.latest(session_id, limit))
+
+    async def answered(self, session_id: SessionId, idempotency_key: str) -> dict[str, Any] | None:
+        """The answer that was given under this key, as it was recorded."""
+        async with self._database.read() as connection:
+            return await TurnRepository(connection).response(session_id, idempotency_key)
+
+    async def _load(self, repository: TurnRepository, turn_ids: Sequence[str]) -> list[ParentTurn]:
+        missing = [turn_id for turn_id in turn_ids if self._paths.get(turn_id) is None]
+        loaded: dict[str, CachedTurn] = {}
+        if missing:
+            pieces = await repository.pieces(missing)
+            for head in await repository.heads(missing):
+                turn = CachedTurn(
+                    id=head.id,
+                    session_id=head.session_id,
+                    conversation_hash=head.conversation_hash,
+                    tools_hash=head.tools_hash,
+                    finish_reason=head.finish_reason,
+                    state=head.state,
+                    path=path_of(head.id, pieces),
+                )
+                loaded[turn.id] = turn
+        turns = [loaded.get(turn_id) or self._paths.get(turn_id) for turn_id in turn_ids]
+        for turn in loaded.values():
+            self._paths.put(turn)
+        return [_parent(turn) for turn in turns if turn is not None]
+
+    def _path(self, record: TurnRecord) -> CachedTurn | None:
+        """The turn with its path, if it may be a parent and its own parent's path is at hand. Raises BrokenTree."""
+        turn = record.turn
+        if turn.state is TurnState.FAILED:
+            return None
+        parent_path = b""
+        if turn.parent_id is not None:
+            parent = self._paths.get(turn.parent_id)
+            if parent is None:
+                return None
+            parent_path = parent.path
+        piece = PathPiece(
+            id=turn.id,
+            parent_id=turn.parent_id,
+            prefix_tokens=turn.prefix_tokens,
+            prompt_ids=pack_ids(turn.prompt_ids),
+            output_ids=pack_ids(turn.output_ids),
+        )
+        return CachedTurn(
+            id=turn.id,
+            session_id=turn.session_id,
+            conversation_hash=record.conversation_hash,
+            tools_hash=record.tools_hash,
+            finish_reason=turn.finish_reason.value,
+            state=turn.state.value,
+            path=extend_path(parent_path, piece),
+        )
+
+
+def _columns(record: TurnRecord) -> dict[str, Any]:
+    """The columns of the turn's row, save its ordinal."""
+    turn = record.turn
+    return {
+        "id": turn.id,
+        "run_id": record.run_id,
+        "session_id": turn.session_id,
+        "parent_id": turn.parent_id,
+        "prefix_tokens": turn.prefix_tokens,
+        "prompt_ids": pack_ids(turn.prompt_ids),
+        "output_ids": pack_ids(turn.output_ids),
+        "output_logprobs": pack_logprobs(turn.output_logprobs),
+        "spans": [[span.version, span.start, span.end] for span in turn.spans],
+        "sampling": msgspec.to_builtins(turn.sampling),
+        "finish_reason": turn.finish_reason.value,
+        "continuation": turn.continuation.value,
+        "state": turn.state.value,
+        "conversation_hash": record.conversation_hash,
+        "tools_hash": record.tools_hash,
+        "idempotency_key": record.idempotency_key,
+        "prompt_token_count": record.prompt_token_count,
+        "started_at": turn.started_at,
+        "first_token_at": turn.first_token_at,
+        "finished_at": turn.finished_at,
+        "messages": record.messages,
+        "request": record.request,
+        "response": record.response,
+    }
+
+
+def _parent(turn: CachedTurn) -> ParentTurn:
+    return ParentTurn(
+        id=TurnId(turn.id),
+        path_ids=unpack_ids(turn.path),
+        finish_reason=FinishReason(turn.finish_reason),
+        state=TurnState(turn.state),
+        tools_hash=turn.tools_hash,
+        conversation_hash=turn.conversation_hash,
+    )

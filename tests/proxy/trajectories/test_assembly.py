@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contract.identifiers import RunId, SessionId, TurnId
+from proxy.contract.trajectory import Trajectory
+from proxy.contract.turn import Turn, TurnState
+from proxy.database.arrays import pack_ids, unpack_ids
+from proxy.trajectories.assembly import BrokenTree, PathPiece, assemble, is_trainable, path_of
+from proxy.trajectories.service import TurnRecord
+from tests.proxy.trajectories.world import turn_record
+
+RUN = RunId("run_1")
+SESSION = SessionId("ses_1")
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[tuple[Turn, tuple[int, ...]]]:
+    """Turns in order of their recording, each with the full path that its call and answer made."""
+    records: list[tuple[TurnRecord, tuple[int, ...]]] = []
+    for _ in range(draw(st.integers(1, 8))):
+        prompt, output = draw(ids), draw(ids)
+        parent: TurnRecord | None = None
+        prefix: tuple[int, ...] = ()
+        if records and draw(st.booleans()):
+            parent, path = draw(st.sampled_from(records))
+            prefix = path[: draw(st.integers(0, len(path)))]
+        record = turn_record(
+            RUN, SESSION, now=0.0, parent=parent, prefix_tokens=len(prefix), prompt_ids=prompt, output_ids=output
+        )
+        records.append((record, (*prefix, *prompt, *output)))
+    return [(record.turn, path) for record, path in records]
+
+
+def assembled(turns: list[Turn]) -> Trajectory:
+    return assemble(turns, session_id=SESSION, group_id=None, task=None, reward=1.0, turn_rewards={})
+
+
+def flat_path(trajectory: Trajectory, index: int) -> tuple[int, ...]:
+    node = trajectory.turns[index]
+    parent = () if node.parent is None else flat_path(trajectory, node.parent)
+    return (*parent[: node.prefix_tokens], *node.prompt_ids, *node.output_ids)
+
+
+@given(trees(), st.randoms(use_true_random=False))
+def test_every_path_can_be_read_off_the_tree(tree: list[tuple[Turn, tuple[int, ...]]], rng: random.Random) -> None:
+    paths = {turn.id: path for turn, path in tree}
+    turns = [turn for turn, _ in tree]
+    rng.shuffle(turns)
+    trajectory = assembled(turns)
+    assert sorted(node.id for node in trajectory.turns) == sorted(paths)
+    for index, node in enumerate(trajectory.turns):
+        assert node.parent is None or node.parent < index
+        assert flat_path(trajectory, index) == paths[node.id]
+
+
+@given(trees())
+def test_nothing_is_stored_twice(tree: list[tuple[Turn, tuple[int, ...]]]) -> None:
+    trajectory = assembled([turn for turn, _ in tree])
+    stored = sum(len(node.prompt_ids) + len(node.output_ids) for node in trajectory.turns)
+    added = sum(len(path) - turn.prefix_tokens for turn, path in tree)
+    assert stored == added
+
+
+@given(trees())
+def test_recorded_order_stays_where_parents_allow(tree: list[tuple[Turn, tuple[int, ...]]]) -> None:
+    turns = [turn for turn, _ in tree]
+    assert [node.id for node in assembled(turns).turns] == [turn.id for turn in turns]
+
+
+@given(trees())
+def test_packed_pieces_give_the_same_paths(tree: list[tuple[Turn, tuple[int, ...]]]) -> None:
+    pieces: dict[str, PathPiece] = {
+        turn.id: PathPiece(
+            id=turn.id,
+            parent_id=turn.parent_id,
+            prefix_tokens=turn.prefix_tokens,
+            prompt_ids=pack_ids(turn.prompt_ids),
+            output_ids=pack_ids(turn.output_ids),
+        )
+        for turn, _ in tree
+    }
+    for turn, path in tree:
+        assert unpack_ids(path_of(turn.id, pieces)) == path
+
+
+def test_a_missing_parent_is_an_error() -> None:
+    root = turn_record(RUN, SESSION, now=0.0)
+    child = turn_record(RUN, SESSION, now=0.0, parent=root, prefix_tokens=5)
+    with pytest.raises(BrokenTree):
+        assembled([child.turn])
+    piece = PathPiece(id=child.turn.id, parent_id=root.turn.id, prefix_tokens=5, prompt_ids=b"", output_ids=b"")
+    with pytest.raises(BrokenTree):
+        path_of(child.turn.id, {child.turn.id: piece})
+
+
+def test_rewards_go_to_their_turns() -> None:
+    turns = [turn_record(RUN, SESSION, now=0.0).turn for _ in range(2)]
+    trajectory = assemble(
+        turns,
+        session_id=SESSION,
+        group_id=None,
+        task="t",
+        reward=None,
+        turn_rewards={TurnId(turns[1].id): -1.0},
+    )
+    assert [node.reward for node in trajectory.turns] == [None, -1.0]
+    assert trajectory.reward is None
+
+
+def test_what_teaches_nothing_is_not_trainable() -> None:
+    assert is_trainable(turn_record(RUN, SESSION, now=0.0).turn)
+    assert is_trainable(turn_record(RUN, SESSION, now=0.0, state=TurnState.TRUNCATED).turn)
+    assert not is_trainable(turn_record(RUN, SESSION, now=0.0, state=TurnState.FAILED).turn)
+    assert not is_trainable(turn_record(RUN, SESSION, now=0.0, temperature=0.0).turn)
+    assert not is_trainable(turn_record(RUN, SESSION, now=0.0, output_ids=()).turn)
