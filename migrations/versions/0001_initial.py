@@ -38,9 +38,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_claims_run_id_runs")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_claims")),
     )
-    op.create_index(
-        op.f("ix_claims_run_id_state_lease_expires_at"), "claims", ["run_id", "state", "lease_expires_at"]
-    )
+    op.create_index(op.f("ix_claims_state_lease_expires_at"), "claims", ["state", "lease_expires_at"])
 
     op.create_table(
         "events",
@@ -124,10 +122,12 @@ def upgrade() -> None:
         sa.UniqueConstraint("run_id", "external_id", name=op.f("uq_sessions_run_id_external_id")),
     )
     op.create_index(op.f("ix_sessions_claim_id"), "sessions", ["claim_id"])
-    op.create_index(op.f("ix_sessions_group_id"), "sessions", ["group_id"])
+    op.create_index(op.f("ix_sessions_group_id_training_ended_at"), "sessions", ["group_id", "training", "ended_at"])
     op.create_index(op.f("ix_sessions_run_id_created_at"), "sessions", ["run_id", "created_at"])
     op.create_index(op.f("ix_sessions_run_id_ended_at"), "sessions", ["run_id", "ended_at"])
-    op.create_index(op.f("ix_sessions_run_id_training_ready_at"), "sessions", ["run_id", "training", "ready_at"])
+    op.create_index(
+        op.f("ix_sessions_run_id_training_ready_at_id"), "sessions", ["run_id", "training", "ready_at", "id"]
+    )
     op.create_index(op.f("ix_sessions_state_last_active_at"), "sessions", ["state", "last_active_at"])
 
     op.create_table(

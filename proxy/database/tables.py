@@ -101,10 +101,10 @@ class SessionRow(Base):
 
     __tablename__ = "sessions"
     __table_args__ = (
-        Index(None, "run_id", "training", "ready_at"),
+        Index(None, "run_id", "training", "ready_at", "id"),
         Index(None, "run_id", "created_at"),
         Index(None, "run_id", "ended_at"),
-        Index(None, "group_id"),
+        Index(None, "group_id", "training", "ended_at"),
         Index(None, "claim_id"),
         Index(None, "state", "last_active_at"),
         UniqueConstraint("run_id", "external_id"),
@@ -219,7 +219,7 @@ class ClaimRow(Base):
     """A lease of sessions to a trainer. `state`: leased | committed | released | expired."""
 
     __tablename__ = "claims"
-    __table_args__ = (Index(None, "run_id", "state", "lease_expires_at"),)
+    __table_args__ = (Index(None, "state", "lease_expires_at"),)
 
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))

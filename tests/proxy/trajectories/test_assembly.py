@@ -28,7 +28,7 @@ def trees(draw: st.DrawFn) -> list[tuple[Turn, tuple[int, ...]]]:
         prompt, output = draw(ids), draw(ids)
         parent: TurnRecord | None = None
         prefix: tuple[int, ...] = ()
-        if records and draw(st.booleans()):
+        if draw(st.booleans()) and records:
             parent, path = draw(st.sampled_from(records))
             prefix = path[: draw(st.integers(0, len(path)))]
         record = turn_record(
