@@ -92,7 +92,7 @@ class FeedbackService:
         InvalidRequest where nothing is named; of several items, `param` says which.
         """
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
-        weights = {run.id: run.settings.reward_weights for run in await self._runs.list_()}
+        weights = await self._weights(principal)
         now = self._clock()
         receipts: list[Receipt] = []
         touched: dict[RunId, dict[str, None]] = {}
@@ -111,13 +111,19 @@ class FeedbackService:
                     new_entries.append((len(item.entries), receipt.effect))
                 receipts.append(receipt)
             for run_id, sessions in touched.items():
-                changed += await settle(connection, list(sessions), reward_weights=weights.get(run_id, {}), now=now)
+                changed += await settle(connection, list(sessions), reward_weights=weights[run_id], now=now)
         if changed:
             self._signals.trajectories.notify()
         if self._observer is not None:
             for count, effect in new_entries:
                 self._observer.rewards_recorded(count, effect=effect.value)
         return receipts
+
+    async def _weights(self, principal: Principal) -> dict[RunId, dict[str, float]]:
+        """The reward weights of every run that this key may speak about."""
+        if principal.run_id is not None:
+            return {principal.run_id: (await self._runs.settings_of(principal.run_id)).reward_weights}
+        return {run.id: run.settings.reward_weights for run in await self._runs.list_()}
 
     async def _target(self, connection: AsyncConnection, principal: Principal, item: FeedbackItem) -> _Target:
         repository = FeedbackRepository(connection)

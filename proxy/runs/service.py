@@ -16,6 +16,8 @@ from proxy.errors import ModelNotFound, NotFound
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
 
+_RECENT_SECONDS = 2.0
+
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """A run as of one moment. `base_model` is a Hugging Face id or an absolute directory."""
@@ -31,12 +33,13 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDirectory:
-    """Looks runs up. Rows are read every time (versions move); only the parsed settings are kept."""
+    """Looks runs up. Rows are read every time, as versions move; only settings are kept a while."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
+        self._recent: dict[str, tuple[RunSettings, float]] = {}
 
     async def ensure(self, settings: RunSettings) -> RunView:
         """The run of this name, created with version 0 if it is new, reconfigured if its settings changed.
@@ -72,6 +75,7 @@ class RunDirectory:
                 await append_event(
                     connection, run_id=row.id, kind="run.configured", data={"changed": changed}, now=now
                 )
+        self._recent.clear()
         return await self.by_name(settings.name)
 
     async def by_name(self, name: str) -> RunView:
@@ -104,6 +108,15 @@ class RunDirectory:
         async with self._database.read() as connection:
             rows = await RunRepository(connection).all_by_age()
         return [self._view(row) for row in rows]
+
+    async def settings_of(self, run_id: str) -> RunSettings:
+        """A run's settings, at most seconds old, for those who need nothing else of it. Raises NotFound."""
+        recent = self._recent.get(run_id)
+        if recent is not None and self._clock() < recent[1]:
+            return recent[0]
+        settings = (await self.by_id(run_id)).settings
+        self._recent[run_id] = (settings, self._clock() + _RECENT_SECONDS)
+        return settings
 
     def _view(self, row: Row[*tuple[Any, ...]]) -> RunView:
         return RunView(

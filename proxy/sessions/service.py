@@ -99,7 +99,7 @@ class SessionService:
                     now=now,
                     task=spec.task,
                     purpose=spec.purpose,
-                    metadata_=spec.metadata,
+                    metadata=spec.metadata,
                     idle_seconds=spec.ttl,
                 )
                 for _ in range(count)
@@ -153,10 +153,10 @@ class SessionService:
         """
         session_id, run_id = await self._visible(principal, name)
         now = self._clock()
-        run = await self._runs.by_id(run_id)
+        weights = (await self._runs.settings_of(run_id)).reward_weights
         async with self._database.write() as connection:
             await end_session(connection, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            changed = await settle(connection, [session_id], reward_weights=run.settings.reward_weights, now=now)
+            changed = await settle(connection, [session_id], reward_weights=weights, now=now)
             view = await _view(connection, session_id)
         if changed:
             self._signals.trajectories.notify()
@@ -237,12 +237,12 @@ class SessionService:
         return _attributed(known, AttributedBy.PATH)
 
     async def _named(self, run: RunView, name: str, by: AttributedBy, group: str | None) -> SessionContext:
-        known = await self._find(name, run.id)
+        known = await self._find(checked_name(name, param="session"), run.id)
         if known is not None:
             return _attributed(known, by)
         if is_own_id(name):
             raise NotFound(f"there is no session {name!r} in the run {run.name!r}")
-        return await self._open(run, group, by, external_id=checked_name(name, param="session"))
+        return await self._open(run, group, by, external_id=name)
 
     async def _open(
         self,
@@ -333,7 +333,7 @@ def _row(
     key_id: str | None = None,
     task: str | None = None,
     purpose: Purpose = Purpose.TRAIN,
-    metadata_: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
     idle_seconds: float | None = None,
 ) -> dict[str, Any]:
     """A new session, with every column that an insert of many needs."""
@@ -345,7 +345,7 @@ def _row(
         "key_id": key_id,
         "task": task,
         "purpose": purpose.value,
-        "metadata_": metadata_,
+        "metadata": metadata,
         "attributed_by": attributed_by.value,
         "state": SessionState.OPEN.value,
         "training": (TrainingState.EXCLUDED if purpose is Purpose.EVAL else TrainingState.PENDING).value,

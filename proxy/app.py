@@ -1,0 +1,175 @@
+"""Wires the proxy: settings in, an ASGI application out. Every service is built here and lives on `app.state`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from proxy.clock import Clock, system_clock
+from proxy.credentials.service import Credentials, PrincipalKind, load_secret
+from proxy.database import migrate
+from proxy.database.signals import Signals
+from proxy.database.unit_of_work import Database
+from proxy.engines.interface import Engine
+from proxy.engines.sglang import SglangEngine
+from proxy.errors import StoreUnavailable
+from proxy.feedback import endpoints as feedback_endpoints
+from proxy.feedback.service import FeedbackService
+from proxy.http import errors
+from proxy.http.boundary import BodyBound, RequestBoundary
+from proxy.log import logger
+from proxy.metrics import CONTENT_TYPE, Metrics
+from proxy.runs.service import RunDirectory, RunView
+from proxy.sessions import endpoints as session_endpoints
+from proxy.sessions.service import SessionService
+from proxy.settings import ConfigurationError, Settings
+
+_MIB = 1 << 20
+_SWEEP_SECONDS = 2.0
+
+_LOG = logger(__name__)
+
+health = APIRouter(tags=["health"])
+
+
+def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock = system_clock) -> FastAPI:
+    """The application; its services start with its lifespan. `engine` and `clock` are for tests.
+
+    Raises ConfigurationError without an engine's address; starting raises it for a wrong model, run or database and
+    leaves it in `app.state.startup_error`.
+    """
+    if engine is None and settings.engine.url is None:
+        raise ConfigurationError(
+            "engine.url: no engine is named; set it to the address of an SGLang server (in the file or as "
+            "BASE_RL_ENGINE__URL), or use `base-rl up`, which starts an engine and fills it in"
+        )
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        chosen = engine or SglangEngine(str(settings.engine.url), settings.engine)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(chosen.aclose)
+            try:
+                await _start(app, settings, chosen, clock, stack)
+            except ConfigurationError as error:
+                app.state.startup_error = error
+                raise
+            _LOG.info("ready", run=settings.run.name, model=settings.run.model)
+            yield
+
+    app = FastAPI(title="base-rl", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app.state.settings = settings
+    app.state.startup_error = None
+    app.state.metrics = Metrics()
+    app.add_middleware(BodyBound, limit=settings.server.max_body_mib * _MIB)
+    app.add_middleware(RequestBoundary, observer=app.state.metrics)
+    errors.install(app)
+    for router in (health, session_endpoints.router, feedback_endpoints.router):
+        app.include_router(router)
+    return app
+
+
+async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock, stack: AsyncExitStack) -> None:
+    """Builds every service, in order of need; `stack` ends them in reverse."""
+    state = app.state
+    settings.server.data_dir.mkdir(parents=True, exist_ok=True)
+    state.database = database = await _open_database(settings)
+    stack.push_async_callback(database.aclose)
+    state.signals = signals = Signals()
+    state.engine = engine
+    state.credentials = credentials = Credentials(database, load_secret(settings.server.data_dir), clock)
+    state.runs = runs = RunDirectory(database, clock)
+    state.run = run = await runs.ensure(settings.run)
+    await _register_bootstrap_keys(settings, credentials, run)
+    state.sessions = sessions = SessionService(database, runs, credentials, signals, clock)
+    state.feedback = FeedbackService(database, runs, signals, clock, observer=state.metrics)
+
+    async def sweep() -> None:
+        await sessions.sweep()
+
+    await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
+
+
+async def _open_database(settings: Settings) -> Database:
+    """The store, migrated. A thread, because migrations are synchronous and may wait for another process's."""
+    database = Database(
+        settings.database_url,
+        synchronous=settings.database.synchronous,
+        busy_timeout_seconds=settings.database.busy_timeout_seconds,
+    )
+    await asyncio.to_thread(migrate.upgrade, settings.database_url)
+    return database
+
+
+async def _register_bootstrap_keys(settings: Settings, credentials: Credentials, run: RunView) -> None:
+    keys = settings.bootstrap
+    for kind, text, run_id in (
+        (PrincipalKind.ADMIN, keys.admin_key, None),
+        (PrincipalKind.RUN, keys.run_key, run.id),
+        (PrincipalKind.TRAINER, keys.trainer_key, run.id),
+    ):
+        if text is not None:
+            await credentials.register(kind, text.get_secret_value(), run_id=run_id, label="bootstrap")
+
+
+@asynccontextmanager
+async def _repeated(name: str, seconds: float, action: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Runs `action` every so many seconds, in the background, until the block ends. Failures are logged."""
+
+    async def run() -> None:
+        while True:
+            try:
+                await action()
+            except StoreUnavailable as error:
+                _LOG.warning("background task waits for the store", task=name, error=error.message)
+            except Exception:  # noqa: BLE001  (recorded, and the next round may do better)
+                _LOG.exception("background task failed", task=name)
+            await asyncio.sleep(seconds)
+
+    async with _background(name, run()):
+        yield
+
+
+@asynccontextmanager
+async def _background(name: str, work: Awaitable[None]) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("background task ended with an error", task=name, error=repr(task.exception()))
+
+
+@health.get("/healthz")
+async def healthz() -> JSONResponse:
+    """The process answers. Says nothing about its surroundings: see /readyz."""
+    return JSONResponse({"status": "ok"})
+
+
+@health.get("/readyz")
+async def readyz(request: Request) -> JSONResponse:
+    """200 when a model call would be served now: the store answers, the engine is up and holds our weights.
+    503 with what is missing otherwise."""
+    state = request.app.state
+    missing: dict[str, str] = {}
+    try:
+        await state.runs.by_id(state.run.id)
+    except StoreUnavailable as error:
+        missing["store"] = error.message
+    if not await state.engine.healthy():
+        missing["engine"] = "the engine does not answer or cannot generate"
+    return JSONResponse({"ready": not missing, "missing": missing}, 503 if missing else 200)
+
+
+@health.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """For Prometheus. Unauthenticated, like the probes: it holds counts and run names, no content; where the proxy
+    listens beyond loopback, let the gateway decide who may read it."""
+    state = request.app.state
+    return Response(state.metrics.render(await state.sessions.count_by_training()), media_type=CONTENT_TYPE)
