@@ -204,7 +204,7 @@ def load_settings(
     if not isinstance(section, dict):
         raise ConfigurationError(f"{SECTION}: must be a section, [{SECTION}]")
     for layer in (section, _from_environment(environment), overrides or {}):
-        values = _merged(values, layer)
+        values = merge(values, layer)
     try:
         return TrainerSettings.model_validate(values)
     except ValidationError as error:
@@ -249,7 +249,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in sorted(environment.items()):
         if name.upper().startswith(prefix):
-            values = _merged(values, _nested(name[len(prefix) :].lower().split("__"), _parsed(text)))
+            values = merge(values, _nested(name[len(prefix) :].lower().split("__"), _parsed(text)))
     return values
 
 
@@ -269,11 +269,11 @@ def _nested(path: list[str], value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return merged
 
 

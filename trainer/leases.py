@@ -51,6 +51,10 @@ class LeaseKeeper:
         with self._changed:
             return claim_id in self._due
 
+    def held(self) -> list[ClaimId]:
+        with self._changed:
+            return list(self._due)
+
     def stop(self) -> None:
         with self._changed:
             self._ended = True

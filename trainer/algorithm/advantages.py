@@ -24,6 +24,13 @@ class RunningMeans:
     session: RunningMean
     turn: RunningMean
 
+    @staticmethod
+    def fresh(decay: float, session: float | None = None, turn: float | None = None) -> RunningMeans:
+        """Means that start at the given values; None: nothing was seen yet."""
+        return RunningMeans(
+            session=RunningMean(decay=decay, value=session), turn=RunningMean(decay=decay, value=turn)
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:

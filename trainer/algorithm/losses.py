@@ -74,5 +74,6 @@ def loglinear_proximal(logprobs_N: Tensor, behaviour_N: Tensor, staleness_N: Ten
     α = clamp((v − 1 − v_b) / (v − v_b), 0, 1), where v is the version that the step makes and v_b the token's own;
     `staleness_N` = v − 1 − v_b. A token of the head's own policy (staleness 0) has its behaviour as its proximal.
     """
-    alpha_N = (staleness_N / (staleness_N + 1)).clamp(0, 1)
+    age_N = staleness_N.clamp(min=0)
+    alpha_N = age_N / (age_N + 1)
     return behaviour_N + alpha_N * (logprobs_N.detach() - behaviour_N)

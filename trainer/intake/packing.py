@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxy.contract.trajectory import Trajectory
+from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence
 
 
@@ -37,11 +37,9 @@ class MicroBatch:
 
 
 def pack(
-    trajectories: Sequence[Trajectory],
+    batch: Batch,
     advantages: Sequence[Sequence[float]],
     sequences: Sequence[TrainingSequence],
-    *,
-    base_version: int,
     row_tokens: int,
     max_tokens: int,
 ) -> list[MicroBatch]:
@@ -49,9 +47,7 @@ def pack(
     rows = pack_rows([len(sequence.ids) for sequence in sequences], row_tokens)
     lengths = [sum(len(sequences[index].ids) for index in row) for row in rows]
     return [
-        _micro_batch(
-            trajectories, advantages, [[sequences[index] for index in rows[row]] for row in part], base_version
-        )
+        _micro_batch(batch, advantages, [[sequences[index] for index in rows[row]] for row in part])
         for part in split_rows(lengths, max_tokens)
     ]
 
@@ -93,14 +89,12 @@ def split_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 def idle_micro_batch() -> MicroBatch:
     """A micro-batch that trains nothing: a rank without work takes part in the collectives of its peers with it."""
-    return _micro_batch((), (), [[TrainingSequence(trajectory=0, ids=(0,), spans=())]], 0)
+    nothing = Batch(trajectories=(), groups=(), base_version=0)
+    return _micro_batch(nothing, (), [[TrainingSequence(trajectory=0, ids=(0,), spans=())]])
 
 
 def _micro_batch(
-    trajectories: Sequence[Trajectory],
-    advantages: Sequence[Sequence[float]],
-    rows: Sequence[Sequence[TrainingSequence]],
-    base_version: int,
+    batch: Batch, advantages: Sequence[Sequence[float]], rows: Sequence[Sequence[TrainingSequence]]
 ) -> MicroBatch:
     width = max(sum(len(sequence.ids) for sequence in row) for row in rows)
     ids: list[int] = []
@@ -118,14 +112,16 @@ def _micro_batch(
             ids.extend(sequence.ids)
             positions.extend(range(len(sequence.ids)))
             for span in sequence.spans:
-                turn = trajectories[sequence.trajectory].turns[span.turn]
+                turn = batch.trajectories[sequence.trajectory].turns[span.turn]
                 predictors.extend(range(offset + span.start - 1, offset + span.start - 1 + span.length))
                 targets.extend(turn.output_ids)
                 temperatures.extend([turn.temperature] * span.length)
                 behaviour.extend(turn.logprobs)
                 credited.extend([advantages[sequence.trajectory][span.turn]] * span.length)
                 for version_span in turn.spans:
-                    staleness.extend([base_version - version_span.version] * (version_span.end - version_span.start))
+                    staleness.extend(
+                        [batch.base_version - version_span.version] * (version_span.end - version_span.start)
+                    )
                 owners.extend([sequence.trajectory] * span.length)
         padding = (number + 1) * width - len(ids)
         ids.extend([0] * padding)

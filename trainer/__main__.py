@@ -1,0 +1,148 @@
+"""`python -m trainer --config FILE [--run NAME] [--proxy URL] [--set SECTION.KEY=VALUE]… [--dry-run]`
+
+Under torchrun it trains with as many processes: `torchrun --nproc-per-node 2 -m trainer --config FILE`.
+
+SIGTERM and SIGINT end it cleanly wherever it is: claims are given back, the exit status is 0. A second one kills.
+Exit status 2: the configuration is wrong; 1: it cannot go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from trainer import log
+from trainer.algorithm.presets import Algorithm, resolve
+from trainer.config import TrainerSettings, load_settings, merge, parse_assignment
+from trainer.errors import ConfigurationError, TrainerError
+
+
+class Interrupted(BaseException):
+    """A signal asked for the end."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        settings = load_settings(options.config, _overrides(options))
+        algorithm = resolve(settings.algorithm)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if options.dry_run:
+        sys.stdout.write(f"{_resolved(settings, algorithm)}\n")
+        return 0
+    log.configure(settings.log_level)
+    try:
+        _listen()
+        _train(settings, algorithm)
+    except Interrupted:
+        structlog.get_logger("trainer").info("ended by a signal")
+    except TrainerError as error:
+        structlog.get_logger("trainer").error("cannot go on", error=type(error).__name__, reason=str(error))
+        return 2 if isinstance(error, ConfigurationError) else 1
+    return 0
+
+
+def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
+    """Puts the parts together and trains until a signal. torch is imported here, after its threads are decided."""
+    if settings.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    import torch
+
+    from trainer.algorithm.logprobs import token_logprobs
+    from trainer.claims import ClaimsInHand
+    from trainer.leases import LeaseKeeper
+    from trainer.loop import TrainingLoop
+    from trainer.models.huggingface import load_policy, resolve_directory
+    from trainer.parallel.fsdp import shard
+    from trainer.parallel.mesh import join
+    from trainer.proxy_client import ProxyClient
+    from trainer.update import Learner
+    from trainer.versions import Versions
+    from trainer.weights.disk import DiskPublisher
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    ranks = join(settings.device)
+    client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
+    leases = LeaseKeeper(client)
+    claims = ClaimsInHand(client, leases, settings.batch, settings.name)
+    try:
+        base = resolve_directory(ranks.from_first(client.head).base_model)
+        model = load_policy(
+            base, settings.precision, token_logprobs, activation_checkpointing=settings.activation_checkpointing
+        ).to(ranks.device)
+        if ranks.size > 1:
+            shard(model, model.layers, ranks)
+        learner = Learner(model, algorithm, settings.optimizer, ranks)
+        publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
+        versions = Versions(settings, algorithm, ranks, client, claims, publisher, learner)
+        TrainingLoop(settings.batch, algorithm, ranks, claims, versions, learner).run()
+    finally:
+        claims.give_back()
+        leases.stop()
+        client.close()
+        ranks.leave()
+
+
+def _listen() -> None:
+    """The first rank ends by an exception, which unwinds through the clean-up; the others just end."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+        raise Interrupted
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, interrupt)
+
+
+def _resolved(settings: TrainerSettings, algorithm: Algorithm) -> str:
+    values = settings.model_dump(mode="json")
+    parts = {**dataclasses.asdict(algorithm), "reward": algorithm.reward.model_dump()}
+    values["algorithm"] = {"preset": settings.algorithm.preset, **parts}
+    return json.dumps(values, indent=2)
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    overrides: dict[str, Any] = {}
+    for assignment in options.set:
+        overrides = merge(overrides, parse_assignment(assignment))
+    if options.run is not None:
+        overrides["run"] = options.run
+    if options.proxy is not None:
+        overrides["proxy_url"] = options.proxy
+    return overrides
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Trains a run's policy from its rewards.")
+    parser.add_argument("--config", type=Path, help="the run's TOML file; its [trainer] section is read")
+    parser.add_argument("--run", help="name of the run to train (trainer.run)")
+    parser.add_argument("--proxy", metavar="URL", help="address of the proxy (trainer.proxy_url)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any option, for example batch.trajectories=64",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and exit")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The claims that the trainer has in hand: the one it works on, and those that wait for the next version.
+
+A batch that teaches nothing (all advantages zero, or a gradient that is not finite) makes no version of its own:
+equal weights would be a swap for nothing. Its claim is kept under lease and committed together with the next version,
+so that it too is consumed exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, TrajectoryAudit
+from proxy.contract.identifiers import ClaimId
+from trainer.config import BatchSettings
+from trainer.errors import ClaimLost, HeadMoved
+from trainer.leases import LeaseKeeper
+from trainer.proxy_client import ProxyClient
+
+MOST_KEPT = 8
+"""This many kept claims are committed with a version of unchanged weights, so that leases do not pile up."""
+
+_log = structlog.get_logger("trainer.claims")
+
+
+class ClaimsInHand:
+    """Only the first rank's is used."""
+
+    def __init__(self, client: ProxyClient, leases: LeaseKeeper, settings: BatchSettings, trainer: str) -> None:
+        self._client = client
+        self._leases = leases
+        self._settings = settings
+        self._trainer = trainer
+        self._kept: dict[ClaimId, tuple[TrajectoryAudit, ...]] = {}
+
+    def take(self, version: int) -> ClaimedBatch | None:
+        """The next batch to train from `version`; None if there was too little within the waiting time.
+
+        Raises HeadMoved if the proxy's head is another version by now.
+        """
+        settings = self._settings
+        batch = self._client.claim(
+            ClaimRequest(
+                trainer=self._trainer,
+                want=settings.trajectories,
+                at_least=settings.at_least,
+                max_staleness=settings.max_staleness,
+                wait_s=settings.wait_seconds,
+            )
+        )
+        if batch.claim_id is not None:
+            self._leases.hold(batch.claim_id, batch.lease_expires_at)
+        if batch.base_version != version:
+            raise HeadMoved(f"the head is version {batch.base_version}, not {version}")
+        return batch if batch.claim_id is not None else None
+
+    def keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> bool:
+        """Keeps a claim for the next version; whether that version is due now, whatever it teaches."""
+        self._kept[claim_id] = tuple(audits)
+        return len(self._kept) >= MOST_KEPT
+
+    def to_commit(
+        self, current: ClaimId | None, audits: Sequence[TrajectoryAudit]
+    ) -> tuple[tuple[ClaimId, ...], tuple[TrajectoryAudit, ...]]:
+        """The claims that a version consumes, with their audits: `current` and those kept whose lease still holds.
+
+        Raises ClaimLost if `current` has no lease any more.
+        """
+        self._kept = {claim_id: kept for claim_id, kept in self._kept.items() if self._leases.is_held(claim_id)}
+        if current is not None and not self._leases.is_held(current):
+            raise ClaimLost(f"{current}: its lease ended while the step ran")
+        ids = (*self._kept, *((current,) if current is not None else ()))
+        return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
+
+    def consumed(self, claim_ids: Sequence[ClaimId]) -> None:
+        for claim_id in claim_ids:
+            self._kept.pop(claim_id, None)
+            self._leases.drop(claim_id)
+
+    def give_back(self) -> None:
+        """Releases everything; what cannot be released now comes back when its lease expires."""
+        for claim_id in self._leases.held():
+            self._leases.drop(claim_id)
+            if self._client.release(claim_id):
+                _log.info("claim given back", claim=claim_id)
+        self._kept.clear()

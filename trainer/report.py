@@ -1,0 +1,181 @@
+"""What a step did, as numbers: seconds per phase, metrics of the step and an audit per trajectory."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.trajectory import Trajectory
+from proxy.contract.turn import LogprobConvention
+from trainer.algorithm.advantages import Advantages
+from trainer.intake.grouping import Batch
+from trainer.intake.staleness import Skip, is_trained
+from trainer.update import Outcome, TokenRecord
+
+
+class PhaseClock:
+    """Seconds per named phase: `lap` ends the phase that the last lap, or the construction, began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = now - self._began
+        self._began = now
+
+
+def combined_reward(trajectory: Trajectory) -> float:
+    """The session's reward; the sum of its turns' where only turns were rewarded."""
+    if trajectory.reward is not None:
+        return trajectory.reward
+    return sum(turn.reward for turn in trajectory.turns if turn.reward is not None)
+
+
+def audit_skipped(trajectory: Trajectory, reason: Skip) -> TrajectoryAudit:
+    """The audit of a trajectory that was consumed and taught nothing."""
+    return TrajectoryAudit(
+        session_id=trajectory.session_id,
+        reward=combined_reward(trajectory),
+        advantage=0.0,
+        trained_tokens=0,
+        staleness_mean=0.0,
+        staleness_max=0,
+        logprob_gap_mean=0.0,
+        logprob_gap_max=0.0,
+        ratio_min=1.0,
+        ratio_median=1.0,
+        ratio_max=1.0,
+        clipped_share=0.0,
+        skipped=reason.value,
+    )
+
+
+def audit_all_skipped(batch: Batch, reason: Skip) -> list[TrajectoryAudit]:
+    return [audit_skipped(trajectory, reason) for trajectory in batch.trajectories]
+
+
+def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | None) -> list[TrajectoryAudit]:
+    """One audit per trajectory of a trained batch, in its order; none on a rank without the token record."""
+    if tokens is None:
+        return []
+    order_N = torch.argsort(tokens.trajectory_N, stable=True)
+    counts = torch.bincount(tokens.trajectory_N, minlength=len(batch.trajectories)).tolist()
+    difference_N = (tokens.logprobs_N - tokens.behaviour_N)[order_N]
+    columns = zip(
+        torch.split(difference_N, counts),
+        torch.split(tokens.staleness_N[order_N], counts),
+        torch.split(tokens.clipped_N[order_N], counts),
+        strict=True,
+    )
+    audits = []
+    for index, (difference, staleness, clipped) in enumerate(columns):
+        ratio = difference.exp()
+        gap = difference.abs()
+        audits.append(
+            TrajectoryAudit(
+                session_id=batch.trajectories[index].session_id,
+                reward=combined_reward(batch.trajectories[index]),
+                advantage=advantages.session[index],
+                trained_tokens=counts[index],
+                staleness_mean=staleness.mean().item(),
+                staleness_max=int(staleness.max().item()),
+                logprob_gap_mean=gap.mean().item(),
+                logprob_gap_max=gap.max().item(),
+                ratio_min=ratio.min().item(),
+                ratio_median=ratio.median().item(),
+                ratio_max=ratio.max().item(),
+                clipped_share=clipped.float().mean().item(),
+            )
+        )
+    return audits
+
+
+def step_metrics(
+    batch: Batch,
+    advantages: Advantages,
+    outcome: Outcome,
+    audits: Sequence[TrajectoryAudit],
+    seconds: Mapping[str, float],
+) -> dict[str, float]:
+    """The metrics of a trained step. `audits` are all that the commit consumes, skipped ones included."""
+    metrics = {
+        **_of_batch(batch, advantages),
+        **(_of_tokens(outcome.tokens) if outcome.tokens is not None else {}),
+        **consumption(audits),
+        "loss": outcome.loss,
+        "gradient_norm": outcome.gradient_norm,
+        "learning_rate": outcome.learning_rate,
+        **{f"seconds_{phase}": value for phase, value in seconds.items()},
+    }
+    total = sum(seconds.values())
+    if total > 0:
+        metrics["tokens_per_second"] = metrics["tokens"] / total
+        metrics["trainer_idle_ratio"] = seconds.get("claim", 0.0) / total
+    return metrics
+
+
+def consumption(audits: Sequence[TrajectoryAudit]) -> dict[str, float]:
+    """How many trajectories a commit consumes, trained and skipped by reason, and the trained tokens."""
+    reasons = Counter(audit.skipped for audit in audits if audit.skipped is not None)
+    return {
+        "trajectories": float(len(audits)),
+        "tokens": float(sum(audit.trained_tokens for audit in audits)),
+        **{f"skipped_{reason.value}": float(reasons[reason.value]) for reason in Skip},
+    }
+
+
+def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
+    rewards = torch.tensor([combined_reward(trajectory) for trajectory in batch.trajectories], dtype=torch.float64)
+    values = torch.tensor([value for turns in advantages.turns for value in turns], dtype=torch.float64)
+    trained = [turn for trajectory in batch.trajectories for turn in trajectory.turns if is_trained(turn)]
+    cut = sum(turn.convention is LogprobConvention.UNTRUNCATED for turn in trained)
+    return {
+        "reward_mean": rewards.mean().item(),
+        "reward_std": rewards.std(correction=0).item(),
+        "advantage_mean": values.mean().item(),
+        "advantage_std": values.std(correction=0).item(),
+        "advantage_min": values.min().item(),
+        "advantage_max": values.max().item(),
+        "without_signal_share": sum(not any(turns) for turns in advantages.turns) / len(advantages.turns),
+        "baseline_fallbacks": float(advantages.fallbacks),
+        "groups": float(len(set(batch.groups))),
+        "untruncated_logprob_share": cut / len(trained),
+    }
+
+
+def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
+    difference_N = (tokens.logprobs_N - tokens.behaviour_N).double()
+    ratio_N = difference_N.exp()
+    gap_N = difference_N.abs()
+    return {
+        **{f"ratio_{name}": value for name, value in _quantiles(ratio_N).items()},
+        "clipped_share": tokens.clipped_N.double().mean().item(),
+        "importance_weight_mean": tokens.weight_N.double().mean().item(),
+        # k3 of Schulman 2020, of the current policy against the one that acted.
+        "kl_behaviour": (ratio_N - 1 - difference_N).mean().item(),
+        "entropy": tokens.entropy_N.double().mean().item(),
+        "logprob_gap_mean": gap_N.mean().item(),
+        "logprob_gap_max": gap_N.max().item(),
+        **_staleness(tokens.staleness_N),
+    }
+
+
+def _quantiles(values_N: Tensor) -> dict[str, float]:
+    ordered_N = values_N.sort().values
+    last = ordered_N.numel() - 1
+    points = {"min": 0.0, "p01": 0.01, "median": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: ordered_N[round(point * last)].item() for name, point in points.items()}
+
+
+def _staleness(staleness_N: Tensor) -> dict[str, float]:
+    """Mean, maximum and the share of tokens per version of staleness."""
+    counts = torch.bincount(staleness_N.clamp(min=0).long())
+    shares = {f"staleness_share_{age}": count / staleness_N.numel() for age, count in enumerate(counts.tolist())}
+    return {"staleness_mean": staleness_N.mean().item(), "staleness_max": staleness_N.max().item(), **shares}

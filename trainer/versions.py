@@ -1,0 +1,110 @@
+"""From trained weights to the run's next version, and from the run's head back to a model that can be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import structlog
+
+from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
+from proxy.contract.identifiers import ClaimId
+from proxy.contract.policy import Head
+from trainer.algorithm.advantages import RunningMeans
+from trainer.algorithm.presets import Algorithm
+from trainer.claims import ClaimsInHand
+from trainer.config import TrainerSettings
+from trainer.errors import Superseded, WeightsUnusable
+from trainer.models.state_dict import gather_weights
+from trainer.parallel.mesh import Ranks
+from trainer.proxy_client import ProxyClient
+from trainer.update import Learner
+from trainer.weights.publisher import TrainerState, WeightPublisher
+
+_STATE_FORMAT = 1
+_SEED_STRIDE = 1_000_003
+
+_log = structlog.get_logger("trainer")
+
+
+class Versions:
+    """Publishing and resuming. Every rank calls the same methods; only the first acts outside itself."""
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        algorithm: Algorithm,
+        ranks: Ranks,
+        client: ProxyClient,
+        claims: ClaimsInHand,
+        publisher: WeightPublisher,
+        learner: Learner,
+    ) -> None:
+        self._settings = settings
+        self._decay = algorithm.running_mean_decay
+        self._ranks = ranks
+        self._client = client
+        self._claims = claims
+        self._publisher = publisher
+        self._learner = learner
+
+    def resume(self) -> tuple[Head, RunningMeans]:
+        """Puts the head's weights, optimiser and schedule in place; returns it with its running means.
+
+        What was claimed before is given back, and what earlier trainers left uncommitted is removed.
+        Raises ProxyRefused, WeightsUnusable.
+        """
+        self._ranks.from_first(self._claims.give_back)
+        head = self._ranks.from_first(self._client.head)
+        garbage = self._ranks.from_first(lambda: self._publisher.collect(head))
+        state = self._publisher.restore(head, self._learner.model.named_weights())
+        if state is None and head.weights is not None:
+            _log.warning("no trainer state was kept for the head: the optimiser starts fresh", version=head.version)
+        if state is not None and state.get("format") != _STATE_FORMAT:
+            raise WeightsUnusable(f"version {head.version}: its trainer state is not of format {_STATE_FORMAT}")
+        self._learner.restore(state)
+        means = RunningMeans.fresh(self._decay, **(state["means"] if state is not None else {}))
+        _log.info("training from", version=head.version, optimizer_steps=self._learner.steps, removed=garbage)
+        return head, means
+
+    def seed(self, head: Head) -> int:
+        """Of the step that follows `head`: no state of a random generator outlives a step."""
+        return (self._settings.seed * _SEED_STRIDE + head.version) % (1 << 31)
+
+    def make(
+        self,
+        head: Head,
+        means: RunningMeans,
+        claim_id: ClaimId | None,
+        audits: Sequence[TrajectoryAudit],
+        metrics: Mapping[str, float],
+    ) -> Head:
+        """Publishes the weights as they are and commits them as the successor of `head`, consuming `claim_id` and
+        all kept claims. Raises Superseded where the proxy refuses; the weights written are removed then."""
+        tensors = gather_weights(self._learner.model.named_weights(), keep=self._ranks.is_first)
+        state: TrainerState = {
+            "format": _STATE_FORMAT,
+            "means": {"session": means.session.value, "turn": means.turn.value},
+            **self._learner.capture(),
+        }
+
+        def publish_and_commit() -> Head:
+            claim_ids, consumed = self._claims.to_commit(claim_id, audits)
+            staged = self._publisher.stage(head, tensors, state)
+            report = StepReport(
+                config_hash=self._settings.config_hash(), seed=self.seed(head), metrics=dict(metrics), audit=consumed
+            )
+            try:
+                reply = self._client.commit(
+                    CommitRequest(
+                        claim_ids=claim_ids, parent_version=head.version, weights=staged.weights, step=report
+                    )
+                )
+            except Superseded:
+                self._publisher.discard(staged)
+                raise
+            self._publisher.settle(staged)
+            self._claims.consumed(claim_ids)
+            return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
+
+        return self._ranks.from_first(publish_and_commit)
