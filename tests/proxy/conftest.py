@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.proxy.domain_client import DomainClient, open_domain
 from tests.proxy.store import Store, open_store
 
 
@@ -12,3 +13,9 @@ from tests.proxy.store import Store, open_store
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     async with open_store(tmp_path) as opened:
         yield opened
+
+
+@pytest.fixture
+async def domain(store: Store) -> AsyncIterator[DomainClient]:
+    async with open_domain(store) as client:
+        yield client

@@ -1,0 +1,42 @@
+"""Sessions and feedback over HTTP on a real store, without an engine or a model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+from fastapi import FastAPI
+
+from proxy.credentials.service import PrincipalKind
+from proxy.feedback import endpoints as feedback_endpoints
+from proxy.http import errors
+from proxy.sessions import endpoints as session_endpoints
+from proxy.settings import Settings
+from tests.proxy.store import Store
+from tests.running_app import bearer
+
+
+@dataclass
+class DomainClient:
+    """`http` sends the key of `store.owner`'s run."""
+
+    http: httpx.AsyncClient
+    store: Store
+
+
+@asynccontextmanager
+async def open_domain(store: Store) -> AsyncIterator[DomainClient]:
+    app = FastAPI()
+    for name in ("database", "signals", "runs", "credentials", "sessions", "feedback"):
+        setattr(app.state, name, getattr(store, name))
+    app.state.settings = Settings()
+    errors.install(app)
+    app.include_router(session_endpoints.router)
+    app.include_router(feedback_endpoints.router)
+    key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
+    transport = httpx.ASGITransport(app=app)
+    headers = bearer(key.text)
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test", headers=headers) as client:
+        yield DomainClient(http=client, store=store)
