@@ -94,7 +94,8 @@ def health_table(health: dict[str, Any]) -> RenderableType:
     for run in health["runs"]:
         table.add_row(
             f"run {run['name']}",
-            f"{run['state']}, serving version {run['serving_version']} of {run['head_version']}; trainer {run['trainer']}",
+            f"{run['state']}, serving version {run['serving_version']} of {run['head_version']}; "
+            f"trainer {run['trainer']}",
         )
     for problem in health["problems"]:
         table.add_row("[red]problem[/]", Text(problem))
