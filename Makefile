@@ -56,10 +56,10 @@ demo-sglang: setup sglang-cpu  ## the demo on the real SGLang
 	@$(BIN)/base-rl demo --engine sglang --seed $(SEED)
 
 bench-demo: setup  ## the demo with five seeds -> benchmarks/results/demo.json
-	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python -m benchmarks.demo
 
 bench-engine: setup  ## tokens/s of the embedded engine -> benchmarks/results/engine.json
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python -m benchmarks.engine
 
 checkpoint: setup  ## make the demo's checkpoint anew (a few minutes)
 	$(BIN)/python -m agents_examples.calculator.make_checkpoint
