@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import httpx
 import msgspec
 
 from proxy.contract.turn import SamplingParameters
+from proxy.engines.connections import Connections
 from proxy.engines.interface import (
     EngineChunk,
     EngineFinish,
@@ -29,6 +31,7 @@ from proxy.errors import (
 )
 from proxy.settings import EngineSettings
 
+CONTROL_CALLS = 16
 ABORT_SECONDS = 5.0
 CONTROL_SECONDS = 120.0
 """Longest wait for a weight update or a pause."""
@@ -122,24 +125,21 @@ class ReplyParser:
 
 
 class SglangEngine:
-    """An engine at `url`. Connections are pooled: `settings.max_concurrency` generations and a few control calls."""
+    """An engine at `url`, with up to `settings.max_concurrency` generations at once; further ones wait.
+
+    SGLang's prefix cache outlives a weight update that lets requests go on. So every request carries a key, which is
+    the label of the weights, or one of its own time while they change: SGLang shares prefixes only between requests
+    of one key, and none is reused under weights that did not compute it.
+    """
 
     def __init__(self, url: str, settings: EngineSettings) -> None:
-        self._client = httpx.AsyncClient(
-            base_url=url.rstrip("/"),
-            timeout=httpx.Timeout(settings.read_timeout_seconds, connect=settings.connect_timeout_seconds),
-            limits=httpx.Limits(
-                max_connections=settings.max_concurrency + 8,
-                max_keepalive_connections=settings.max_concurrency + 8,
-                # Less than uvicorn's five seconds: a connection that the engine is just closing must not be used.
-                keepalive_expiry=4.0,
-            ),
-            trust_env=False,
-        )
-        # SGLang's prefix cache outlives a weight update that lets requests go on. Prefixes are shared only between
-        # requests of one key, so none is reused under weights that did not compute it.
-        self._prefix_key: str | None = None
-        self._loading = False
+        timeout = httpx.Timeout(settings.read_timeout_seconds, connect=settings.connect_timeout_seconds)
+        address = url.rstrip("/")
+        self._calls = Connections(address, limit=settings.max_concurrency, timeout=timeout)
+        # Of its own, so that a weight update never waits for generations to end.
+        self._control_calls = Connections(address, limit=CONTROL_CALLS, timeout=timeout)
+        self._label: str | None = None
+        self._interim_key: str | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
@@ -168,16 +168,18 @@ class SglangEngine:
 
     async def _whole(self, request: GenerateRequest, parser: ReplyParser) -> AsyncGenerator[EngineChunk]:
         with _failures():
-            response = await self._client.post("/generate", content=self._body(request), headers=JSON)
+            async with self._calls.client() as client:
+                response = await client.post("/generate", content=self._body(request), headers=JSON)
         if response.status_code != httpx.codes.OK:
             raise _refusal(response.status_code, _message_of(response.content))
         yield parser.parse(response.content)
 
     async def _streamed(self, request: GenerateRequest, parser: ReplyParser) -> AsyncGenerator[EngineChunk]:
         with _failures():
-            async with self._client.stream(
-                "POST", "/generate", content=self._body(request), headers=JSON
-            ) as response:
+            async with (
+                self._calls.client() as client,
+                client.stream("POST", "/generate", content=self._body(request), headers=JSON) as response,
+            ):
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response.status_code, _message_of(await response.aread()))
                 async for line in response.aiter_lines():
@@ -192,14 +194,14 @@ class SglangEngine:
 
     def _body(self, request: GenerateRequest) -> bytes:
         body: dict[str, Any] = {
-            "rid": request.request_id,
+            "rid": _engine_id(request.request_id),
             "input_ids": request.input_ids,
             "sampling_params": sampling_body(request.sampling),
             "return_logprob": True,
             "stream": request.stream,
         }
-        if self._prefix_key is not None:
-            body["extra_key"] = self._prefix_key
+        if prefix_key := self._interim_key or self._label:
+            body["extra_key"] = prefix_key
         return msgspec.json.encode(body)
 
     def _abort_in_background(self, request_id: str) -> None:
@@ -213,12 +215,15 @@ class SglangEngine:
             await self.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
-        await self._control("/abort_request", {"rid": request_id}, seconds=ABORT_SECONDS)
+        await self._control("/abort_request", {"rid": _engine_id(request_id)}, seconds=ABORT_SECONDS)
 
     async def pause(self, mode: PauseMode) -> None:
+        # What arrives from now on may run under other weights than those that are loaded.
+        self._interim_key = uuid.uuid4().hex
         await self._control("/pause_generation", {"mode": mode.value})
 
     async def resume(self) -> None:
+        self._interim_key = None
         await self._control("/continue_generation", {})
 
     async def flush_cache(self) -> None:
@@ -226,7 +231,7 @@ class SglangEngine:
 
     async def load_weights(self, path: str, label: str) -> None:
         """Loads a directory and verifies that `label` is served. Raises EngineFailed when it is not."""
-        before, self._prefix_key, self._loading = self._prefix_key, label, True
+        before, self._interim_key = self._interim_key, uuid.uuid4().hex
         body = {"model_path": path, "weight_version": label, "flush_cache": False}
         refusal: EngineFailed | None = None
         try:
@@ -235,7 +240,7 @@ class SglangEngine:
             # SGLang also answers 400 when it has updated and could only not flush its cache: the label decides.
             refusal = error
         finally:
-            self._prefix_key, self._loading = before, False
+            self._interim_key = before
         served = (await self.info()).weight_label
         if served != label:
             reason = refusal.message if refusal is not None else f"it serves {served!r} afterwards"
@@ -247,20 +252,21 @@ class SglangEngine:
 
     async def info(self) -> EngineInfo:
         with _failures():
-            response = await self._client.get("/model_info", timeout=CONTROL_SECONDS)
+            async with self._control_calls.client() as client:
+                response = await client.get("/model_info", timeout=CONTROL_SECONDS)
         if response.status_code != httpx.codes.OK:
             raise _failure(response.status_code, _message_of(response.content))
         try:
             model = msgspec.json.decode(response.content, type=_ModelInfo)
         except msgspec.DecodeError as error:
             raise EngineFailed(f"the engine's /model_info cannot be read: {error}") from error
-        if not self._loading:
-            self._prefix_key = model.weight_version
+        self._label = model.weight_version
         return EngineInfo(model_path=model.model_path, weight_label=model.weight_version)
 
     async def healthy(self) -> bool:
         try:
-            response = await self._client.get("/health_generate", timeout=HEALTH_SECONDS)
+            async with self._control_calls.client() as client:
+                response = await client.get("/health_generate", timeout=HEALTH_SECONDS)
         except (httpx.HTTPError, httpx.InvalidURL):
             return False
         return response.status_code == httpx.codes.OK
@@ -268,17 +274,25 @@ class SglangEngine:
     async def aclose(self) -> None:
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
-        await self._client.aclose()
+        await self._calls.aclose()
+        await self._control_calls.aclose()
 
     async def _control(self, path: str, body: dict[str, Any], seconds: float = CONTROL_SECONDS) -> None:
+        content = msgspec.json.encode(body)
         with _failures():
-            response = await self._client.post(path, content=msgspec.json.encode(body), headers=JSON, timeout=seconds)
+            async with self._control_calls.client() as client:
+                response = await client.post(path, content=content, headers=JSON, timeout=seconds)
         if response.status_code != httpx.codes.OK:
             raise _failure(response.status_code, _message_of(response.content))
 
 
+def _engine_id(request_id: str) -> str:
+    """SGLang aborts every request whose id begins with the given one; with an end mark none begins with another."""
+    return f"{request_id}/"
+
+
 def sampling_body(sampling: SamplingParameters) -> dict[str, Any]:
-    """SGLang's `sampling_params`. The text options make its text say what the ids say: special tokens and stops stay."""
+    """SGLang's `sampling_params`. The text options make its text say what the ids say, special tokens and all."""
     body: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,

@@ -29,4 +29,4 @@ exec "$venv/bin/python" -m sglang.launch_server --model-path "$model" --host 127
   --device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch \
   --disable-overlap-schedule --grammar-backend none \
   --cuda-graph-backend-decode=disabled --cuda-graph-backend-prefill=disabled \
-  --max-total-tokens 32768 --max-running-requests 32 "$@"
+  --max-total-tokens 32768 --max-running-requests 32 --incremental-streaming-output "$@"

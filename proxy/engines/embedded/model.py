@@ -30,10 +30,10 @@ class ServedModel:
     def __init__(self, path: str, *, device: str, dtype: str, seed: int, max_total_tokens: int) -> None:
         self.path = path
         self.device = torch.device(device)
-        self.network: Any = AutoModelForCausalLM.from_pretrained(
+        network: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         )
-        self.network.to(device=self.device).eval().requires_grad_(requires_grad=False)
+        self.network: Any = network.to(self.device).eval().requires_grad_(requires_grad=False)
         config = self.network.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.context = min(_context_of(config), max_total_tokens)

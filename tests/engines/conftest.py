@@ -1,0 +1,165 @@
+"""Both engines as processes, started by the launch plans; every test finds model `a` loaded and nothing running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from proxy.engines.interface import PauseMode
+from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, wait_until_ready
+from proxy.engines.sglang import SglangEngine
+from proxy.settings import ConfigurationError, EngineSettings
+from tests.engines.generating import END_ID, NEVER_END
+from tests.engines.tiny_model import make_model
+
+SGLANG_TIMEOUT = 400
+STOP_SECONDS = 30
+
+
+class Models(NamedTuple):
+    """Two models of one shape, and a directory that is none."""
+
+    a: Path
+    b: Path
+    broken: Path
+
+
+class Server(NamedTuple):
+    """A running engine. `exactness` bounds the difference to transformers' log-probabilities."""
+
+    kind: str
+    url: str
+    exactness: float
+    log: Path
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    root = tmp_path_factory.mktemp("models")
+    broken = root / "broken"
+    make_model(broken, seed=3, hidden=32)
+    return Models(make_model(root / "a", seed=1), make_model(root / "b", seed=2), broken)
+
+
+class Reference:
+    """Log-probabilities by one whole forward pass of transformers, without any cache, for requests made by `ask`:
+    its bias against the end token belongs to the distribution that is sampled from."""
+
+    def __init__(self, path: Path) -> None:
+        self.network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+    def logprobs(self, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+        """`[len(ids), vocabulary]`, row i for the token after `ids[: i + 1]`."""
+        with torch.no_grad():
+            logits = self.network(input_ids=torch.tensor([ids])).logits[0].float()
+        logits[:, END_ID] += NEVER_END[str(END_ID)]
+        return torch.log_softmax(logits / temperature, dim=-1)
+
+    def of_output(self, prompt: tuple[int, ...], output: tuple[int, ...], temperature: float = 1.0) -> list[float]:
+        rows = self.logprobs([*prompt, *output], temperature)[len(prompt) - 1 : -1]
+        values: list[float] = rows.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+        return values
+
+    def greedy(self, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+        ids = list(prompt)
+        for _ in range(count):
+            ids.append(int(self.logprobs(ids)[-1].argmax()))
+        return tuple(ids[len(prompt) :])
+
+
+@pytest.fixture(scope="session")
+def reference(models: Models) -> Reference:
+    return Reference(models.a)
+
+
+@pytest.fixture(scope="session")
+def reference_b(models: Models) -> Reference:
+    return Reference(models.b)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def sglang_venv() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return Path(os.environ.get("BASE_RL_SGLANG_VENV", cache / "base-rl" / "sglang-cpu-0.5.23"))
+
+
+def plan_of(kind: str, model: Path) -> LaunchPlan:
+    if kind == "embedded":
+        return embedded_plan(model=str(model), port=free_port(), weight_label="a")
+    try:
+        return sglang_cpu_plan(model=str(model), port=free_port(), venv=sglang_venv(), weight_label="a")
+    except ConfigurationError as error:
+        if os.environ.get("BASE_RL_REQUIRE_SGLANG") == "1":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(
+    scope="session",
+    params=[
+        "embedded",
+        pytest.param("sglang", marks=[pytest.mark.sglang, pytest.mark.timeout(SGLANG_TIMEOUT)]),
+    ],
+)
+def server(
+    request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    plan = plan_of(request.param, models.a)
+    log = tmp_path_factory.mktemp("engine") / f"{request.param}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(plan.argv, env={**os.environ, **plan.env}, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        ready = wait_until_ready(plan.url, timeout=300, process_alive=lambda: process.poll() is None)
+        asyncio.run(ready)
+        yield Server(request.param, plan.url, 1e-4 if request.param == "embedded" else 1e-3, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+async def engine(server: Server, models: Models) -> AsyncIterator[SglangEngine]:
+    engine = SglangEngine(server.url, EngineSettings(url=server.url))
+    await engine.pause(PauseMode.ABORT)
+    await engine.resume()
+    if (await engine.info()).weight_label != "a":
+        await engine.load_weights(str(models.a), "a")
+    yield engine
+    await engine.aclose()
+
+
+@pytest.fixture
+async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as client:
+        yield client
+
+
+async def becomes_idle(http: httpx.AsyncClient, seconds: float) -> bool:
+    """True once the engine flushes its cache, which it does only when no request runs or waits."""
+    try:
+        async with asyncio.timeout(seconds):
+            while (await http.post("/flush_cache")).status_code != httpx.codes.OK:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        return False
+    return True

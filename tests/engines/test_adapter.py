@@ -1,0 +1,260 @@
+"""What the adapter makes of engines that misbehave, and of both ways of streaming."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contract.turn import SamplingParameters
+from proxy.engines.interface import EngineFinish, LabelSpan, PauseMode
+from proxy.engines.sglang import ReplyParser, SglangEngine, sampling_body
+from proxy.errors import (
+    BaseRlError,
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineTimeout,
+    EngineUnavailable,
+    InvalidRequest,
+)
+from proxy.settings import EngineSettings
+from tests.engines.conftest import free_port
+from tests.engines.generating import ask, collect, gather, open_stream
+
+Answerer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
+
+
+def reply(ids: list[int], total: int, finish: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
+    scored = [[-0.1 * token, token, None] for token in ids]
+    return {
+        "output_ids": ids,
+        "meta_info": {
+            "completion_tokens": total,
+            "weight_version": "w",
+            "output_token_logprobs": scored,
+            "finish_reason": finish,
+            **meta,
+        },
+    }
+
+
+@asynccontextmanager
+async def engine_that(
+    answer: Answerer, *, read_timeout: float = 30.0
+) -> AsyncIterator[tuple[SglangEngine, list[str]]]:
+    """An adapter before a server that answers `/generate` by `answer` and everything else with 200; and the paths."""
+    paths: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split()[1]
+        paths.append(path)
+        if path == "/generate":
+            await answer(path, writer)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    engine = SglangEngine(url, EngineSettings(url=url, read_timeout_seconds=read_timeout))
+    async with server:
+        yield engine, paths
+        await engine.aclose()
+
+
+def whole(status: int, body: object) -> Answerer:
+    content = body if isinstance(body, bytes) else msgspec.json.encode(body)
+
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(content)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + content)
+        await writer.drain()
+
+    return answer
+
+
+def stream(*events: object, then: Callable[[], Awaitable[object]] | None = None) -> Answerer:
+    async def answer(_: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n")
+        for event in events:
+            data = b"data: " + (event if isinstance(event, bytes) else msgspec.json.encode(event)) + b"\n\n"
+            writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        await writer.drain()
+        if then is not None:
+            await then()
+        else:
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+
+    return answer
+
+
+async def die() -> None:
+    """The connection closes in the middle of the body."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        (whole(400, {"error": {"message": "top_p must be in (0, 1]"}}), InvalidRequest, "top_p"),
+        (whole(400, {"error": "input_ids: wrong"}), InvalidRequest, "input_ids"),
+        (whole(400, {"message": "It exceeds the context length"}), ContextLengthExceeded, "context length"),
+        (whole(404, b"no such page"), EngineFailed, "no such page"),
+        (whole(500, {"error": {"message": "boom"}}), EngineFailed, "boom"),
+        (whole(503, b"starting"), EngineUnavailable, "starting"),
+        (whole(200, b"<html>"), EngineFailed, "cannot be read"),
+        (whole(200, {"output_ids": [1]}), EngineFailed, "meta_info"),
+        (whole(200, reply([1, 2], 3, {"type": "stop"})), EngineFailed, "2 output ids"),
+        (whole(200, reply([1], 1, {"type": "abort", "status_code": 400, "message": "bad"})), InvalidRequest, "bad"),
+        (whole(200, reply([1], 1, {"type": "sorcery"})), EngineFailed, "sorcery"),
+    ],
+)
+async def test_answers_become_errors(answer: Answerer, error: type[BaseRlError], words: str) -> None:
+    async with engine_that(answer) as (engine, _):
+        with pytest.raises(error, match=words):
+            await collect(engine, ask())
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (stream(reply([1], 1), then=die), EngineUnavailable),
+        (stream(reply([1], 1)), EngineUnavailable),
+        (stream(reply([1], 1), b"[DONE]"), EngineUnavailable),
+        (stream(reply([1], 1), {"error": {"message": "no", "code": 400}}), InvalidRequest),
+        (stream(reply([1], 1), {"error": {"message": "no", "code": 500}}), EngineFailed),
+        (stream(reply([1], 1), reply([2], 9)), EngineFailed),
+        (stream(b"{"), EngineFailed),
+    ],
+)
+async def test_streams_that_break_become_errors(answer: Answerer, error: type[BaseRlError]) -> None:
+    async with engine_that(answer) as (engine, _):
+        with pytest.raises(error):
+            await collect(engine, ask(stream=True))
+
+
+async def test_an_engine_that_is_down_is_unavailable() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    engine = SglangEngine(url, EngineSettings(url=url))
+    for request in (ask(), ask(stream=True)):
+        with pytest.raises(EngineUnavailable, match="cannot be reached"):
+            await collect(engine, request)
+    for call in (engine.info(), engine.pause(PauseMode.IN_PLACE), engine.load_weights("x", "y"), engine.abort("x")):
+        with pytest.raises(EngineUnavailable):
+            await call
+    assert not await engine.healthy()
+    await engine.aclose()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_engine_that_falls_silent_times_out_and_is_told_to_stop(streamed: bool) -> None:
+    silence = asyncio.Event()
+    events = [reply([1], 1)] if streamed else []
+    async with engine_that(stream(*events, then=silence.wait), read_timeout=0.2) as (engine, paths):
+        with pytest.raises(EngineTimeout):
+            await collect(engine, ask(stream=streamed))
+        await engine.aclose()
+        assert paths[-1] == "/abort_request"
+        silence.set()
+
+
+async def test_leaving_early_aborts_and_finishing_does_not() -> None:
+    last = reply([2], 2, {"type": "stop"})
+    async with engine_that(stream(reply([1], 1), last, b"[DONE]")) as (engine, paths):
+        chunks = open_stream(engine, ask(stream=True))
+        await anext(chunks)
+        await anext(chunks)
+        await chunks.aclose()
+        assert "/abort_request" not in paths
+        chunks = open_stream(engine, ask(stream=True))
+        await anext(chunks)
+        await chunks.aclose()
+        await engine.aclose()
+        assert paths[-1] == "/abort_request"
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=30), st.data())
+def test_increments_and_everything_so_far_read_the_same(ids: list[int], data: st.DataObject) -> None:
+    """Whatever the chunks are, and whichever of the two forms each one has."""
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(ids) - 1)))) if len(ids) > 1 else []
+    ends = [*(cut for cut in cuts if cut), len(ids)]
+    parser, chunks, start = ReplyParser(), [], 0
+    for end in ends:
+        cumulative = data.draw(st.booleans())
+        finish = {"type": "length", "length": end} if end == len(ids) else None
+        body = reply(ids[:end] if cumulative else ids[start:end], end, finish)
+        chunks.append(parser.parse(msgspec.json.encode(body)))
+        start = end
+    answer = gather(chunks)
+    assert answer.ids == tuple(ids)
+    assert answer.logprobs == pytest.approx([-0.1 * token for token in ids])
+    assert answer.finish is EngineFinish.LENGTH
+    assert answer.spans == (LabelSpan(label="w", start=0, end=len(ids)),)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"output_token_logprobs": [[-0.1, 1, None]]},
+        {"output_token_logprobs": [[-0.1, 1, None], [-0.1, 3, None]]},
+        {"output_token_logprobs": [[-0.1, 1, None], [None, 2, None]]},
+        {"weight_versions": [{"version": "a", "start": 0, "end": 1}]},
+        {"weight_versions": [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 0, "end": 2}]},
+    ],
+)
+def test_replies_that_do_not_add_up_are_refused(change: dict[str, Any]) -> None:
+    body = reply([1, 2], 2, {"type": "stop"}, **change)
+    with pytest.raises(EngineFailed):
+        ReplyParser().parse(msgspec.json.encode(body))
+
+
+def test_an_answer_without_tokens_has_no_spans() -> None:
+    spans = [{"version": "a", "start": 0, "end": 0}]
+    chunk = ReplyParser().parse(msgspec.json.encode(reply([], 0, {"type": "abort"}, weight_versions=spans)))
+    assert chunk.finish is EngineFinish.ABORT
+    assert chunk.spans == ()
+
+
+def test_sampling_is_sent_in_sglangs_words() -> None:
+    assert sampling_body(SamplingParameters(max_new_tokens=5)) == {
+        "max_new_tokens": 5,
+        "temperature": 1.0,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    everything = SamplingParameters(
+        max_new_tokens=5,
+        temperature=0.0,
+        top_p=0.9,
+        top_k=4,
+        min_p=0.1,
+        presence_penalty=0.2,
+        frequency_penalty=0.3,
+        seed=0,
+        stop=("x",),
+        stop_token_ids=(7,),
+        logit_bias={"3": 1.0},
+    )
+    assert sampling_body(everything) == {
+        "max_new_tokens": 5,
+        "temperature": 0.0,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+        "top_p": 0.9,
+        "top_k": 4,
+        "min_p": 0.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "sampling_seed": 0,
+        "stop": ("x",),
+        "stop_token_ids": (7,),
+        "logit_bias": {"3": 1.0},
+    }

@@ -1,0 +1,149 @@
+"""Weights replaced while an engine serves."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from pathlib import Path
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save
+
+from proxy.engines.interface import EngineFinish, EngineInfo, LabelSpan, PauseMode
+from proxy.engines.launch import SGLANG_SHIM
+from proxy.engines.sglang import SglangEngine
+from proxy.errors import EngineFailed
+from tests.engines.conftest import Models, Reference, Server, sglang_venv
+from tests.engines.generating import PROMPT, Answer, ask, collect, gather, open_stream
+
+LONG = 300
+
+
+async def swap_in_the_middle(engine: SglangEngine, models: Models, mode: PauseMode) -> Answer:
+    """A streamed request with models a, then b: the swap comes after its first chunk."""
+    stream = open_stream(engine, ask(stream=True, max_new_tokens=LONG))
+    chunks = [await anext(stream)]
+    await engine.pause(mode)
+    await engine.load_weights(str(models.b), "b")
+    await engine.resume()
+    chunks += [chunk async for chunk in stream]
+    return gather(chunks)
+
+
+@pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
+async def test_a_swap_in_the_middle_splits_the_spans_and_the_request_goes_on(
+    engine: SglangEngine, models: Models, reference: Reference, mode: PauseMode
+) -> None:
+    answer = await swap_in_the_middle(engine, models, mode)
+    assert answer.finish is EngineFinish.LENGTH
+    assert len(answer.ids) == len(answer.logprobs) == LONG
+    first, second = answer.spans
+    assert (first.label, second.label) == ("a", "b")
+    assert (first.start, second.start, second.end) == (0, first.end, LONG)
+    assert answer.ids[: first.end] == reference.greedy(PROMPT, first.end)
+
+
+async def test_retracted_requests_go_on_as_if_the_new_weights_had_read_everything(
+    engine: SglangEngine, models: Models, server: Server, reference_b: Reference
+) -> None:
+    answer = await swap_in_the_middle(engine, models, PauseMode.RETRACT)
+    swap = answer.spans[0].end
+    expected = reference_b.of_output(PROMPT, answer.ids)
+    assert answer.logprobs[swap:] == pytest.approx(expected[swap:], abs=server.exactness)
+
+
+async def test_abort_mode_ends_requests_with_what_they_have(engine: SglangEngine) -> None:
+    stream = open_stream(engine, ask(stream=True, max_new_tokens=LONG))
+    chunks = [await anext(stream)]
+    await engine.pause(PauseMode.ABORT)
+    await engine.resume()
+    answer = gather(chunks + [chunk async for chunk in stream])
+    assert answer.finish is EngineFinish.ABORT
+    assert 0 < len(answer.ids) < LONG
+
+
+async def test_after_a_swap_new_requests_are_wholly_of_the_new_weights(
+    engine: SglangEngine, models: Models, server: Server, reference_b: Reference
+) -> None:
+    # The same prompt before and after: a prefix computed by the old weights must not be reused.
+    await collect(engine, ask())
+    await engine.pause(PauseMode.IN_PLACE)
+    waiting = asyncio.create_task(collect(engine, ask()))
+    _, pending = await asyncio.wait([waiting], timeout=0.2)
+    assert pending
+    await engine.load_weights(str(models.b), "b")
+    await engine.resume()
+    for answer in (await waiting, await collect(engine, ask())):
+        assert answer.ids == reference_b.greedy(PROMPT, 16)
+        assert answer.logprobs == pytest.approx(reference_b.of_output(PROMPT, answer.ids), abs=server.exactness)
+        assert answer.spans == (LabelSpan(label="b", start=0, end=16),)
+    assert await engine.info() == EngineInfo(model_path=str(models.b), weight_label="b")
+
+
+async def test_a_failing_update_keeps_the_old_weights(
+    engine: SglangEngine, models: Models, reference: Reference, tmp_path: Path
+) -> None:
+    await engine.pause(PauseMode.IN_PLACE)
+    with pytest.raises(EngineFailed):
+        await engine.load_weights(str(tmp_path / "nothing"), "c")
+    await engine.resume()
+    answer = await collect(engine, ask())
+    assert answer.ids == reference.greedy(PROMPT, 16)
+    assert answer.spans == (LabelSpan(label="a", start=0, end=16),)
+    assert (await engine.info()).weight_label == "a"
+
+
+async def test_labelling_keeps_requests_and_splits_their_spans(engine: SglangEngine, reference: Reference) -> None:
+    stream = open_stream(engine, ask(stream=True, max_new_tokens=LONG))
+    chunks = [await anext(stream)]
+    await engine.label_weights("renamed")
+    answer = gather(chunks + [chunk async for chunk in stream])
+    assert answer.ids == reference.greedy(PROMPT, LONG)
+    assert answer.finish is EngineFinish.LENGTH
+    assert [span.label for span in answer.spans] == ["a", "renamed"]
+    assert (await engine.info()).weight_label == "renamed"
+
+
+async def send_embedded(http: httpx.AsyncClient, model: Path, label: str) -> None:
+    blob = base64.b64encode(save(load_file(model / "model.safetensors"))).decode()
+    body = {"serialized_named_tensors": [blob], "weight_version": label}
+    assert (await http.post("/begin_weight_update", json={})).status_code == httpx.codes.OK
+    assert (await http.post("/update_weights_from_tensor", json=body)).status_code == httpx.codes.OK
+    assert (await http.post("/end_weight_update", json={})).status_code == httpx.codes.OK
+
+
+async def send_sglang(url: str, model: Path, label: str) -> None:
+    """SGLang takes its own serialised form, which only a process with SGLang can write."""
+    sender = await asyncio.create_subprocess_exec(
+        str(sglang_venv() / "bin" / "python"),
+        str(Path(__file__).parent / "send_tensors.py"),
+        *(url, str(model), label),
+        env={**os.environ, "PYTHONPATH": str(SGLANG_SHIM), "SGLANG_USE_CPU_ENGINE": "1", "PYTHONWARNINGS": "ignore"},
+    )
+    assert await sender.wait() == 0
+
+
+async def test_weights_from_memory(
+    engine: SglangEngine, http: httpx.AsyncClient, models: Models, server: Server, reference_b: Reference
+) -> None:
+    if server.kind == "embedded":
+        await send_embedded(http, models.b, "memory")
+    else:
+        await send_sglang(server.url, models.b, "memory")
+    answer = await collect(engine, ask())
+    assert answer.ids == reference_b.greedy(PROMPT, 16)
+    assert [span.label for span in answer.spans] == ["memory"]
+
+
+async def test_weights_from_memory_need_an_open_update(
+    engine: SglangEngine, http: httpx.AsyncClient, server: Server
+) -> None:
+    if server.kind == "sglang":
+        pytest.skip(
+            "SGLang unpickles before it looks whether an update is open: there is no safe body to try it with"
+        )
+    reply = await http.post("/update_weights_from_tensor", json={"serialized_named_tensors": []})
+    assert reply.status_code == httpx.codes.BAD_REQUEST
+    assert reply.json()["success"] is False
