@@ -26,8 +26,9 @@ from proxy.errors import Conflict, NotFound
 from proxy.settings import RunSettings
 from proxy.trajectories.assembly import PathPiece
 
-CHUNK = 500
-"""Ids in one statement: databases bound the number of parameters."""
+_HASHES = 500
+_SESSIONS = 64
+"""Whose turns are read at once: other requests get their turn in between."""
 
 _MAY_BECOME_READY = frozenset({TrainingState.PENDING.value, TrainingState.EXCLUDED.value})
 
@@ -72,8 +73,8 @@ class TurnRepository:
 
     async def by_conversation(self, session_id: str, hashes: Sequence[bytes]) -> str | None:
         """The newest turn with the first of `hashes` that any turn of the session has."""
-        for start in range(0, len(hashes), CHUNK):
-            part = list(hashes[start : start + CHUNK])
+        for start in range(0, len(hashes), _HASHES):
+            part = list(hashes[start : start + _HASHES])
             found: dict[bytes, str] = {}
             for row in await self._connection.execute(_BY_CONVERSATION, {"session": session_id, "hashes": part}):
                 found[row.conversation_hash] = row.id
@@ -121,8 +122,8 @@ class TurnRepository:
         `turn_counts[session]` recorded."""
         turns: dict[str, list[Turn]] = {session_id: [] for session_id in turn_counts}
         session_ids = list(turn_counts)
-        for start in range(0, len(session_ids), CHUNK):
-            part = session_ids[start : start + CHUNK]
+        for start in range(0, len(session_ids), _SESSIONS):
+            part = session_ids[start : start + _SESSIONS]
             for row in await self._connection.execute(_TRAINABLE_TURNS, {"ids": part}):
                 if row.ordinal < turn_counts[row.session_id]:
                     turns[row.session_id].append(_turn(row))

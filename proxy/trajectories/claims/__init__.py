@@ -1,0 +1,1 @@
+"""Leases of whole groups of trajectories to trainers."""
