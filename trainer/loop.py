@@ -4,8 +4,7 @@ What waits for what:
 - `take` waits at the proxy for enough rewarded trajectories; a session's end or reward there wakes it. All the while
   the leases of what was claimed are renewed by `LeaseKeeper`'s thread.
 - every request waits for a proxy that is down; the proxy's return wakes it.
-- ranks other than the first wait in `from_first` for what the first one got.
-Nothing else waits, and serving never waits for the trainer.
+- ranks other than the first wait in `from_first` for what the first one got. Serving never waits for the trainer.
 
 Between claim and commit nothing is true yet: whatever ends the process there, the weights written are garbage and the
 leases expire. So the loop may be interrupted anywhere.
@@ -74,7 +73,6 @@ class TrainingLoop:
             self.resume()
 
     def _step(self) -> None:
-        settings, learner = self._settings, self._learner
         clock = PhaseClock()
         claimed = self._ranks.from_first(lambda: self._claims.take(self.head.version))
         clock.lap("claim")
@@ -82,7 +80,7 @@ class TrainingLoop:
             return
 
         whole = flatten(claimed.groups, self.head.version)
-        batch, dropped = drop_unusable(whole, settings.max_staleness, learner.model.vocabulary)
+        batch, dropped = drop_unusable(whole, self._settings.max_staleness, self._learner.model.vocabulary)
         audits = [audit_skipped(whole.trajectories[index], reason) for index, reason in dropped.items()]
         advantages = assign(batch.trajectories, batch.groups, self._algorithm, self.means)
         self.means = advantages.means
@@ -91,12 +89,10 @@ class TrainingLoop:
             return
 
         sequences = linearise(batch.trajectories)
-        micro_batches = pack(
-            batch, advantages.turns, sequences, settings.row_tokens, settings.max_tokens_per_microbatch
-        )
+        micro_batches = pack(batch, advantages.turns, sequences, self._settings)
         clock.lap("prepare")
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
-        outcome = learner.update(micro_batches, denominator_of(self._algorithm.denominator, sequences))
+        outcome = self._learner.update(micro_batches, denominator_of(self._algorithm.denominator, sequences))
         clock.lap("update")
         if not outcome.stepped:
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NON_FINITE_GRADIENT)])
@@ -110,9 +106,10 @@ class TrainingLoop:
 
     def _keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> None:
         """The batch taught nothing: its claim waits for the next version, which is made at once if many wait."""
-        _log.info("batch without effect, kept for the next version", claim=claim_id, **consumption(audits))
+        counts = {name: int(count) for name, count in consumption(audits).items() if count}
+        _log.info("batch without effect, kept for the next version", claim=claim_id, **counts)
         if self._ranks.from_first(lambda: self._claims.keep(claim_id, audits)):
-            self.head = self._versions.make(self.head, self.means, None, (), consumption(()))
+            self.head = self._versions.make(self.head, self.means, None, (), {})
 
     def _report(self, metrics: dict[str, float], clock: PhaseClock) -> None:
         if self._ranks.is_first:

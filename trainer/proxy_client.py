@@ -62,21 +62,22 @@ class ProxyClient:
         return self._patiently("GET", "/head", None, Head)
 
     def claim(self, request: ClaimRequest) -> ClaimedBatch:
-        """Waits at the proxy for up to `request.wait_s`; an empty batch if there was too little. Raises ProxyRefused."""
-        return self._patiently(
-            "POST", "/claims", request, ClaimedBatch, answer_timeout=request.wait_s + _ANSWER_TIMEOUT
-        )
+        """Waits at the proxy for up to `wait_s`; an empty batch if there was too little. Raises ProxyRefused."""
+        return self._patiently("POST", "/claims", request, ClaimedBatch, request.wait_s + _ANSWER_TIMEOUT)
 
     def commit(self, request: CommitRequest) -> CommitReply:
-        """Makes the version. Raises HeadMoved or ClaimLost where the proxy refuses it (409), ProxyRefused otherwise."""
+        """Makes the version. Raises HeadMoved or ClaimLost where the proxy refuses it (409), else ProxyRefused.
+
+        A refusal counts only if the head does not have these very weights: an earlier attempt may have made it.
+        """
         try:
             return self._patiently("POST", "/versions", request, CommitReply)
         except ClaimLost as error:
             head = self.head()
+            if head.weights == request.weights:
+                return CommitReply(version=head.version, repeated=True)
             if head.version != request.parent_version:
-                raise HeadMoved(
-                    f"the head is version {head.version}, not {request.parent_version}: {error}"
-                ) from error
+                raise HeadMoved(f"the head is version {head.version}, not {request.parent_version}") from error
             raise
 
     def heartbeat(self, claim_id: ClaimId) -> LeaseReply:

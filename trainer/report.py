@@ -114,10 +114,11 @@ def step_metrics(
         "learning_rate": outcome.learning_rate,
         **{f"seconds_{phase}": value for phase, value in seconds.items()},
     }
-    total = sum(seconds.values())
-    if total > 0:
-        metrics["tokens_per_second"] = metrics["tokens"] / total
-        metrics["trainer_idle_ratio"] = seconds.get("claim", 0.0) / total
+    waiting = seconds.get("claim", 0.0)
+    working = sum(seconds.values()) - waiting
+    if working > 0:
+        metrics["tokens_per_second"] = metrics["tokens"] / working
+        metrics["trainer_idle_ratio"] = waiting / (waiting + working)
     return metrics
 
 

@@ -18,6 +18,7 @@ from trainer.errors import Superseded, WeightsUnusable
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
+from trainer.report import consumption
 from trainer.update import Learner
 from trainer.weights.publisher import TrainerState, WeightPublisher
 
@@ -92,7 +93,10 @@ class Versions:
             claim_ids, consumed = self._claims.to_commit(claim_id, audits)
             staged = self._publisher.stage(head, tensors, state)
             report = StepReport(
-                config_hash=self._settings.config_hash(), seed=self.seed(head), metrics=dict(metrics), audit=consumed
+                config_hash=self._settings.config_hash(),
+                seed=self.seed(head),
+                metrics={**metrics, **consumption(consumed)},
+                audit=consumed,
             )
             try:
                 reply = self._client.commit(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.config import BatchSettings
 from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence
 
@@ -40,15 +41,14 @@ def pack(
     batch: Batch,
     advantages: Sequence[Sequence[float]],
     sequences: Sequence[TrainingSequence],
-    row_tokens: int,
-    max_tokens: int,
+    settings: BatchSettings,
 ) -> list[MicroBatch]:
     """The micro-batches of a batch. `advantages[i][t]` belongs to turn t of trajectory i."""
-    rows = pack_rows([len(sequence.ids) for sequence in sequences], row_tokens)
+    rows = pack_rows([len(sequence.ids) for sequence in sequences], settings.row_tokens)
     lengths = [sum(len(sequences[index].ids) for index in row) for row in rows]
     return [
         _micro_batch(batch, advantages, [[sequences[index] for index in rows[row]] for row in part])
-        for part in split_rows(lengths, max_tokens)
+        for part in split_rows(lengths, settings.max_tokens_per_microbatch)
     ]
 
 

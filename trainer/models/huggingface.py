@@ -115,7 +115,9 @@ def load_policy(
     Raises UnsupportedModel.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    cast("Any", logging).disable_progress_bar()
     try:
         inner = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
     except (OSError, ValueError) as error:

@@ -54,7 +54,13 @@ class DiskPublisher:
         self._locks: dict[str, IO[bytes]] = {}
 
     def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState) -> Staged:
-        """Writes the successor of `head`. Raises OSError where the disk refuses; nothing is left behind then."""
+        """Writes the successor of `head`. Raises WeightsUnusable where the disk refuses; nothing is left then."""
+        try:
+            return self._write(head, tensors, state)
+        except OSError as error:
+            raise WeightsUnusable(f"cannot write version {head.version + 1} to {self._directory}: {error}") from error
+
+    def _write(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState) -> Staged:
         from safetensors.torch import save_file
 
         run = self._directory / head.run_id

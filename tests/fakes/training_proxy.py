@@ -1,0 +1,247 @@
+"""The trainer's side of a proxy, in memory: head, claims with leases, and commits that consume exactly once.
+
+`handle` answers a request; `transport()` puts it under an httpx client, `serve()` under a real port.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx
+import msgspec
+
+from proxy.contract.claim import (
+    ClaimedBatch,
+    ClaimRequest,
+    CommitReply,
+    CommitRequest,
+    LeaseReply,
+    decode,
+    encode,
+)
+from proxy.contract.identifiers import ClaimId, RunId, SessionId, new_claim_id
+from proxy.contract.policy import Head, WeightsReference
+from proxy.contract.trajectory import TrajectoryGroup
+
+KEY = "rl-trainer-test"
+RUN = "policy"
+
+_PATH = re.compile(rf"/api/v1/runs/{RUN}(?P<rest>/.*)")
+_CLAIM = re.compile(r"/claims/(?P<claim>[^/]+)/(?P<action>heartbeat|release)")
+
+
+@dataclass
+class _Lease:
+    groups: list[TrajectoryGroup]
+    expires_at: float
+
+
+@dataclass
+class TrainingProxy:
+    """`source(version)` makes the next group when a claim finds too few waiting; None: only what `offer` put there.
+
+    `lose_answers` drops the answer of that many commits after they were made. `outage` answers that many requests
+    with 503. `before_commit` runs before a commit is looked at.
+    """
+
+    base_model: str
+    source: Callable[[int], TrajectoryGroup | None] | None = None
+    lease_seconds: float = 60.0
+    version: int = 0
+    weights: WeightsReference | None = None
+    waiting: list[TrajectoryGroup] = field(default_factory=list)
+    leases: dict[ClaimId, _Lease] = field(default_factory=dict)
+    commits: list[CommitRequest] = field(default_factory=list)
+    consumed: dict[SessionId, int] = field(default_factory=dict)
+    claimed: list[ClaimId] = field(default_factory=list)
+    released: list[ClaimId] = field(default_factory=list)
+    heartbeats: list[ClaimId] = field(default_factory=list)
+    repeated: int = 0
+    outage: int = 0
+    lose_answers: int = 0
+    before_commit: Callable[[], None] = lambda: None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def offer(self, groups: Sequence[TrajectoryGroup]) -> None:
+        with self.changed:
+            self.waiting.extend(groups)
+            self.changed.notify_all()
+
+    def move_head(self, version: int, weights: WeightsReference | None) -> None:
+        with self.changed:
+            self.version, self.weights = version, weights
+
+    @property
+    def head(self) -> Head:
+        return Head(
+            run_id=RunId("run_test"),
+            run_name=RUN,
+            version=self.version,
+            base_model=self.base_model,
+            weights=self.weights,
+        )
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
+        """Blocks until a request made `condition` true."""
+        with self.changed:
+            if not self.changed.wait_for(condition, timeout):
+                raise TimeoutError("what the test waits for did not happen")
+
+    def handle(self, method: str, path: str, authorization: str, body: bytes) -> tuple[int, bytes]:
+        """(status, body). Raises ConnectionAbortedError where the answer is to be lost."""
+        if authorization != f"Bearer {KEY}":
+            return _error(401, "unknown key")
+        match = _PATH.fullmatch(path)
+        if match is None:
+            return _error(404, "no such run")
+        with self.changed:
+            if self.outage > 0:
+                self.outage -= 1
+                return _error(503, "down for a moment")
+            answer = self._route(method, match["rest"], body)
+            self.changed.notify_all()
+        if match["rest"] == "/versions" and answer[0] == 200 and self.lose_answers > 0:
+            self.lose_answers -= 1
+            raise ConnectionAbortedError("answer lost")
+        return answer
+
+    def _route(self, method: str, rest: str, body: bytes) -> tuple[int, bytes]:
+        if (method, rest) == ("GET", "/head"):
+            return 200, encode(self.head)
+        if (method, rest) == ("POST", "/claims"):
+            return 200, encode(self._claim(decode(body, ClaimRequest)))
+        if (method, rest) == ("POST", "/versions"):
+            return self._commit(decode(body, CommitRequest))
+        match = _CLAIM.fullmatch(rest)
+        return _error(404, "no such path") if match is None else self._lease(ClaimId(match["claim"]), match["action"])
+
+    def _lease(self, claim_id: ClaimId, action: str) -> tuple[int, bytes]:
+        self._expire()
+        if claim_id not in self.leases:
+            return _error(409, "no such lease")
+        if action == "release":
+            self.waiting[:0] = self.leases.pop(claim_id).groups
+            self.released.append(claim_id)
+            return 200, encode({})
+        self.heartbeats.append(claim_id)
+        self.leases[claim_id].expires_at = time.time() + self.lease_seconds
+        return 200, encode(LeaseReply(claim_id=claim_id, lease_expires_at=self.leases[claim_id].expires_at))
+
+    def _claim(self, request: ClaimRequest) -> ClaimedBatch:
+        deadline = time.monotonic() + request.wait_s
+        while True:
+            self._expire()
+            self._fill(request.want)
+            count = sum(len(group.trajectories) for group in self.waiting)
+            left = deadline - time.monotonic()
+            if count >= request.want or left <= 0 or (self.source is not None and count >= request.at_least):
+                break
+            self.changed.wait(min(left, 0.2))
+        if count < request.at_least:
+            return ClaimedBatch(claim_id=None, lease_expires_at=0.0, base_version=self.version, groups=())
+        taken: list[TrajectoryGroup] = []
+        while self.waiting and sum(len(group.trajectories) for group in taken) < request.want:
+            taken.append(self.waiting.pop(0))
+        claim_id = new_claim_id()
+        expires_at = time.time() + self.lease_seconds
+        self.leases[claim_id] = _Lease(groups=taken, expires_at=expires_at)
+        self.claimed.append(claim_id)
+        return ClaimedBatch(
+            claim_id=claim_id, lease_expires_at=expires_at, base_version=self.version, groups=tuple(taken)
+        )
+
+    def _fill(self, want: int) -> None:
+        while self.source is not None and sum(len(group.trajectories) for group in self.waiting) < want:
+            group = self.source(self.version)
+            if group is None:
+                return
+            self.waiting.append(group)
+
+    def _expire(self) -> None:
+        for claim_id, lease in list(self.leases.items()):
+            if lease.expires_at < time.time():
+                self.waiting[:0] = self.leases.pop(claim_id).groups
+
+    def _commit(self, request: CommitRequest) -> tuple[int, bytes]:
+        self.before_commit()
+        for number, made in enumerate(self.commits, start=1):
+            if (made.claim_ids, made.weights.sha256) == (request.claim_ids, request.weights.sha256):
+                self.repeated += 1
+                return 200, encode(CommitReply(version=number, repeated=True))
+        if request.parent_version != self.version:
+            return _error(409, "the head moved")
+        self._expire()
+        if any(claim_id not in self.leases for claim_id in request.claim_ids):
+            return _error(409, "a claim is gone")
+        for claim_id in request.claim_ids:
+            for group in self.leases.pop(claim_id).groups:
+                for trajectory in group.trajectories:
+                    self.consumed[trajectory.session_id] = self.consumed.get(trajectory.session_id, 0) + 1
+        self.commits.append(request)
+        self.version, self.weights = self.version + 1, request.weights
+        return 200, encode(CommitReply(version=self.version, repeated=False))
+
+    def transport(self) -> httpx.MockTransport:
+        def answer(request: httpx.Request) -> httpx.Response:
+            try:
+                status, body = self.handle(
+                    request.method, request.url.path, request.headers.get("authorization", ""), request.read()
+                )
+            except ConnectionAbortedError as error:
+                raise httpx.ReadError(str(error), request=request) from error
+            return httpx.Response(status, content=body)
+
+        return httpx.MockTransport(answer)
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        """The address of a real server with this behaviour, on a free port."""
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _answer(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                try:
+                    status, content = proxy.handle(
+                        self.command, self.path, self.headers.get("authorization", ""), body
+                    )
+                except ConnectionAbortedError:
+                    self.close_connection = True
+                    return
+                self.send_response(status)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            do_GET = do_POST = _answer
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+                return
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A trainer that was killed leaves its connection half used; that is what the tests do."""
+
+        with Server(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_address[1]}"
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+def _error(status: int, message: str) -> tuple[int, bytes]:
+    body = {"error": {"message": message, "type": "test", "param": None, "code": None}}
+    return status, msgspec.json.encode(body)

@@ -1,0 +1,265 @@
+"""The whole step against an in-memory proxy: exactly once, resumable bit for bit, nothing published in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxy.contract.claim import CommitRequest
+from proxy.contract.policy import WeightsReference
+from proxy.contract.trajectory import TrajectoryGroup
+from tests.fakes.training_proxy import TrainingProxy
+from tests.trainer.conftest import Start
+from tests.trainer.tiny import group_of, settings, trajectory, turn
+from trainer.claims import MOST_KEPT
+from trainer.errors import HeadMoved
+
+
+def random_groups() -> Callable[[int], TrajectoryGroup]:
+    """Groups of four whose tokens and rewards depend on the version alone."""
+
+    def source(version: int) -> TrajectoryGroup:
+        generator = torch.Generator().manual_seed(version)
+        members = []
+        for _ in range(4):
+            output = torch.randint(0, 64, (6,), generator=generator).tolist()
+            reward = float(torch.randint(0, 2, (1,), generator=generator))
+            members.append(trajectory(turn(output, logprobs=[-4.0] * 6, version=version), reward=reward))
+        return group_of([*members, trajectory(turn([5, 6], version=version), reward=0.5)])
+
+    return source
+
+
+def equal_rewards(version: int) -> TrajectoryGroup:
+    return group_of([trajectory(turn([4, 5], version=version), reward=1.0) for _ in range(4)])
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_step_commits_a_version_that_from_pretrained_reads(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    before = trainer.weights()
+    trainer.loop.step()
+    (commit,) = proxy.commits
+    assert proxy.version == trainer.loop.head.version == 1
+    assert not same(before, trainer.weights())
+    assert set(proxy.consumed.values()) == {1}
+    published = AutoModelForCausalLM.from_pretrained(commit.weights.uri)
+    assert published.dtype is torch.float32
+    assert same(trainer.weights(), dict(published.named_parameters()))
+    assert (Path(commit.weights.uri) / "tokenizer_config.json").is_file()
+    assert commit.step.metrics["trajectories"] == len(commit.step.audit) == 10
+    assert commit.step.metrics["tokens"] == sum(audit.trained_tokens for audit in commit.step.audit) == 52
+
+
+def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    configured = settings(tmp_path, optimizer={"learning_rate": 1e-3, "warmup_steps": 6, "weight_decay": 0.1})
+    undisturbed_proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    undisturbed = start(undisturbed_proxy, configured)
+    undisturbed.loop.resume()
+    for _ in range(6):
+        undisturbed.loop.step()
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    for _ in range(3):
+        trainer = start(proxy, configured)
+        trainer.loop.resume()
+        trainer.loop.step()
+        trainer.loop.step()
+    assert proxy.version == undisturbed_proxy.version == 6
+    assert same(trainer.weights(), undisturbed.weights())
+    assert [commit.weights.sha256 for commit in proxy.commits] == [
+        commit.weights.sha256 for commit in undisturbed_proxy.commits
+    ]
+    assert trainer.loop.means == undisturbed.loop.means
+
+
+def test_a_missing_optimiser_state_is_a_fresh_optimiser(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    trainer.loop.step()
+    (Path(proxy.commits[0].weights.uri) / "trainer_state" / "state.pt").unlink()
+    again = start(proxy, settings(tmp_path))
+    again.loop.resume()
+    assert again.learner.steps == 0
+    assert same(again.weights(), trainer.weights())
+
+
+def test_a_lost_commit_answer_changes_nothing(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups(), lose_answers=2)
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    trainer.loop.step()
+    trainer.loop.step()
+    assert (proxy.version, proxy.repeated, len(proxy.commits)) == (2, 2, 2)
+    assert len(trainer.pauses) == 2
+    assert set(proxy.consumed.values()) == {1}
+
+
+def test_an_outage_is_waited_out_with_growing_pauses(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups(), outage=8)
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    assert trainer.pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+
+
+def test_when_the_head_moves_the_work_is_dropped_and_the_head_reloaded(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    first = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    other = start(first, settings(tmp_path / "other", optimizer={"learning_rate": 1e-2}))
+    other.loop.resume()
+    other.loop.step()
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path / "own"))
+    trainer.loop.resume()
+    proxy.before_commit = lambda: proxy.move_head(1, first.commits[0].weights)
+    trainer.loop.step()
+    assert proxy.commits == []
+    assert proxy.consumed == {}
+    assert proxy.released == proxy.claimed
+    assert trainer.loop.head.version == 1
+    assert same(trainer.weights(), other.weights())
+    assert list((tmp_path / "own").glob("*/v*")) == []
+    proxy.before_commit = lambda: None
+    trainer.loop.step()
+    assert proxy.version == 2
+    assert set(proxy.consumed.values()) == {1}
+
+
+def test_a_moved_head_is_noticed_at_the_claim(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    proxy.move_head(3, None)
+    with pytest.raises(HeadMoved):
+        trainer.claims.take(0)
+    trainer.loop.step()
+    assert proxy.version == 3
+    assert trainer.loop.head.version == 3
+    assert proxy.leases == {}
+
+
+def test_a_lost_claim_is_not_committed(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    before = trainer.weights()
+    proxy.before_commit = proxy.leases.clear
+    trainer.loop.step()
+    assert (proxy.version, proxy.consumed) == (0, {})
+    assert same(trainer.weights(), before)
+    assert trainer.learner.steps == 0
+
+
+def test_a_batch_without_signal_waits_for_the_next_version(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    trainer.loop.step()
+    assert proxy.commits == []
+    assert len(proxy.leases) == 1
+    proxy.source = random_groups()
+    trainer.loop.step()
+    (commit,) = proxy.commits
+    assert commit.claim_ids == tuple(proxy.claimed)
+    assert [audit.skipped for audit in commit.step.audit] == ["no_signal"] * 8 + [None] * 10
+    assert commit.step.metrics["skipped_no_signal"] == 8
+    assert set(proxy.consumed.values()) == {1}
+    assert len(proxy.consumed) == 18
+
+
+def test_kept_claims_do_not_pile_up(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    before = trainer.weights()
+    for _ in range(MOST_KEPT):
+        trainer.loop.step()
+    assert [len(commit.claim_ids) for commit in proxy.commits] == [MOST_KEPT]
+    assert proxy.leases == {}
+    assert same(trainer.weights(), before)
+    assert trainer.learner.steps == 0
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    def poisonous(version: int) -> TrajectoryGroup:
+        return group_of([trajectory(turn([4], version=version), reward=reward) for reward in (1e38, -1e38)])
+
+    unscaled = {"scale": "none"}
+    proxy = TrainingProxy(base_model=str(tiny_model), source=poisonous)
+    trainer = start(proxy, settings(tmp_path, algorithm=unscaled, batch={"trajectories": 2}))
+    trainer.loop.resume()
+    before = trainer.weights()
+    trainer.loop.step()
+    assert same(trainer.weights(), before)
+    assert trainer.learner.steps == 0
+    assert proxy.commits == []
+    proxy.source = random_groups()
+    trainer.loop.step()
+    assert [audit.skipped for audit in proxy.commits[0].step.audit][:2] == ["non_finite_gradient"] * 2
+    assert all(torch.isfinite(weight).all() for weight in trainer.weights().values())
+
+
+def test_what_cannot_be_trained_is_consumed_and_named(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    def mixed(version: int) -> TrajectoryGroup:
+        return group_of(
+            [
+                trajectory(turn([4], version=version), reward=1.0),
+                trajectory(turn([5], version=version), reward=0.0),
+                trajectory(turn([5], version=version - 5), reward=0.0),
+                trajectory(turn([5], version=version), reward=None),
+                trajectory(turn([5], version=version, trainable=False), reward=0.0),
+                trajectory(turn([99], version=version), reward=0.0),
+            ]
+        )
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=mixed, version=0)
+    trainer = start(proxy, settings(tmp_path, batch={"trajectories": 6}))
+    trainer.loop.resume()
+    trainer.loop.step()
+    reasons = sorted(audit.skipped or "trained" for audit in proxy.commits[0].step.audit)
+    assert reasons == ["malformed", "no_reward", "nothing_trainable", "stale", "trained", "trained"]
+
+
+def test_the_seed_of_a_step_follows_from_its_parent(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    def seeds(seed: int) -> list[CommitRequest]:
+        proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+        trainer = start(proxy, settings(tmp_path / str(seed), seed=seed))
+        trainer.loop.resume()
+        trainer.loop.step()
+        trainer.loop.step()
+        return proxy.commits
+
+    first, second = seeds(0), seeds(1)
+    assert len({commit.step.seed for commit in [*first, *second]}) == 4
+    assert first[0].step.config_hash != second[0].step.config_hash
+
+
+def test_weights_that_are_not_what_was_committed_are_refused(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    from trainer.errors import WeightsUnusable
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path))
+    trainer.loop.resume()
+    trainer.loop.step()
+    assert isinstance(proxy.weights, WeightsReference)
+    file = Path(proxy.weights.uri) / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(WeightsUnusable, match="SHA-256"):
+        start(proxy, settings(tmp_path)).loop.resume()

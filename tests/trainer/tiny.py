@@ -1,0 +1,164 @@
+"""A tiny random Qwen3 model on disk, trajectories by hand or drawn from it, and a trainer put together in-process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxy.contract.identifiers import GroupId, SessionId, TurnId
+from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
+from proxy.contract.turn import LogprobConvention, VersionSpan
+from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
+from trainer.algorithm.logprobs import token_logprobs
+from trainer.algorithm.presets import resolve
+from trainer.claims import ClaimsInHand
+from trainer.config import TrainerSettings
+from trainer.leases import LeaseKeeper
+from trainer.loop import TrainingLoop
+from trainer.models.huggingface import PolicyModel, load_policy
+from trainer.parallel.mesh import Ranks
+from trainer.proxy_client import ProxyClient
+from trainer.update import Learner
+from trainer.versions import Versions
+from trainer.weights.disk import DiskPublisher
+
+VOCABULARY = 64
+ALONE = Ranks(0, 1, torch.device("cpu"), None)
+
+_numbers = count()
+
+
+def save_tiny_model(directory: Path, seed: int = 0) -> None:
+    """Qwen3 with 2 layers of 32, tied, in bfloat16 on disk as shipped checkpoints are."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    model: Any = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)  # The default initialisation is so small that all distributions are flat.
+    model.to(torch.bfloat16).save_pretrained(directory)
+    (directory / "tokenizer_config.json").write_text(json.dumps({"made_for": "tests"}))
+
+
+def turn(
+    output: Sequence[int],
+    *,
+    prompt: Sequence[int] = (1, 2, 3),
+    logprobs: Sequence[float] | None = None,
+    parent: int | None = None,
+    prefix: int = 0,
+    version: int = 0,
+    temperature: float = 1.0,
+    trainable: bool = True,
+    reward: float | None = None,
+) -> TrajectoryTurn:
+    return TrajectoryTurn(
+        id=TurnId(f"turn_{next(_numbers)}"),
+        parent=parent,
+        prefix_tokens=prefix,
+        prompt_ids=tuple(prompt),
+        output_ids=tuple(output),
+        logprobs=tuple(logprobs) if logprobs is not None else (-2.0,) * len(output),
+        spans=(VersionSpan(version=version, start=0, end=len(output)),) if output else (),
+        temperature=temperature,
+        convention=LogprobConvention.SAMPLED,
+        trainable=trainable,
+        reward=reward,
+    )
+
+
+def trajectory(*turns: TrajectoryTurn, reward: float | None = 1.0, group: str | None = None) -> Trajectory:
+    return Trajectory(
+        session_id=SessionId(f"ses_{next(_numbers)}"),
+        group_id=GroupId(group) if group is not None else None,
+        task=None,
+        turns=tuple(turns),
+        reward=reward,
+    )
+
+
+def group_of(trajectories: Sequence[Trajectory], name: str | None = "grp") -> TrajectoryGroup:
+    return TrajectoryGroup(id=GroupId(name) if name is not None else None, trajectories=tuple(trajectories))
+
+
+def load_tiny(directory: Path) -> PolicyModel:
+    return load_policy(directory, TrainerSettings().precision, token_logprobs, activation_checkpointing=False)
+
+
+@torch.no_grad()
+def draw(
+    model: PolicyModel, prompt: Sequence[int], length: int, generator: torch.Generator, temperature: float = 1.0
+) -> tuple[list[int], list[float]]:
+    """Output ids with their log-probabilities, drawn from the model token by token."""
+    inner: Any = model.inner
+    ids, logprobs = list(prompt), []
+    for _ in range(length):
+        distribution = inner(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1] / temperature
+        distribution = distribution.log_softmax(-1)
+        token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
+        ids.append(token)
+        logprobs.append(float(distribution[token]))
+    return ids[len(prompt) :], logprobs
+
+
+def settings(weights: Path, **changes: Any) -> TrainerSettings:
+    values: dict[str, Any] = {
+        "run": RUN,
+        "api_key": KEY,
+        "batch": {"trajectories": 8, "at_least": 1, "wait_seconds": 0.1, "row_tokens": 32},
+        "optimizer": {"learning_rate": 1e-3},
+        "weights": {"directory": str(weights)},
+    }
+    for key, value in changes.items():
+        values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+    return TrainerSettings.model_validate(values)
+
+
+@dataclass
+class InProcess:
+    """A trainer and the parts of it that tests look at."""
+
+    loop: TrainingLoop
+    model: PolicyModel
+    learner: Learner
+    claims: ClaimsInHand
+    leases: LeaseKeeper
+    pauses: list[float]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach().clone() for name, parameter in self.model.named_weights()}
+
+
+def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InProcess:
+    """The parts as `python -m trainer` puts them together, over the fake proxy without a network."""
+    pauses: list[float] = []
+    pause: Callable[[float], None] = pauses.append
+    client = ProxyClient("http://proxy", KEY, RUN, transport=proxy.transport(), pause=pause)
+    leases = LeaseKeeper(client)
+    claims = ClaimsInHand(client, leases, configured.batch, "trainer")
+    model = load_tiny(base)
+    algorithm = resolve(configured.algorithm)
+    learner = Learner(model, algorithm, configured.optimizer, ALONE)
+    publisher = DiskPublisher(configured.weights.directory, base, configured.weights.keep_optimizer_states)
+    versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
+    loop = TrainingLoop(configured.batch, algorithm, ALONE, claims, versions, learner)
+    return InProcess(loop=loop, model=model, learner=learner, claims=claims, leases=leases, pauses=pauses)
