@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import socket
 import sys
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from proxy import log
-from proxy.app import create_app
+from proxy.app import begin_stop, create_app
 from proxy.settings import ConfigurationError, Settings, load_settings
 
 GRACE_SECONDS = 15
@@ -19,7 +21,7 @@ GRACE_SECONDS = 15
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 2 for a configuration that is wrong, with the reason on standard error."""
+    """The exit status: 2 for a configuration that is wrong, with the reason as the last line of standard error."""
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The base-rl proxy.")
     parser.add_argument("--config", type=Path, help="TOML file; BASE_RL_SECTION__KEY in the environment overrides it")
     options = parser.parse_args(arguments)
@@ -29,24 +31,45 @@ def main(arguments: list[str] | None = None) -> int:
         app = create_app(settings)
     except ConfigurationError as error:
         return _refuse(error)
-    server = uvicorn.Server(server_config(app, settings))
-    with suppress(KeyboardInterrupt):
+    server = _Server(app, settings)
+    logging.getLogger("uvicorn.error").addFilter(partial(_is_worth_a_line, app))
+    try:
         server.run()
+    except KeyboardInterrupt:
+        return 0
+    except SystemExit:
+        if app.state.startup_error is None:
+            raise
     if app.state.startup_error is not None:
         return _refuse(app.state.startup_error)
-    return 0 if server.started else 3
+    return 0
 
 
-def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=settings.server.host,
-        port=settings.server.port,
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=GRACE_SECONDS,
-        lifespan="on",
-    )
+class _Server(uvicorn.Server):
+    """Tells the application that it is about to stop before waiting for its open connections."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        self._app = app
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.server.host,
+                port=settings.server.port,
+                access_log=False,
+                log_config=None,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+                lifespan="on",
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        begin_stop(self._app)
+        await super().shutdown(sockets)
+
+
+def _is_worth_a_line(app: FastAPI, record: logging.LogRecord) -> bool:
+    """False for the traceback of a wrong configuration: its message is the last line."""
+    return app.state.startup_error is None or not record.getMessage().startswith("Traceback")
 
 
 def _refuse(error: ConfigurationError) -> int:

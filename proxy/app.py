@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
+from proxy.admin import endpoints as admin_endpoints
+from proxy.admin.sign_in import SignIn
 from proxy.clock import Clock, system_clock
 from proxy.credentials.service import Credentials, PrincipalKind, load_secret
 from proxy.database import migrate
@@ -23,10 +25,14 @@ from proxy.http import errors
 from proxy.http.boundary import BodyBound, RequestBoundary
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics
+from proxy.overview import endpoints as overview_endpoints
+from proxy.overview.service import OverviewService
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
 from proxy.settings import ConfigurationError, Settings
+from proxy.tokens.template import ChatTemplate
+from proxy.trajectories.service import TrajectoryStore
 
 _MIB = 1 << 20
 _SWEEP_SECONDS = 2.0
@@ -68,9 +74,20 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     app.add_middleware(BodyBound, limit=settings.server.max_body_mib * _MIB)
     app.add_middleware(RequestBoundary, observer=app.state.metrics)
     errors.install(app)
-    for router in (health, session_endpoints.router, feedback_endpoints.router):
+    for router in (
+        health,
+        session_endpoints.router,
+        feedback_endpoints.router,
+        overview_endpoints.router,
+        admin_endpoints.router,
+    ):
         app.include_router(router)
     return app
+
+
+def begin_stop(app: FastAPI) -> None:
+    """Ends what would otherwise keep connections open until the end of the grace period: event streams."""
+    app.state.overview.close()
 
 
 async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock, stack: AsyncExitStack) -> None:
@@ -81,12 +98,23 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     stack.push_async_callback(database.aclose)
     state.signals = signals = Signals()
     state.engine = engine
-    state.credentials = credentials = Credentials(database, load_secret(settings.server.data_dir), clock)
+    secret = load_secret(settings.server.data_dir)
+    state.credentials = credentials = Credentials(database, secret, clock)
     state.runs = runs = RunDirectory(database, clock)
     state.run = run = await runs.ensure(settings.run)
     await _register_bootstrap_keys(settings, credentials, run)
     state.sessions = sessions = SessionService(database, runs, credentials, signals, clock)
     state.feedback = FeedbackService(database, runs, signals, clock, observer=state.metrics)
+    state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
+    template = await asyncio.to_thread(ChatTemplate.load, run.base_model)
+    state.overview = OverviewService(
+        database=database,
+        clock=clock,
+        signals=signals,
+        data_dir=settings.server.data_dir,
+        token_text=template.token_text,
+    )
+    state.sign_in = SignIn(secret=secret, clock=clock)
 
     async def sweep() -> None:
         await sessions.sweep()

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from proxy.app import create_app
+from proxy.settings import (
+    BootstrapSettings,
+    ConfigurationError,
+    EngineSettings,
+    RunSettings,
+    ServerSettings,
+    Settings,
+)
+from tests.fakes.engine import FakeEngine
+from tests.proxy.store import MovedClock
+from tests.proxy.tokens.models import write_model
+from tests.running_app import bearer, running
+
+ADMIN, RUN, TRAINER = "rl-admin-chosen", "rl-run-chosen", "rl-trainer-chosen"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def settings_for(directory: Path, model: Path, **sections: Any) -> Settings:
+    values = {
+        "server": ServerSettings(data_dir=directory / "data", max_body_mib=1),
+        "bootstrap": BootstrapSettings(
+            admin_key=SecretStr(ADMIN), run_key=SecretStr(RUN), trainer_key=SecretStr(TRAINER)
+        ),
+        "run": RunSettings(name="policy", model=str(model), session_idle_seconds=60, reward_timeout_seconds=120),
+    }
+    return Settings(**{**values, **sections})
+
+
+@pytest.fixture
+def engine(model: Path) -> FakeEngine:
+    return FakeEngine(lambda _request: [5, 6, 2], model_path=str(model))
+
+
+@pytest.fixture
+def app(tmp_path: Path, model: Path, engine: FakeEngine) -> FastAPI:
+    return create_app(settings_for(tmp_path, model), engine=engine, clock=MovedClock())
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with running(app, key=RUN) as opened:
+        yield opened
+
+
+async def test_it_is_alive_and_counts_what_it_does(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/healthz", headers={"authorization": ""})).json() == {"status": "ok"}
+    created = (await client.post("/v1/sessions", json={"n": 2})).json()["sessions"]
+    answer = await client.post("/v1/feedback", json={"reward": 1, "session_id": created[0]["id"]})
+    assert answer.status_code == 201
+    metrics = (await client.get("/metrics", headers={"authorization": ""})).text
+    for line in (
+        'base_rl_rewards_total{effect="recorded"} 1.0',
+        'base_rl_requests_total{method="POST",route="/v1/sessions",status="201"} 1.0',
+        'base_rl_sessions{run="policy",training="pending"} 1.0',
+        'base_rl_sessions{run="policy",training="excluded"} 1.0',
+    ):
+        assert line in metrics.splitlines()
+
+
+async def test_bootstrap_keys_are_what_they_are_named(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/v1/sessions", headers=bearer(RUN))).status_code == 201
+    assert (await client.post("/v1/sessions", headers=bearer(ADMIN))).status_code == 403
+    assert (await client.post("/v1/sessions", headers=bearer(TRAINER))).status_code == 403
+    assert (await client.get("/api/v1/runs", headers=bearer(ADMIN))).status_code == 200
+    assert (await client.get("/api/v1/runs", headers=bearer("wrong"))).status_code == 401
+
+
+async def test_errors_are_envelopes_everywhere(client: httpx.AsyncClient) -> None:
+    for method, path, status in (
+        ("GET", "/nowhere", 404),
+        ("DELETE", "/v1/feedback", 405),
+        ("POST", "/v1/feedback", 400),
+        ("GET", "/v1/sessions/unknown", 404),
+    ):
+        answer = await client.request(method, path)
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert answer.headers["x-request-id"]
+    large = await client.post("/v1/feedback", content=b" " * (1 << 20) + b"{}")
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "payload_too_large")
+
+
+async def test_the_address_for_agents_is_the_public_one(tmp_path: Path, model: Path, engine: FakeEngine) -> None:
+    server = ServerSettings(data_dir=tmp_path / "data", public_url="https://rl.example.org/base/")
+    app = create_app(settings_for(tmp_path, model, server=server), engine=engine)
+    async with running(app, key=RUN) as client:
+        created = (await client.post("/v1/sessions")).json()
+    assert created["base_url"] == "https://rl.example.org/base/v1"
+
+
+async def test_a_restart_keeps_everything(tmp_path: Path, model: Path, engine: FakeEngine) -> None:
+    settings = settings_for(tmp_path, model)
+    async with running(create_app(settings, engine=engine), key=RUN) as client:
+        created = (await client.post("/v1/sessions", json={"task": "t"})).json()
+        body = {"reward": 0.5, "session_id": created["id"], "idempotency_key": "k"}
+        first = (await client.post("/v1/feedback", json=body)).json()
+    async with running(create_app(settings, engine=engine), key=created["api_key"]) as client:
+        assert (await client.get(f"/v1/sessions/{created['id']}")).json()["reward"] == 0.5
+        assert (await client.post("/v1/feedback", json=body)).json() == first
+
+
+async def test_without_an_engine_it_says_what_to_do(tmp_path: Path, model: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"engine\.url.*base-rl up"):
+        create_app(settings_for(tmp_path, model))
+
+
+async def test_a_wrong_model_or_run_stops_the_start(tmp_path: Path, model: Path, engine: FakeEngine) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for run, pattern in ((RunSettings(model=str(empty)), "empty"), (RunSettings(model=""), r"run\.model")):
+        app = create_app(settings_for(tmp_path / run.model[-5:], model, run=run), engine=engine)
+        with pytest.raises(ConfigurationError, match=pattern):
+            async with running(app):
+                pass
+        assert isinstance(app.state.startup_error, ConfigurationError)
+
+
+async def test_two_engines_settings_do_not_share_metrics(tmp_path: Path, model: Path, engine: FakeEngine) -> None:
+    engine_settings = EngineSettings(url="http://127.0.0.1:9")
+    apps = [create_app(settings_for(tmp_path, model, engine=engine_settings), engine=engine) for _ in range(2)]
+    assert apps[0].state.metrics.registry is not apps[1].state.metrics.registry

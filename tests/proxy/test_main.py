@@ -1,0 +1,114 @@
+"""The proxy as a process of its own: what a kill, a stop and a wrong configuration do to it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.proxy.tokens.models import write_model
+from tests.running_app import bearer
+
+RUN, ADMIN = "rl-run-chosen", "rl-admin-chosen"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def environment(directory: Path, model: Path, **more: str) -> dict[str, str]:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead_port = unused.getsockname()[1]
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("BASE_RL_")},
+        "BASE_RL_SERVER__PORT": "0",
+        "BASE_RL_SERVER__DATA_DIR": str(directory / "data"),
+        "BASE_RL_ENGINE__URL": f"http://127.0.0.1:{dead_port}",
+        "BASE_RL_RUN__MODEL": str(model),
+        "BASE_RL_BOOTSTRAP__RUN_KEY": RUN,
+        "BASE_RL_BOOTSTRAP__ADMIN_KEY": ADMIN,
+        **more,
+    }
+
+
+@contextmanager
+def proxy(directory: Path, model: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A running proxy whose engine is down, and a client of it with the run key."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proxy"], env=environment(directory, model), stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    lines = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            found = re.search(r"running on (http://[0-9.:]+)", line)
+            if found:
+                with httpx.Client(base_url=found[1], headers=bearer(RUN), timeout=30) as client:
+                    yield process, client
+                break
+        else:
+            pytest.fail("the proxy did not start: " + "".join(lines))
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+def test_an_answered_reward_survives_a_kill(tmp_path: Path, model: Path) -> None:
+    with proxy(tmp_path, model) as (process, client):
+        session = client.post("/v1/sessions", json={"task": "t"}).json()
+        body = {"reward": 0.75, "session_id": session["id"], "idempotency_key": "k"}
+        first = client.post("/v1/feedback", json=body)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert first.status_code == 201
+    with proxy(tmp_path, model) as (_, client):
+        own = bearer(session["api_key"])
+        view = client.get(f"/v1/sessions/{session['id']}", headers=own).json()
+        assert [(entry["id"], entry["value"]) for entry in view["rewards"]] == [(first.json()["rewards"][0], 0.75)]
+        assert client.post("/v1/feedback", json=body).json() == first.json()
+
+
+def test_without_its_engine_it_serves_what_needs_none_and_stops_when_told(tmp_path: Path, model: Path) -> None:
+    with proxy(tmp_path, model) as (process, client):
+        assert client.get("/healthz").status_code == 200
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (503, False)
+        assert "engine" in ready.json()["missing"]
+        assert client.post("/v1/sessions").status_code == 201
+        with client.stream("GET", "/api/v1/runs/policy/events", headers=bearer(ADMIN)) as events:
+            assert events.status_code == 200
+            next(events.iter_raw())
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=10) in (0, -signal.SIGTERM)
+
+
+def test_a_wrong_configuration_ends_with_one_clear_line(tmp_path: Path, model: Path) -> None:
+    for more, expected in (
+        ({"BASE_RL_SERVER__PORT": "many"}, "server.port"),
+        ({"BASE_RL_RUN__MODEL": str(tmp_path)}, "base-rl: "),
+        ({"BASE_RL_RUN__MODEL": ""}, "base-rl: run.model"),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "proxy"],
+            env=environment(tmp_path, model, **more),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 2, ended.stderr
+        assert expected in ended.stderr.strip().splitlines()[-1]
+        assert "Traceback" not in ended.stderr
