@@ -64,8 +64,10 @@ def plan_continuation(
                 prefix_tokens=len(parent.path_ids),
                 continuation=Continuation.EXACT,
             )
-    changed = Continuation.RETEMPLATED if same_tools else Continuation.EDITED
-    return _branch(template.encode(full), [parent], changed)
+    plan = _branch(template.encode(full), [parent], Continuation.RETEMPLATED if same_tools else Continuation.EDITED)
+    if plan.prefix_tokens == len(parent.path_ids):
+        return msgspec.structs.replace(plan, continuation=Continuation.EXACT)
+    return plan
 
 
 def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
@@ -99,13 +101,7 @@ def _branch(full_ids: tuple[int, ...], turns: Sequence[KnownTurn], changed: Cont
             best, shared = turn, common
     if best is None:
         return PromptPlan(input_ids=full_ids, parent_id=None, prefix_tokens=0, continuation=Continuation.NEW)
-    whole = shared == len(best.path_ids)
-    return PromptPlan(
-        input_ids=full_ids,
-        parent_id=best.id,
-        prefix_tokens=shared,
-        continuation=Continuation.EXACT if whole else changed,
-    )
+    return PromptPlan(input_ids=full_ids, parent_id=best.id, prefix_tokens=shared, continuation=changed)
 
 
 def _suffix(

@@ -22,7 +22,8 @@ class FakeEngine:
     """`script` gives the output ids of a request, stop token included; every log-probability is -0.5.
 
     `error` set: generation raises it, after `error_after` tokens. `down`: unreachable. Calls are kept in `calls`.
-    A cleared `gate` holds generation before its last token, so that a test decides when it goes on.
+    A cleared `gate` holds generation before its last token, so that a test decides when it goes on; `held` is set
+    while it does. An abort ends a held generation with what it has; one that is `deaf` takes no notice.
     """
 
     def __init__(self, script: Script, *, label: str = "default", model_path: str = "fake-model") -> None:
@@ -35,9 +36,12 @@ class FakeEngine:
         self.paused = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.held = asyncio.Event()
+        self.deaf = False
         self.calls: list[tuple[str, object]] = []
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
 
     def _reach(self) -> None:
         if self.down:
@@ -56,8 +60,9 @@ class FakeEngine:
             for index, token in enumerate(ids):
                 if self.error is not None and index >= self.error_after:
                     raise self.error
-                if index == len(ids) - 1:
-                    await self.gate.wait()
+                if index == len(ids) - 1 and await self._aborted_at_gate(request.request_id):
+                    ids, finish = ids[:index], EngineFinish.ABORT
+                    break
                 if spans and spans[-1].label == self.label:
                     spans[-1] = LabelSpan(label=self.label, start=spans[-1].start, end=index + 1)
                 else:
@@ -66,7 +71,7 @@ class FakeEngine:
                     yield EngineChunk(output_ids=(token,), logprobs=(-0.5,))
                     await asyncio.sleep(0)
             done = True
-            tail = ids[-1:] if request.stream else ids
+            tail = ids if not request.stream else [] if finish is EngineFinish.ABORT else ids[-1:]
             yield EngineChunk(output_ids=tuple(tail), logprobs=(-0.5,) * len(tail), finish=finish, spans=tuple(spans))
         finally:
             if not done:
@@ -74,6 +79,21 @@ class FakeEngine:
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+        if not self.deaf:
+            self._ends.setdefault(request_id, asyncio.Event()).set()
+
+    async def _aborted_at_gate(self, request_id: str) -> bool:
+        if self.gate.is_set():
+            return False
+        end = self._ends.setdefault(request_id, asyncio.Event())
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.gate, end)]
+        self.held.set()
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return end.is_set()
 
     async def pause(self, mode: PauseMode) -> None:
         self._reach()

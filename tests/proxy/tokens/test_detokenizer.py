@@ -11,7 +11,15 @@ from proxy.tokens.detokenizer import TokenDecoder
 from tests.proxy.tokens.models import MARKERS, SPECIAL, byte_level_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
-HIDDEN = frozenset(BYTE_LEVEL.token_to_id(text) for text in SPECIAL)
+
+
+def token_id(tokenizer: Tokenizer, text: str) -> int:
+    token = tokenizer.token_to_id(text)
+    assert token is not None
+    return token
+
+
+HIDDEN = frozenset(token_id(BYTE_LEVEL, text) for text in SPECIAL)
 
 
 def byte_fallback_tokenizer() -> Tokenizer:
@@ -60,10 +68,10 @@ def test_characters_come_whole(text: str) -> None:
 
 @given(st.text(alphabet="the answer is 4é🎉日 \n"), st.lists(st.integers(0, 60), max_size=8))
 def test_vocabularies_that_look_at_neighbours(text: str, cuts: list[int]) -> None:
-    ids = [FALLBACK.token_to_id("▁answer")]
+    ids = [token_id(FALLBACK, "▁answer")]
     for character in text:
         piece = FALLBACK.token_to_id(character.replace(" ", "▁"))
-        ids += [piece] if piece is not None else [FALLBACK.token_to_id(f"<0x{b:02X}>") for b in character.encode()]
+        ids += [piece] if piece is not None else [token_id(FALLBACK, f"<0x{b:02X}>") for b in character.encode()]
     pieces = in_pieces(TokenDecoder(FALLBACK, hidden=()), ids, cuts)
     assert "".join(pieces) == FALLBACK.decode(ids, skip_special_tokens=False) == "answer" + text
     assert not any("\ufffd" in piece for piece in pieces)
@@ -71,13 +79,13 @@ def test_vocabularies_that_look_at_neighbours(text: str, cuts: list[int]) -> Non
 
 def test_an_unfinished_character_is_replaced_at_the_end() -> None:
     for tokenizer in (BYTE_LEVEL, FALLBACK):
-        byte = tokenizer.token_to_id("Ã") if tokenizer is BYTE_LEVEL else tokenizer.token_to_id("<0xC3>")
+        byte = token_id(tokenizer, "Ã" if tokenizer is BYTE_LEVEL else "<0xC3>")
         detokenizer = TokenDecoder(tokenizer, hidden=()).start()
         assert (detokenizer.feed([byte]), detokenizer.finish(), detokenizer.finish()) == ("", "\ufffd", "")
 
 
 def test_broken_bytes_do_not_hold_the_text_back_for_ever() -> None:
-    byte = FALLBACK.token_to_id("<0xFF>")
+    byte = token_id(FALLBACK, "<0xFF>")
     detokenizer = TokenDecoder(FALLBACK, hidden=()).start()
     assert "\ufffd" in "".join(detokenizer.feed([byte]) for _ in range(8))
 
@@ -86,7 +94,7 @@ def test_special_tokens_are_hidden_and_markers_are_not() -> None:
     decoder = TokenDecoder(BYTE_LEVEL, hidden=HIDDEN)
     ids = BYTE_LEVEL.encode("<|im_start|>a<tool_call>b</tool_call><|im_end|>").ids
     assert decoder.text(ids) == "a<tool_call>b</tool_call>"
-    assert [decoder.is_hidden(BYTE_LEVEL.token_to_id(text)) for text in (*MARKERS, *SPECIAL)] == [False] * 2 + [
+    assert [decoder.is_hidden(token_id(BYTE_LEVEL, text)) for text in (*MARKERS, *SPECIAL)] == [False] * 2 + [
         True
     ] * 3
 
@@ -102,5 +110,5 @@ def test_added_tokens_with_spaces_and_accents() -> None:
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, FALLBACK], ids=["byte-level", "fallback"])
 def test_what_one_token_stands_for(tokenizer: Tokenizer) -> None:
     decoder = TokenDecoder(tokenizer, hidden=())
-    assert decoder.token_bytes(tokenizer.token_to_id("4" if tokenizer is FALLBACK else "Ġas")) in (b"4", b" as")
+    assert decoder.token_bytes(token_id(tokenizer, "4" if tokenizer is FALLBACK else "Ġas")) in (b"4", b" as")
     assert decoder.token_bytes(10**6) == b""

@@ -46,7 +46,7 @@ def test_renders_and_encodes_as_transformers_does(
     model_dir: Path,
     messages: list[dict[str, Any]],
     generation_prompt: bool,
-    tools: list[dict[str, Any]] | None,
+    tools: list[Any] | None,
 ) -> None:
     reference = AutoTokenizer.from_pretrained(model_dir)
     text = reference.apply_chat_template(
@@ -62,7 +62,7 @@ def test_renders_and_encodes_as_transformers_does(
 
 def test_arguments_as_json_text_are_rendered_as_the_object(template: ChatTemplate) -> None:
     as_object = CONVERSATIONS[2]
-    as_text = json.loads(json.dumps(as_object))
+    as_text: list[dict[str, Any]] = json.loads(json.dumps(as_object))
     function = as_text[1]["tool_calls"][0]["function"]
     function["arguments"] = json.dumps(function["arguments"], indent=3)
     rendered = template.render(as_text, TOOLS, generation_prompt=True)
@@ -72,7 +72,10 @@ def test_arguments_as_json_text_are_rendered_as_the_object(template: ChatTemplat
 
 def test_arguments_that_are_no_object_stay_text(template: ChatTemplate) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": "[1"}}
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
     assert '"arguments": "[1"' in template.render(messages, None, generation_prompt=False)
 
 

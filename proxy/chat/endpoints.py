@@ -1,0 +1,109 @@
+"""Model endpoints: with and without `/v1`, and under a session's own address."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from fastapi import APIRouter, Request, Response
+
+from proxy.chat.call import Caller, Dialect, ModelCall, StreamHead
+from proxy.chat.chat import ChatCompletions
+from proxy.chat.generation import Generation
+from proxy.chat.service import ChatService
+from proxy.chat.streaming import EventStream, json_response, whole_answer
+from proxy.chat.wire import parse_chat_completion
+from proxy.credentials.http import principal
+from proxy.errors import ModelNotFound
+from proxy.settings import Settings
+
+router = APIRouter(tags=["models"])
+
+PREFIXES = ("/v1", "", "/sessions/{session_id}/v1", "/sessions/{session_id}")
+
+_CHAT = ChatCompletions()
+
+
+def chat_of(request: Request) -> ChatService:
+    service: ChatService = request.app.state.chat
+    return service
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answers a conversation, streamed or whole."""
+    who = await caller(request)
+    call = parse_chat_completion(await request.body())
+    return await answer(request, call, who, _CHAT)
+
+
+async def list_models(request: Request) -> Response:
+    """What the key can ask for."""
+    models = await chat_of(request).models.listing(await principal(request))
+    return json_response({"object": "list", "data": models})
+
+
+async def get_model(request: Request, model: str) -> Response:
+    """One of the models that the key can ask for."""
+    for known in await chat_of(request).models.listing(await principal(request)):
+        if known["id"] == model:
+            return json_response(known)
+    raise ModelNotFound(f"there is no model {model!r} for this key", param="model")
+
+
+for _prefix in PREFIXES:
+    _shown = _prefix == "/v1"
+    router.add_api_route(f"{_prefix}/chat/completions", chat_completions, methods=["POST"], include_in_schema=_shown)
+    router.add_api_route(f"{_prefix}/models", list_models, methods=["GET"], include_in_schema=_shown)
+    router.add_api_route(f"{_prefix}/models/{{model:path}}", get_model, methods=["GET"], include_in_schema=_shown)
+
+
+async def caller(request: Request) -> Caller:
+    """Who sends this, and what it says of its session. Raises AuthenticationFailed."""
+    headers = request.headers
+    retries = headers.get("x-stainless-retry-count", "")
+    return Caller(
+        principal=await principal(request),
+        path_session=request.path_params.get("session_id"),
+        header_session=headers.get("x-base-rl-session"),
+        group=headers.get("x-base-rl-group"),
+        idempotency_key=headers.get("idempotency-key"),
+        retry_count=int(retries) if retries.isascii() and retries.isdigit() else None,
+        body_digest=blake2b(await request.body(), digest_size=16).digest(),
+    )
+
+
+async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialect) -> Response:
+    """The way from a parsed call to its response, the same for every dialect."""
+    started = await chat_of(request).start(call, who, dialect)
+    if not isinstance(started, Generation):
+        headers = _headers(call, started.session_id, started.response["id"])
+        if not call.stream:
+            return json_response(started.response, headers)
+        head = _head(call, started.response["id"], started.response["created"])
+        return Response(dialect.replay(head, started.response), 200, headers, EventStream.media_type)
+    plan = started.plan
+    headers = _headers(call, plan.session_id, plan.turn_id)
+    if not call.stream:
+        return await whole_answer(request, started, headers)
+    settings: Settings = request.app.state.settings
+    return EventStream(
+        started,
+        dialect,
+        _head(call, plan.turn_id, int(plan.started_at)),
+        headers=headers,
+        ping_seconds=settings.server.stream_ping_seconds,
+        follows=plan.call is not call,
+    )
+
+
+def _head(call: ModelCall, turn_id: str, created: int) -> StreamHead:
+    return StreamHead(
+        turn_id=turn_id, model=call.model, created=created, include_usage=call.include_usage, logprobs=call.logprobs
+    )
+
+
+def _headers(call: ModelCall, session_id: str, turn_id: str) -> dict[str, str]:
+    """What rewards are sent to, and what of the request had no effect."""
+    headers = {"x-base-rl-session": session_id, "x-base-rl-turn": turn_id}
+    if call.warnings:
+        headers["x-base-rl-warning"] = "; ".join(call.warnings)[:1000]
+    return headers

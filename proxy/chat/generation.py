@@ -1,0 +1,173 @@
+"""One model call on its way: generated, recorded, answered, on a task of its own, so that a client that leaves
+neither tears a commit nor takes a repeated request's answer along."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import Any, cast
+
+from proxy.chat.call import Delta
+from proxy.chat.capture import CallPlan, Capture
+from proxy.clock import Clock
+from proxy.contract.turn import TurnState
+from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest
+from proxy.errors import BaseRlError, EngineFailed, Unavailable
+from proxy.log import logger
+
+ABORT_SECONDS = 5.0
+"""How long an engine may take to end a generation that was aborted and say which versions produced it."""
+
+Record = Callable[[Capture, TurnState], Awaitable[dict[str, Any]]]
+"""Commits the turn and gives the response as it was recorded."""
+
+_LOG = logger(__name__)
+
+
+class Generation:
+    """`wait` gives the recorded response; `deltas` what is shown meanwhile, for one reader.
+
+    Everybody who waits holds it by `hold` and lets go by `release`; when the last one lets go of an unfinished
+    generation, it is aborted and kept as truncated.
+    """
+
+    def __init__(
+        self,
+        plan: CallPlan,
+        capture: Capture,
+        *,
+        engine: Engine,
+        slots: asyncio.Semaphore,
+        clock: Clock,
+        record: Record,
+        ended: Callable[[Generation], None],
+    ) -> None:
+        self.plan = plan
+        self.abandoned = False
+        self._capture = capture
+        self._engine = engine
+        self._slots = slots
+        self._clock = clock
+        self._record = record
+        self._holders = 0
+        self._started = False
+        self._limit = asyncio.timeout(None)
+        self._deltas: list[Delta] = []
+        self._news = asyncio.Event()
+        self._aborting: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(), name=f"generation {plan.turn_id}")
+        self._task.add_done_callback(lambda task: _end(task, partial(ended, self)))
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    @property
+    def response(self) -> dict[str, Any] | None:
+        """The recorded response of a generation that ended well; None before and otherwise."""
+        if not self.done or self._task.cancelled() or self._task.exception() is not None:
+            return None
+        return self._task.result()
+
+    def hold(self) -> None:
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders <= 0 and not self.done:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Ends it with what it has."""
+        if self.abandoned or self.done:
+            return
+        self.abandoned = True
+        now = asyncio.get_running_loop().time()
+        with suppress(RuntimeError):  # the engine's part is over: only the commit is left
+            self._limit.reschedule(now + ABORT_SECONDS if self._started else now)
+        if self._started:
+            self._aborting = asyncio.create_task(self._abort())
+
+    async def wait(self) -> dict[str, Any]:
+        """The recorded response. Raises what became of the call; cancelling the waiter leaves it running."""
+        return await asyncio.shield(self._task)
+
+    async def ended_within(self, patience: float) -> bool:
+        """Whether it ends, well or not, before `patience` seconds have passed."""
+        return bool((await asyncio.wait((self._task,), timeout=patience))[0])
+
+    async def deltas(self, patience: float) -> list[Delta] | None:
+        """What came since the last look; empty when nothing did for `patience` seconds, None at the end."""
+        if not self._deltas and not self._news.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._news.wait()
+        if not self._deltas:
+            return None if self._news.is_set() and self.done else []
+        taken, self._deltas = self._deltas, []
+        if not self.done:
+            self._news.clear()
+        return taken
+
+    async def _run(self) -> dict[str, Any]:
+        try:
+            state = await self._generate_or_record_failure()
+            if state is TurnState.TRUNCATED and not self._capture.token_count:
+                raise Unavailable("the call was ended before its first token")
+            self._tell(self._capture.flush())
+            return await self._record(self._capture, state)
+        finally:
+            self._news.set()
+
+    async def _generate_or_record_failure(self) -> TurnState:
+        try:
+            return await self._generate()
+        except BaseRlError as error:
+            if self._capture.token_count:
+                _LOG.warning("generation failed midway", turn=self.plan.turn_id, error=error.message)
+                await self._record(self._capture, TurnState.FAILED)
+            raise
+
+    async def _generate(self) -> TurnState:
+        if self.abandoned:
+            return TurnState.TRUNCATED
+        plan = self.plan
+        request = GenerateRequest(
+            request_id=plan.turn_id,
+            input_ids=plan.prompt.input_ids,
+            sampling=plan.sampling,
+            stream=plan.call.stream,
+        )
+        try:
+            async with self._limit, self._slots:
+                self._started = True
+                generated = cast("AsyncGenerator[EngineChunk, None]", self._engine.generate(request))
+                async with aclosing(generated) as chunks:
+                    async for chunk in chunks:
+                        self._tell(self._capture.feed(chunk, self._clock()))
+        except TimeoutError:
+            if not self._limit.expired():
+                raise
+            return TurnState.TRUNCATED
+        if self._capture.finish is None:
+            raise EngineFailed("the engine's answer ended without its end")
+        ended_whole = self._capture.finish is not EngineFinish.ABORT
+        return TurnState.COMPLETE if ended_whole else TurnState.TRUNCATED
+
+    def _tell(self, deltas: list[Delta]) -> None:
+        if deltas:
+            self._deltas += deltas
+            self._news.set()
+
+    async def _abort(self) -> None:
+        with suppress(BaseRlError):  # it ends by itself then, or by the limit
+            await self._engine.abort(self.plan.turn_id)
+
+
+def _end(task: asyncio.Task[dict[str, Any]], ended: Callable[[], None]) -> None:
+    """Looks at a failure, which is no news to the event loop when nobody waits for it any more."""
+    if not task.cancelled():
+        task.exception()
+    ended()

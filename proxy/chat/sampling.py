@@ -1,0 +1,74 @@
+"""From the sampling that a client asks for to the one that the engine is given."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.chat.call import RequestedSampling
+from proxy.contract.trajectory import Purpose
+from proxy.contract.turn import SamplingParameters
+from proxy.errors import ContextLengthExceeded, InvalidRequest
+from proxy.settings import RunSettings, SamplingMode
+from proxy.tokens.template import ChatTemplate
+from proxy.tokens.tool_calls import CLOSE
+
+
+def resolve_sampling(
+    requested: RequestedSampling,
+    *,
+    run: RunSettings,
+    purpose: Purpose,
+    template: ChatTemplate,
+    prompt_tokens: int,
+    one_call_only: bool = False,
+) -> SamplingParameters:
+    """What is not asked for is OpenAI's default. The bound on new tokens is the least of the client's, the run's and
+    the context's. In training sessions the run's mode applies: `raise_greedy` samples where greedy was asked for,
+    `override` samples from the unaltered distribution at the run's temperature. `one_call_only` ends the answer at
+    the first tool call.
+
+    Raises ContextLengthExceeded, InvalidRequest for a bias on no token.
+    """
+    room = template.context_length - prompt_tokens
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {prompt_tokens} tokens, and the model's context {template.context_length}",
+            param="messages",
+        )
+    for token in requested.logit_bias or ():
+        if int(token) >= template.vocabulary_size:
+            raise InvalidRequest(f"there is no token {token}", param="logit_bias")
+    plain = SamplingParameters(
+        max_new_tokens=min(requested.max_new_tokens or run.max_new_tokens, run.max_new_tokens, room),
+        temperature=_or(requested.temperature, 1.0),
+        top_p=_or(requested.top_p, 1.0),
+        top_k=requested.top_k or -1,
+        min_p=_or(requested.min_p, 0.0),
+        presence_penalty=_or(requested.presence_penalty, 0.0),
+        frequency_penalty=_or(requested.frequency_penalty, 0.0),
+        seed=requested.seed,
+        stop=(*requested.stop, CLOSE) if one_call_only else requested.stop,
+        stop_token_ids=template.stop_ids,
+        logit_bias=requested.logit_bias,
+    )
+    return _with_mode(plain, run) if purpose is Purpose.TRAIN else plain
+
+
+def _with_mode(asked: SamplingParameters, run: RunSettings) -> SamplingParameters:
+    mode, temperature = run.sampling.mode, run.sampling.temperature
+    if mode is SamplingMode.OVERRIDE:
+        return SamplingParameters(
+            max_new_tokens=asked.max_new_tokens,
+            temperature=temperature,
+            seed=asked.seed,
+            stop=asked.stop,
+            stop_token_ids=asked.stop_token_ids,
+            logit_bias=asked.logit_bias,
+        )
+    if mode is SamplingMode.RAISE_GREEDY and asked.is_greedy:
+        return msgspec.structs.replace(asked, temperature=temperature)
+    return asked
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

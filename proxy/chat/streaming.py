@@ -1,0 +1,123 @@
+"""Answers on their way to a client: whole, or as server-sent events; either watches for the client's leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from proxy.chat.call import Dialect, StreamHead
+from proxy.chat.generation import Generation
+from proxy.errors import BaseRlError
+from proxy.http.errors import error_response
+from proxy.log import logger
+
+_PING = b": ping\n\n"
+_LEFT = 499
+"""What is logged of a request whose client left; nobody reads it."""
+
+_LOG = logger(__name__)
+
+
+async def whole_answer(request: Request, generation: Generation, headers: Mapping[str, str]) -> Response:
+    """The recorded response, once it is. Raises what became of the call. Releases the generation."""
+    try:
+        waiting = asyncio.ensure_future(generation.wait())
+        leaving = asyncio.ensure_future(client_left(request.receive))
+        try:
+            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                return Response(status_code=_LEFT)
+            return json_response(waiting.result(), headers)
+        finally:
+            waiting.cancel()
+            leaving.cancel()
+    finally:
+        generation.release()
+
+
+def json_response(value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), 200, dict(headers or {}), "application/json")
+
+
+async def client_left(receive: Receive) -> None:
+    """Returns when the client has gone. The request's body was read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A generation as server-sent events. `follows`: it was started for another request, whose deltas are that
+    one's; the answer then comes at once when it is there.
+
+    Nothing is sent until there is something to say or `ping_seconds` have passed, so that an early failure still has
+    its status. The last event leaves after the turn's commit. Releases the generation.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        generation: Generation,
+        dialect: Dialect,
+        head: StreamHead,
+        *,
+        headers: Mapping[str, str],
+        ping_seconds: float,
+        follows: bool,
+    ) -> None:
+        super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._generation = generation
+        self._dialect = dialect
+        self._head = head
+        self._ping_seconds = ping_seconds
+        self._follows = follows
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        telling = asyncio.ensure_future(self._tell(scope, receive, send))
+        leaving = asyncio.ensure_future(client_left(receive))
+        try:
+            await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if telling.done():
+                telling.result()
+        finally:
+            telling.cancel()
+            leaving.cancel()
+            self._generation.release()
+
+    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await (self._relay_answer(send) if self._follows else self._relay_deltas(send))
+            response = await self._generation.wait()
+        except BaseRlError as error:
+            if not self._begun:
+                await error_response(error)(scope, receive, send)
+                return
+            await self._send(send, self._dialect.failure(error.envelope()), last=True)
+        else:
+            ending = self._dialect.replay if self._follows else self._dialect.closing
+            await self._send(send, ending(self._head, response), last=True)
+
+    async def _relay_deltas(self, send: Send) -> None:
+        while (deltas := await self._generation.deltas(self._ping_seconds)) is not None:
+            told = b"".join(self._dialect.delta(self._head, delta) for delta in deltas) or _PING
+            await self._send(send, told if self._begun else self._dialect.opening(self._head) + told)
+        if not self._begun and self._generation.response is not None:
+            await self._send(send, self._dialect.opening(self._head))
+
+    async def _relay_answer(self, send: Send) -> None:
+        while not self._generation.done:
+            if not await self._generation.ended_within(self._ping_seconds):
+                await self._send(send, _PING)
+
+    async def _send(self, send: Send, body: bytes, *, last: bool = False) -> None:
+        if not self._begun:
+            self._begun = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": body, "more_body": not last})

@@ -1,0 +1,249 @@
+"""The body of POST /v1/chat/completions, checked: every fault is a 400 that names its field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from proxy.chat.call import ModelCall, RequestedSampling
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.http.body import validated
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MOST_STOPS = 16
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class ChatCompletionBody(BaseModel):
+    """Explicit null is the same as absent; fields that are not named here are ignored.
+
+    `messages` and `tools` are checked by hand, so that a fault names its exact place whatever else is allowed there.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    model: str
+    messages: list[Any] = Field(min_length=1)
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = Field(default=None, max_length=_MOST_STOPS)
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+def parse_chat_completion(raw: bytes) -> ModelCall:
+    """Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured."""
+    value = decode_body(raw)
+    body = validated(ChatCompletionBody, value)
+    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
+    _refuse_unsupported(body)
+    tools, warnings = _tools(body.tools or [])
+    allowed = _calls_allowed(body.tool_choice)
+    return ModelCall(
+        model=body.model,
+        messages=messages,
+        tools=tools if allowed and tools else None,
+        calls_allowed=allowed and bool(tools),
+        parallel_calls=body.parallel_tool_calls is not False,
+        sampling=_sampling(body),
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        logprobs=bool(body.logprobs),
+        body={key: item for key, item in value.items() if key != "messages"},
+        warnings=tuple(warnings),
+    )
+
+
+def decode_body(raw: bytes) -> dict[str, Any]:
+    """The JSON object in a request's body. Raises InvalidRequest."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        hint = " (an unpaired surrogate escape?)" if _SURROGATE.search(raw) else ""
+        raise InvalidRequest(f"the body is not valid JSON: {error}{hint}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body is not a JSON object")
+    return value
+
+
+def _sampling(body: ChatCompletionBody) -> RequestedSampling:
+    for index, stop in enumerate(body.stop or ()):
+        if not stop:
+            raise InvalidRequest("a stop string may not be empty", param=f"stop[{index}]")
+    return RequestedSampling(
+        max_new_tokens=body.max_completion_tokens or body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k or None,
+        min_p=body.min_p,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        seed=body.seed,
+        stop=tuple(body.stop or ()),
+        logit_bias=_logit_bias(body.logit_bias),
+    )
+
+
+def _logit_bias(bias: dict[str, float] | None) -> dict[str, float] | None:
+    for token, value in (bias or {}).items():
+        if not token.isascii() or not token.isdigit():
+            raise InvalidRequest(f"logit_bias names tokens by their ids, not {token!r}", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise InvalidRequest("a bias is between -100 and 100", param=f"logit_bias.{token}")
+    return bias or None
+
+
+def _refuse_unsupported(body: ChatCompletionBody) -> None:
+    if body.n is not None and body.n > 1:
+        raise UnsupportedParameter("one answer a call: n above 1 is not supported, send the call n times", param="n")
+    if body.top_logprobs:
+        raise UnsupportedParameter(
+            "only the sampled token's log-probability is known: top_logprobs is 0", param="top_logprobs"
+        )
+    for name in ("functions", "function_call"):
+        if getattr(body, name) is not None:
+            raise UnsupportedParameter(f"{name} is the old form of tools, which are supported", param=name)
+    if body.response_format is None:
+        return
+    kind = body.response_format.get("type") if isinstance(body.response_format, Mapping) else None
+    if not isinstance(kind, str):
+        raise InvalidRequest("response_format is an object with a type", param="response_format")
+    if kind != "text":
+        raise UnsupportedParameter(
+            f"response_format {kind!r} needs constrained decoding, which this engine is not set up for",
+            param="response_format",
+        )
+
+
+def _calls_allowed(choice: Any) -> bool:
+    if choice is None or choice == "auto":
+        return True
+    if choice == "none":
+        return False
+    if choice == "required" or (isinstance(choice, Mapping) and isinstance(choice.get("type"), str)):
+        raise UnsupportedParameter(
+            "tool_choice can be auto or none: to require a call needs constrained decoding, which this engine is not "
+            "set up for",
+            param="tool_choice",
+        )
+    raise InvalidRequest("tool_choice is auto, none, required or an object with a type", param="tool_choice")
+
+
+def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The function tools, and what to warn of. Other kinds have no effect, and calls are not held to a schema."""
+    functions, warnings = [], []
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        kind = _text(_object(tool, where).get("type"), f"{where}.type")
+        if kind != "function":
+            warnings.append(f"{where} of type {_plain(kind)} is ignored")
+            continue
+        function = _object(tool.get("function"), f"{where}.function")
+        name = _text(function.get("name"), f"{where}.function.name")
+        if not name:
+            raise InvalidRequest("a function has a name", param=f"{where}.function.name")
+        if function.get("parameters") is not None:
+            _object(function["parameters"], f"{where}.function.parameters")
+        if function.get("strict"):
+            warnings.append(f"{where}.function.strict is not enforced")
+        functions.append({key: item for key, item in tool.items() if item is not None})
+    return functions, warnings
+
+
+def _plain(text: str) -> str:
+    """Client text that may stand in a header."""
+    return re.sub(r"[^A-Za-z0-9._-]", "?", text)[:40]
+
+
+def _message(value: Any, where: str) -> dict[str, Any]:
+    message = _object(value, where)
+    role = _text(message.get("role"), f"{where}.role")
+    if role == "function":
+        raise UnsupportedParameter("role function is the old form of role tool", param=f"{where}.role")
+    if role not in _ROLES:
+        raise InvalidRequest(f"role is one of {', '.join(_ROLES)}", param=f"{where}.role")
+    _check_content(message.get("content"), f"{where}.content")
+    if message.get("content") is None and role != "assistant":
+        raise InvalidRequest(f"a message of role {role} has content", param=f"{where}.content")
+    if message.get("function_call") is not None:
+        raise UnsupportedParameter("function_call is the old form of tool_calls", param=f"{where}.function_call")
+    if message.get("tool_calls") is not None:
+        if role != "assistant":
+            raise InvalidRequest("only assistant messages have tool_calls", param=f"{where}.tool_calls")
+        _check_calls(message["tool_calls"], f"{where}.tool_calls")
+    for key in ("name", "tool_call_id", "reasoning_content"):
+        if message.get(key) is not None:
+            _text(message[key], f"{where}.{key}")
+    return message
+
+
+def _check_content(content: Any, where: str) -> None:
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest("content is text, a list of parts, or null", param=where)
+    for index, part in enumerate(content):
+        place = f"{where}[{index}]"
+        kind = _text(_object(part, place).get("type"), f"{place}.type")
+        if kind not in ("text", "refusal"):
+            raise UnsupportedParameter(f"content of type {kind!r} is not supported: text only", param=f"{place}.type")
+        _text(part.get(kind), f"{place}.{kind}")
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    if not isinstance(calls, list):
+        raise InvalidRequest("tool_calls is a list", param=where)
+    for index, call in enumerate(calls):
+        place = f"{where}[{index}]"
+        kind = _object(call, place).get("type")
+        if kind not in (None, "function"):
+            raise UnsupportedParameter(f"tool calls of type {kind!r} are not supported", param=f"{place}.type")
+        function = _object(call.get("function"), f"{place}.function")
+        _text(function.get("name"), f"{place}.function.name")
+        if function.get("arguments") is not None:
+            _text(function["arguments"], f"{place}.function.arguments")
+        if call.get("id") is not None:
+            _text(call["id"], f"{place}.id")
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{where} is an object", param=where)
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{where} is a string", param=where)
+    return value
