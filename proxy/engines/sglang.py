@@ -140,6 +140,7 @@ class SglangEngine:
         self._control_calls = Connections(address, limit=CONTROL_CALLS, timeout=timeout)
         self._label: str | None = None
         self._interim_key: str | None = None
+        self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
@@ -219,11 +220,11 @@ class SglangEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         # What arrives from now on may run under other weights than those that are loaded.
-        self._interim_key = uuid.uuid4().hex
+        self._interim_key, self._pause_mode = uuid.uuid4().hex, mode
         await self._control("/pause_generation", {"mode": mode.value})
 
     async def resume(self) -> None:
-        self._interim_key = None
+        self._interim_key = self._pause_mode = None
         await self._control("/continue_generation", {})
 
     async def flush_cache(self) -> None:
@@ -232,7 +233,10 @@ class SglangEngine:
     async def load_weights(self, path: str, label: str) -> None:
         """Loads a directory and verifies that `label` is served. Raises EngineFailed when it is not."""
         before, self._interim_key = self._interim_key, uuid.uuid4().hex
-        body = {"model_path": path, "weight_version": label, "flush_cache": False}
+        # Requests that were retracted would find what the old weights computed of them in the cache. Those that are
+        # frozen need it as it is.
+        flush = self._pause_mode is not PauseMode.IN_PLACE
+        body = {"model_path": path, "weight_version": label, "flush_cache": flush}
         refusal: EngineFailed | None = None
         try:
             await self._control("/update_weights_from_disk", body)

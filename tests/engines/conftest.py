@@ -56,7 +56,8 @@ class Reference:
     its bias against the end token belongs to the distribution that is sampled from."""
 
     def __init__(self, path: Path) -> None:
-        self.network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        self.network = network.eval()
 
     def logprobs(self, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
         """`[len(ids), vocabulary]`, row i for the token after `ids[: i + 1]`."""

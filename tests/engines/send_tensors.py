@@ -17,10 +17,10 @@ def post(url: str, body: dict[str, object]) -> None:
 def main() -> None:
     import torch.multiprocessing
     from safetensors.torch import load_file
-    from sglang.srt.utils import MultiprocessingSerializer
+    from sglang.srt.utils import MultiprocessingSerializer  # type: ignore[import-not-found]
 
     # The default strategy passes file descriptors, which a process that is no relative cannot receive.
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     url, model, label = sys.argv[1:]
     tensors = list(load_file(Path(model) / "model.safetensors").items())
     blob = MultiprocessingSerializer.serialize(tensors, output_str=True)

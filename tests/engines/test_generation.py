@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.engines.interface import EngineFinish, LabelSpan, PauseMode
+from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from tests.engines.conftest import Reference, Server, becomes_idle
@@ -74,7 +74,7 @@ async def test_a_stop_string_over_several_tokens_ends_the_answer(engine: SglangE
     answer = await collect(
         engine, ask(logit_bias={str(a): 90.0, str(b): 90.0}, temperature=1.0, stop=("bab",), max_new_tokens=200)
     )
-    text = tokenizer.decode(answer.ids)
+    text = str(tokenizer.decode(list(answer.ids)))
     assert answer.finish is EngineFinish.STOP
     assert text.endswith("bab")
     assert "bab" not in text[:-1]
@@ -125,7 +125,7 @@ async def test_values_out_of_range_are_refused(engine: SglangEngine) -> None:
 
 async def test_abort_ends_a_request_with_what_it_has(engine: SglangEngine) -> None:
     request = ask(stream=True, max_new_tokens=400)
-    chunks = []
+    chunks: list[EngineChunk] = []
     async with aclosing(open_stream(engine, request)) as stream:
         async for chunk in stream:
             if not chunks:
