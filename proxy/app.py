@@ -67,7 +67,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
             _LOG.info("ready", run=settings.run.name, model=settings.run.model)
             yield
 
-    app = FastAPI(title="base-rl", lifespan=lifespan, docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="base-rl", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.settings = settings
     app.state.startup_error = None
     app.state.metrics = Metrics()

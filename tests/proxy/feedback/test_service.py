@@ -10,7 +10,7 @@ from proxy.contract.trajectory import Purpose
 from proxy.credentials.service import PrincipalKind
 from proxy.database.lifecycle import Outcome
 from proxy.database.tables import RewardRow
-from proxy.errors import InvalidRequest, NotFound, PermissionDenied
+from proxy.errors import InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService, Receipt
 from proxy.sessions.identification import SessionHints
 from proxy.sessions.service import SessionSpec
@@ -247,3 +247,19 @@ async def test_the_ledger_only_grows(store: Store) -> None:
     before = await rows()
     await record(store, reward(2.0, session_id=session_id))
     assert (await rows())[: len(before)] == before
+
+
+async def test_a_full_disk_is_said_and_passes(store: Store) -> None:
+    session_id, _ = await session_with_turn(store)
+    long = reward(session_id=session_id, comment="x" * 16_000)
+    async with store.database.write() as connection:
+        pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
+        await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreUnavailable, match="full"):
+        await record(store, long)
+    assert await store.reward_values(session_id) == []
+    assert (await store.sessions.get(store.owner, session_id)).state == "open"
+    async with store.database.write() as connection:
+        await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 1000}")
+    await record(store, long)
+    assert await store.training(session_id) == "ready"

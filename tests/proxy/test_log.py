@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from proxy import log
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+def test_our_lines_and_those_of_libraries_are_json_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("info")
+    with structlog.contextvars.bound_contextvars(request_id="req_1"):
+        log.logger("proxy.test").info("served", status=200)
+        log.logger("proxy.test").debug("not shown")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("library").exception("failed with %s", "grace")
+    ours, theirs = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (ours["event"], ours["status"], ours["request_id"], ours["level"], ours["logger"]) == (
+        "served",
+        200,
+        "req_1",
+        "info",
+        "proxy.test",
+    )
+    assert (theirs["event"], theirs["level"]) == ("failed with grace", "error")
+    assert "ValueError: broken" in theirs["exception"]
+
+
+def test_a_library_that_talks_much_is_heard_only_when_something_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("debug")
+    logging.getLogger("aiosqlite").debug("executing")
+    logging.getLogger("aiosqlite").warning("slow")
+    log.logger("proxy.test").debug("shown")
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["slow", "shown"]
