@@ -25,8 +25,8 @@ from proxy.overview.views import (
 )
 
 AnyRow = Row[*tuple[Any, ...]]
-TokenTexts = Callable[[Sequence[int]], Sequence[str]]
-"""One text for each token id, in order."""
+TokenText = Callable[[int], str]
+"""The text of a token id."""
 
 _MAX_BUCKETS = 400
 _EXPLANATIONS = {
@@ -105,7 +105,7 @@ def used_by(trainings: Iterable[AnyRow]) -> dict[str, int]:
     return {reward_id: training.version for training in trainings for reward_id in training.reward_ids}
 
 
-def turn_view(row: AnyRow, *, with_tokens: bool, texts: TokenTexts | None) -> TurnView:
+def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> TurnView:
     logprobs = unpack_logprobs(row.output_logprobs)
     tokens = None
     if with_tokens:
@@ -114,7 +114,7 @@ def turn_view(row: AnyRow, *, with_tokens: bool, texts: TokenTexts | None) -> Tu
             prompt_ids=unpack_ids(row.prompt_ids),
             output_ids=output_ids,
             output_logprobs=logprobs,
-            output_texts=tuple(texts(output_ids)) if texts is not None else None,
+            output_texts=tuple(map(text, output_ids)) if text is not None else None,
         )
     return TurnView(
         id=row.id,

@@ -4,7 +4,7 @@ Wiring (proxy/app.py):
 
     app.state.overview = OverviewService(
         database=database, clock=system_clock, signals=signals, swaps=swaps,
-        data_dir=settings.server.data_dir, token_texts=template.token_texts or None,
+        data_dir=settings.server.data_dir, token_text=template.token_text,
     )
     app.include_router(proxy.overview.endpoints.router)
     ...
@@ -30,7 +30,7 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from proxy.overview import assembly
-from proxy.overview.assembly import StepFacts, TokenTexts
+from proxy.overview.assembly import StepFacts, TokenText
 from proxy.overview.filters import MAX_PAGE, Cursor, SessionFilter
 from proxy.overview.live import RateHistory, Remembered
 from proxy.overview.repository import OverviewRepository
@@ -58,7 +58,7 @@ from proxy.settings import RunSettings
 AnyRow = Row[*tuple[Any, ...]]
 
 _POLL_S = 1.0
-_GAP_S = 0.25
+_GAP_S = 0.5
 _HEARTBEAT_S = 15.0
 _FIRST_EVENTS = 20
 _MAX_EVENTS = 200
@@ -89,7 +89,7 @@ class OverviewService:
         signals: Signals,
         swaps: ServingStatus | None = None,
         data_dir: Path | None = None,
-        token_texts: TokenTexts | None = None,
+        token_text: TokenText | None = None,
         hold_seconds: float = 0.5,
     ) -> None:
         self._database = database
@@ -97,7 +97,7 @@ class OverviewService:
         self._signals = signals
         self._swaps = swaps
         self._data_dir = data_dir
-        self._token_texts = token_texts
+        self._token_text = token_text
         self._remembered = Remembered(hold_seconds)
         self._rates: dict[str, RateHistory] = {}
         self._late: dict[str, tuple[int, int]] = {}
@@ -107,6 +107,10 @@ class OverviewService:
     def close(self) -> None:
         """Ends all event streams."""
         self._closed.set()
+
+    def now(self) -> float:
+        """The time that everything here is told in."""
+        return self._clock()
 
     # Runs
 
@@ -315,7 +319,7 @@ class OverviewService:
         return self._turn_view(row, with_tokens)
 
     def _turn_view(self, row: AnyRow, with_tokens: bool) -> TurnView:
-        return assembly.turn_view(row, with_tokens=with_tokens, texts=self._token_texts)
+        return assembly.turn_view(row, with_tokens=with_tokens, text=self._token_text)
 
     async def rewards(self, name_or_id: str, *, cursor: str | None = None, limit: int = 50) -> RewardPage:
         """The ledger, newest first. Raises InvalidRequest for a cursor that no page gave out."""

@@ -1,0 +1,274 @@
+"""The pages under /admin.
+
+Wiring (proxy/app.py):
+
+    app.state.sign_in = SignIn(secret=load_secret(settings.server.data_dir), clock=system_clock)
+    app.include_router(proxy.admin.endpoints.router)     # static files included
+
+It uses `app.state.overview`, `.credentials`, `.settings` and `.sign_in`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+import msgspec
+from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response, StreamingResponse
+
+from proxy.admin.boundary import PageRoute
+from proxy.admin.sign_in import SignIn, Visitor, check_origin, local_path
+from proxy.admin.templating import STATIC, content_hash, render
+from proxy.admin.transcript import draw
+from proxy.errors import AuthenticationFailed, NotFound, PermissionDenied
+from proxy.overview.endpoints import EVENT_STREAM, last_event_id, server_sent
+from proxy.overview.filters import SessionFilter
+from proxy.overview.service import OverviewService
+from proxy.overview.views import TRAINING_STATES, RunSummary, Snapshot
+
+router = APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=False)
+
+_RECENT_STEPS = 8
+_PAGE = 25
+_FOREVER = "public, max-age=31536000, immutable"
+
+
+def _overview(request: Request) -> OverviewService:
+    service: OverviewService = request.app.state.overview
+    return service
+
+
+def _sign_in(request: Request) -> SignIn:
+    service: SignIn = request.app.state.sign_in
+    return service
+
+
+Overview = Annotated[OverviewService, Depends(_overview)]
+Entrance = Annotated[SignIn, Depends(_sign_in)]
+
+
+async def _visitor(request: Request, overview: Overview, entrance: Entrance) -> Visitor:
+    return await entrance.visitor(request, overview)
+
+
+Guest = Annotated[Visitor, Depends(_visitor)]
+
+
+def _own_origin(request: Request) -> None:
+    check_origin(request, request.app.state.settings.server.public_url)
+
+
+# Signing in and out
+
+
+@router.get("/login")
+async def login_form(next_: Annotated[str, Query(alias="next")] = "/admin") -> Response:
+    return HTMLResponse(render("login.html", next=local_path(next_), problem=None))
+
+
+@router.post("/login", dependencies=[Depends(_own_origin)])
+async def login(
+    request: Request,
+    entrance: Entrance,
+    key: Annotated[str, Form(max_length=512)] = "",
+    next_: Annotated[str, Form(alias="next", max_length=2048)] = "/admin",
+) -> Response:
+    try:
+        visitor = await entrance.enter(key.strip(), request.app.state.credentials)
+    except (AuthenticationFailed, PermissionDenied) as error:
+        problem = "This key is not known here, or was revoked." if error.status == 401 else error.message
+        return HTMLResponse(render("login.html", next=local_path(next_), problem=problem), status_code=error.status)
+    response = RedirectResponse(local_path(next_), status_code=303)
+    entrance.remember(visitor, response, secure=request.url.scheme == "https")
+    return response
+
+
+@router.post("/logout", dependencies=[Depends(_own_origin)])
+async def logout(entrance: Entrance) -> Response:
+    response = RedirectResponse("/admin/login", status_code=303)
+    entrance.forget(response)
+    return response
+
+
+# Runs
+
+
+@router.get("")
+async def runs(overview: Overview, visitor: Guest) -> Response:
+    if visitor.is_admin:
+        found = (await overview.runs()).runs
+        health = await overview.health()
+    else:
+        found, health = (await overview.run(str(visitor.run_id)),), None
+    return HTMLResponse(render("runs.html", visitor=visitor, runs=found, health=health, now=overview.now()))
+
+
+@router.get("/runs/{run}")
+async def run(run: str, request: Request, overview: Overview, visitor: Guest) -> Response:
+    summary = await _visible(run, overview, visitor)
+    values = await _live_values(overview, summary, visitor)
+    snapshot = await overview.snapshot(summary.id, after=None)
+    sessions = await _session_values(overview, summary, SessionFilter(), None)
+    page = render("run.html", **values, **sessions, events=snapshot.events, address=_address(request))
+    return HTMLResponse(page)
+
+
+@router.get("/runs/{run}/curves")
+async def curves(run: str, overview: Overview, visitor: Guest) -> Response:
+    summary = await _visible(run, overview, visitor)
+    return Response(msgspec.json.encode(await overview.curves(summary.id)), media_type="application/json")
+
+
+@router.get("/runs/{run}/live")
+async def live(run: str, request: Request, overview: Overview, visitor: Guest) -> Response:
+    """Server-sent events with the page's changed parts: `summary`, `steps`, `activity` (HTML) and `tick` (a sign to
+    fetch the curves and the sessions again)."""
+    summary = await _visible(run, overview, visitor)
+    stream = _fragments(overview, summary.id, visitor, last_event_id(request))
+    return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"x-accel-buffering": "no"})
+
+
+@router.post("/runs/{run}/{switch}", dependencies=[Depends(_own_origin)])
+async def switch(run: str, switch: Literal["pause", "resume"], overview: Overview, visitor: Guest) -> Response:
+    if not visitor.is_admin:
+        raise PermissionDenied("pausing and resuming a run needs an admin key")
+    changed = await (overview.pause(run) if switch == "pause" else overview.resume(run))
+    return RedirectResponse(f"/admin/runs/{changed.name}", status_code=303)
+
+
+@router.get("/runs/{run}/sessions")
+async def sessions(
+    run: str,
+    request: Request,
+    overview: Overview,
+    visitor: Guest,
+    state: str = "",
+    training: str = "",
+    group: str = "",
+    min_reward: str = "",
+    max_reward: str = "",
+    cursor: str = "",
+) -> Response:
+    """The table; as a page of its own where a browser asks, as a fragment where htmx does."""
+    summary = await _visible(run, overview, visitor)
+    wanted = SessionFilter(
+        state=state if state in {"open", "ended"} else None,
+        training=training if training in TRAINING_STATES else None,
+        group=group.strip() or None,
+        min_reward=_number(min_reward),
+        max_reward=_number(max_reward),
+    )
+    values = await _session_values(overview, summary, wanted, cursor or None)
+    template = "_sessions.html" if request.headers.get("hx-request") == "true" else "sessions.html"
+    return HTMLResponse(render(template, visitor=visitor, run=summary, now=overview.now(), **values))
+
+
+@router.get("/runs/{run}/steps/{version}")
+async def step(run: str, version: int, overview: Overview, visitor: Guest) -> Response:
+    summary = await _visible(run, overview, visitor)
+    found = await overview.step(summary.id, version)
+    return HTMLResponse(render("step.html", visitor=visitor, run=summary, view=found, now=overview.now()))
+
+
+# Sessions
+
+
+@router.get("/sessions/{session_id}")
+async def session(session_id: str, overview: Overview, visitor: Guest, tokens: bool = False) -> Response:
+    found = await overview.session(session_id, with_tokens=tokens)
+    if not visitor.may_see(found.session.run_id):
+        raise NotFound(f"there is no session {session_id!r}")
+    turns = draw(found.turns, found.rewards)
+    page = render("session.html", visitor=visitor, view=found, turns=turns, tokens=tokens, now=overview.now())
+    return HTMLResponse(page)
+
+
+@router.get("/static/{path:path}")
+async def static(path: str, v: str = "") -> Response:
+    """Our own files, kept for ever by browsers under the address that names their content."""
+    file = (STATIC / path).resolve()
+    if not file.is_relative_to(STATIC) or not file.is_file():
+        raise NotFound("there is no such file")
+    is_current = v == content_hash(str(file.relative_to(STATIC)))
+    return FileResponse(file, headers={"cache-control": _FOREVER if is_current else "no-cache"})
+
+
+@router.get("/{rest:path}")
+async def nowhere(rest: str, _visitor: Guest) -> Response:
+    if not rest:
+        return RedirectResponse("/admin", status_code=303)
+    raise NotFound(f"there is no page at /admin/{rest}")
+
+
+async def _visible(run: str, overview: OverviewService, visitor: Visitor) -> RunSummary:
+    """Raises NotFound, for another's run too: a run key learns of no other run."""
+    summary = await overview.run(run)
+    if not visitor.may_see(summary.id):
+        raise NotFound(f"there is no run {run!r}")
+    return summary
+
+
+async def _live_values(overview: OverviewService, summary: RunSummary, visitor: Visitor) -> dict[str, Any]:
+    steps = await overview.steps(summary.id, limit=_RECENT_STEPS)
+    return {"run": summary, "steps": steps.steps, "visitor": visitor, "now": overview.now()}
+
+
+async def _session_values(
+    overview: OverviewService, summary: RunSummary, wanted: SessionFilter, cursor: str | None
+) -> dict[str, Any]:
+    page = await overview.sessions(summary.id, wanted, cursor=cursor, limit=_PAGE)
+    asked = {name: value for name, value in msgspec.to_builtins(wanted).items() if value is not None}
+    return {
+        "page": page,
+        "wanted": wanted,
+        "training_states": TRAINING_STATES,
+        "is_first": cursor is None,
+        "here": _query(asked | ({"cursor": cursor} if cursor else {})),
+        "first": _query(asked),
+        "following": _query(asked | {"cursor": page.next_cursor}) if page.next_cursor else None,
+    }
+
+
+def _query(values: Mapping[str, Any]) -> str:
+    return f"?{urlencode(values)}" if values else ""
+
+
+def _number(text: str) -> float | None:
+    """A filter's number; None for what is none, as a half-typed one."""
+    try:
+        value = float(text.replace("−", "-").replace(",", "."))
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None
+
+
+async def _fragments(
+    overview: OverviewService, run_id: str, visitor: Visitor, after: int | None
+) -> AsyncIterator[bytes]:
+    async for snapshot in overview.snapshots(run_id, after=after):
+        if await overview.key_holder(visitor.key_id) is None:
+            return
+        if snapshot is None:
+            yield b": still here\n\n"
+        else:
+            yield await _fragment(overview, snapshot, visitor)
+
+
+async def _fragment(overview: OverviewService, snapshot: Snapshot, visitor: Visitor) -> bytes:
+    values = await _live_values(overview, snapshot.run, visitor)
+    recent = await overview.snapshot(snapshot.run.id, after=None)
+    parts = [
+        server_sent("summary", render("_summary.html", **values)),
+        server_sent("steps", render("_steps.html", **values)),
+        server_sent("activity", render("_activity.html", events=recent.events, **values)),
+        server_sent("tick", str(snapshot.last_event_id), event_id=snapshot.last_event_id),
+    ]
+    return b"".join(parts)
+
+
+def _address(request: Request) -> str:
+    """What agents use as the address of this proxy."""
+    public_url: str | None = request.app.state.settings.server.public_url
+    return (public_url or str(request.base_url)).rstrip("/")

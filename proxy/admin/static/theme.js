@@ -1,0 +1,6 @@
+// Runs before the first paint: the theme that was chosen here, else the system's.
+"use strict";
+(() => {
+  const chosen = localStorage.getItem("theme");
+  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+})();

@@ -1,0 +1,163 @@
+"""A session's turns as a conversation to be drawn. Pure; shows whatever messages hold and never fails on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.admin.formatting import heat, probability
+from proxy.overview.views import RewardItem, TurnView
+
+_ROLES = {"system", "developer", "user", "assistant", "tool"}
+_ONE_LINE = 72
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call as the model made it. `arguments` is pretty-printed JSON, or the raw text where it is none."""
+
+    id: str
+    name: str
+    arguments: str
+    is_json: bool
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """`role` is one of the known ones, or `other` with its own name as the `title`."""
+
+    role: str
+    title: str
+    text: str
+    is_json: bool
+    reasoning: str
+    calls: tuple[ToolCall, ...]
+    is_answer: bool
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True):
+    """`heat` 0 to 8: how surprising the token was. `starts_version` where another policy version took over."""
+
+    text: str
+    id: int
+    heat: int
+    logprob: float
+    probability: str
+    starts_version: int | None
+
+
+class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn as drawn. `branches_from`: the number of its parent, where that is not the turn before; 0 for none."""
+
+    number: int
+    view: TurnView
+    messages: tuple[Message, ...]
+    branches_from: int | None
+    rewards: tuple[RewardItem, ...]
+    tokens: tuple[Token, ...]
+
+
+def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[DrawnTurn, ...]:
+    numbers = {turn.id: number for number, turn in enumerate(turns, start=1)}
+    tool_names: dict[str, str] = {}
+    drawn: list[DrawnTurn] = []
+    for number, turn in enumerate(turns, start=1):
+        messages = [_message(message, tool_names, is_answer=False) for message in turn.messages]
+        if turn.answer is not None:
+            messages.append(_message(turn.answer, tool_names, is_answer=True))
+        parent = numbers.get(turn.parent_id or "")
+        expected = number - 1 if number > 1 else None
+        drawn.append(
+            DrawnTurn(
+                number=number,
+                view=turn,
+                messages=tuple(messages),
+                branches_from=(parent or 0) if parent != expected else None,
+                rewards=tuple(reward for reward in rewards if reward.turn_id == turn.id),
+                tokens=tuple(_tokens(turn)),
+            )
+        )
+    return tuple(drawn)
+
+
+def _message(message: Mapping[str, Any], tool_names: dict[str, str], *, is_answer: bool) -> Message:
+    role = str(message.get("role") or ("assistant" if is_answer else "unknown"))
+    calls = tuple(_calls(message))
+    tool_names.update((call.id, call.name) for call in calls)
+    text, is_json = _text(message.get("content"))
+    title = role
+    if role == "tool":
+        title = tool_names.get(str(message.get("tool_call_id")), "") or str(message.get("name") or "")
+        pretty = pretty_json(text)
+        text, is_json = (pretty, True) if pretty is not None else (text, False)
+    return Message(
+        role=role if role in _ROLES else "other",
+        title=title,
+        text=text,
+        is_json=is_json,
+        reasoning=_text(message.get("reasoning_content") or message.get("reasoning"))[0],
+        calls=calls,
+        is_answer=is_answer,
+    )
+
+
+def _calls(message: Mapping[str, Any]) -> Iterable[ToolCall]:
+    stored = message.get("tool_calls")
+    for call in stored if isinstance(stored, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            continue
+        arguments = function.get("arguments")
+        raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        pretty = pretty_json(raw)
+        yield ToolCall(
+            id=str(call.get("id") or ""),
+            name=str(function.get("name") or "unnamed"),
+            arguments=raw if pretty is None else pretty,
+            is_json=pretty is not None,
+        )
+
+
+def _text(content: Any) -> tuple[str, bool]:
+    """The text of a message's content, and whether it had to be shown as JSON."""
+    if content is None:
+        return "", False
+    if isinstance(content, str):
+        return content, False
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [part for part in parts if isinstance(part, str)]
+        if len(texts) == len(parts):
+            return "\n".join(texts), False
+    return json.dumps(content, ensure_ascii=False, indent=2), True
+
+
+def pretty_json(text: str) -> str | None:
+    """A JSON object or list on one line where it is short, indented otherwise; None for anything else."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    line = json.dumps(value, ensure_ascii=False)
+    return line if len(line) <= _ONE_LINE else json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _tokens(turn: TurnView) -> Iterable[Token]:
+    if turn.tokens is None:
+        return
+    texts = turn.tokens.output_texts
+    begins = {span.start: span.version for span in turn.spans[1:]}
+    for position, (token_id, logprob) in enumerate(
+        zip(turn.tokens.output_ids, turn.tokens.output_logprobs, strict=True)
+    ):
+        yield Token(
+            text=texts[position] if texts is not None else str(token_id),
+            id=token_id,
+            heat=heat(logprob),
+            logprob=logprob,
+            probability=probability(logprob),
+            starts_version=begins.get(position),
+        )

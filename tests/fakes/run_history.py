@@ -1,0 +1,375 @@
+"""A store with the history of a run: a calculator agent that learns, with everything a page has to show."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, insert, update
+
+from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.identifiers import (
+    SessionId,
+    new_claim_id,
+    new_group_id,
+    new_reward_id,
+    new_run_id,
+    new_session_id,
+    new_turn_id,
+)
+from proxy.database.arrays import pack_ids, pack_logprobs
+from proxy.database.tables import (
+    Base,
+    ClaimedSessionRow,
+    ClaimRow,
+    EventRow,
+    GroupRow,
+    PolicyVersionRow,
+    RewardRow,
+    RunRow,
+    SessionRow,
+    TurnRow,
+)
+from proxy.database.unit_of_work import Database
+from proxy.settings import RunSettings
+
+NOW = 1_790_000_000.0
+CALL = "<tool_call>\n{}\n</tool_call>"
+
+
+async def create_tables(database: Database) -> None:
+    async with database.write() as connection:
+        await connection.run_sync(Base.metadata.create_all)
+
+
+async def add_run(database: Database, *, name: str = "calculator", now: float = NOW) -> str:
+    """An empty run with its version 0, as it is after the first start."""
+    run_id = new_run_id()
+    async with database.write() as connection:
+        await connection.execute(
+            insert(RunRow).values(
+                id=run_id,
+                name=name,
+                state="active",
+                base_model="agents_examples/calculator/checkpoint",
+                config=RunSettings(name=name, model="x").model_dump(mode="json"),
+                head_version=0,
+                serving_version=0,
+                created_at=now,
+            )
+        )
+        await connection.execute(insert(PolicyVersionRow).values(_version_row(run_id, 0, now)))
+        await connection.execute(
+            insert(EventRow).values(run_id=run_id, kind="run.created", data={"name": name}, created_at=now)
+        )
+    return run_id
+
+
+async def add_history(
+    database: Database, run_id: str, *, steps: int = 12, per_step: int = 32, now: float = NOW, seconds: float = 100.0
+) -> None:
+    """`steps` committed versions of `per_step` sessions each, then sessions in every other state; ends at `now`."""
+    async with database.write() as connection:
+        history = _History(run_id, begin=now - seconds, seconds=seconds, steps=steps, per_step=per_step)
+        await connection.run_sync(history.write)
+
+
+async def add_session(
+    database: Database, run_id: str, *, now: float, reward: float | None = None, **values: Any
+) -> str:
+    """One session with one turn; ended and rewarded when there is a reward."""
+    session_id = new_session_id()
+    async with database.write() as connection:
+
+        def write(sync: Connection) -> None:
+            row = _session_row(run_id, session_id, created_at=now - 1, ended_at=now if reward is not None else None)
+            row |= {"reward": reward, "training": "ready" if reward is not None else "pending", "last_active_at": now}
+            sync.execute(insert(SessionRow).values(row | {"turn_count": 1} | values))
+            sync.execute(
+                insert(TurnRow), _turns(random.Random(1), run_id, session_id, now - 1, now, 0, good=True)[:1]
+            )
+            if reward is not None:
+                sync.execute(insert(RewardRow).values(_reward_row(run_id, session_id, reward, now)))
+            sync.execute(
+                insert(EventRow).values(
+                    run_id=run_id, kind="session.ended", data={"session_id": session_id}, created_at=now
+                )
+            )
+
+        await connection.run_sync(write)
+    return session_id
+
+
+class _History:
+    def __init__(self, run_id: str, *, begin: float, seconds: float, steps: int, per_step: int) -> None:
+        self._run_id = run_id
+        self._begin = begin
+        self._step_seconds = seconds / (steps + 1)
+        self._steps = steps
+        self._per_step = per_step
+        self._random = random.Random(7)
+
+    def write(self, connection: Connection) -> None:
+        for step in range(self._steps):
+            self._write_step(connection, step)
+        self._write_rest(connection)
+        head = {"head_version": self._steps, "serving_version": self._steps}
+        connection.execute(update(RunRow).where(RunRow.id == self._run_id).values(head))
+
+    def _write_step(self, connection: Connection, step: int) -> None:
+        """Sessions mostly of version `step`, consumed by version `step + 1`."""
+        start = self._begin + step * self._step_seconds
+        end = start + self._step_seconds
+        claim_id = new_claim_id()
+        chance = 0.12 + 0.84 / (1 + 2.718 ** (-(step - self._steps * 0.4) * 9 / self._steps))
+        connection.execute(
+            insert(ClaimRow).values(
+                id=claim_id,
+                run_id=self._run_id,
+                trainer="trainer-1",
+                state="committed",
+                base_version=step,
+                created_at=end - 1,
+                lease_expires_at=end + 119,
+                committed_version=step + 1,
+            )
+        )
+        audit = []
+        for position in range(self._per_step):
+            at = start + (position + 1) * self._step_seconds / (self._per_step + 1)
+            if position % 8 == 0:
+                group_id = self._write_group(connection, step * self._per_step + position, at)
+            good = self._random.random() < chance
+            behind = min(step, self._random.choice((0, 0, 1, 1, 2)))
+            session_id = self._write_session(
+                connection, at=at, version=step - behind, good=good, group_id=group_id, consumed_by=step + 1
+            )
+            connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(claim_id=claim_id))
+            reward = _reward_row(self._run_id, session_id, float(good), at)
+            connection.execute(insert(RewardRow).values(reward))
+            connection.execute(
+                insert(ClaimedSessionRow).values(
+                    claim_id=claim_id,
+                    session_id=session_id,
+                    position=position,
+                    reward=float(good),
+                    reward_ids=[reward["id"]],
+                    turn_count=1,
+                )
+            )
+            audit.append(self._audit(session_id, float(good), chance, behind))
+        metrics = {
+            "loss": self._random.gauss(0.02, 0.01),
+            "grad_norm": abs(self._random.gauss(0.8, 0.2)),
+            "entropy": 1.2 - chance,
+            "clipped_share": 0.02,
+            "learning_rate": 3e-3,
+            "step_seconds": 1.1 + self._random.random() * 0.3,
+        }
+        connection.execute(
+            insert(PolicyVersionRow).values(
+                _version_row(self._run_id, step + 1, end, parent=step, latest=step + 1 == self._steps)
+                | {"claim_ids": [claim_id], "metrics": metrics, "audit": msgspec.to_builtins(audit)}
+            )
+        )
+        for kind in ("version.committed", "version.served"):
+            data = {"version": step + 1}
+            connection.execute(insert(EventRow).values(run_id=self._run_id, kind=kind, data=data, created_at=end))
+
+    def _write_rest(self, connection: Connection) -> None:
+        """What is not trained yet or never will be."""
+        now = self._begin + (self._steps + 1) * self._step_seconds
+        states: Sequence[tuple[str, dict[str, Any]]] = (
+            ("ready", {"reward": 1.0}),
+            ("ready", {"reward": 0.0}),
+            ("ready", {"reward": 1.0}),
+            ("pending", {"state": "open", "ended_at": None, "end_reason": None}),
+            ("pending", {"state": "open", "ended_at": None, "end_reason": None, "attributed_by": "conversation"}),
+            ("pending", {"end_reason": "idle"}),
+            ("stale", {"reward": 0.0, "oldest_version": 0}),
+            ("expired", {}),
+            ("excluded", {"purpose": "eval", "reward": 1.0}),
+            ("excluded", {"outcome": "failed", "end_reason": "explicit"}),
+        )
+        for index, (training, values) in enumerate(states):
+            at = now - (len(states) - index) * 0.4
+            session_id = self._write_session(
+                connection,
+                at=at,
+                version=self._steps,
+                good=bool(values.get("reward")),
+                group_id=None,
+                consumed_by=None,
+            )
+            changed = {"training": training, "ready_at": at if training == "ready" else None} | values
+            connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(changed))
+            if "reward" in values:
+                reward = _reward_row(self._run_id, session_id, values["reward"], at)
+                connection.execute(insert(RewardRow).values(reward))
+
+    def _write_group(self, connection: Connection, number: int, at: float) -> str:
+        group_id = new_group_id()
+        values = {"id": group_id, "run_id": self._run_id, "name": f"task-{number // 8}", "size": 8, "created_at": at}
+        connection.execute(insert(GroupRow).values(values))
+        return group_id
+
+    def _write_session(
+        self,
+        connection: Connection,
+        *,
+        at: float,
+        version: int,
+        good: bool,
+        group_id: str | None,
+        consumed_by: int | None,
+    ) -> str:
+        session_id = new_session_id()
+        row = _session_row(self._run_id, session_id, created_at=at - 1.4, ended_at=at)
+        row |= {
+            "group_id": group_id,
+            "training": "consumed" if consumed_by is not None else "pending",
+            "reward": float(good) if consumed_by is not None else None,
+            "consumed_by": consumed_by,
+            "oldest_version": version,
+            "newest_version": version,
+            "ready_at": at if consumed_by is not None else None,
+        }
+        connection.execute(insert(SessionRow).values(row))
+        turns = _turns(self._random, self._run_id, session_id, at - 1.4, at, version, good=good)
+        connection.execute(insert(TurnRow), turns)
+        return session_id
+
+    def _audit(self, session_id: SessionId | str, reward: float, mean: float, behind: int) -> TrajectoryAudit:
+        return TrajectoryAudit(
+            session_id=SessionId(session_id),
+            reward=reward,
+            advantage=reward - mean,
+            trained_tokens=38 + self._random.randrange(20),
+            staleness_mean=float(behind),
+            staleness_max=behind,
+            logprob_gap_mean=1e-6,
+            logprob_gap_max=4e-6,
+            ratio_min=0.82,
+            ratio_median=1.0,
+            ratio_max=1.19,
+            clipped_share=0.03,
+        )
+
+
+def _version_row(
+    run_id: str, version: int, at: float, *, parent: int | None = None, latest: bool = True
+) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "version": version,
+        "parent_version": parent,
+        "state": "serving" if latest else "retired",
+        "weights_uri": f"/data/weights/{version:06d}" if version else None,
+        "weights_format": "huggingface" if version else None,
+        "weights_sha256": f"{version:064x}" if version else None,
+        "weights_bytes": 1_468_928 if version else None,
+        "claim_ids": [],
+        "config_hash": "c0ffee" if version else None,
+        "seed": 1 if version else None,
+        "metrics": {},
+        "audit": [],
+        "created_at": at,
+        "served_at": at + 0.08,
+        "swap_seconds": 0.021 if version else None,
+    }
+
+
+def _session_row(run_id: str, session_id: str, *, created_at: float, ended_at: float | None) -> dict[str, Any]:
+    return {
+        "id": session_id,
+        "run_id": run_id,
+        "task": "(17 + 25) * 3",
+        "purpose": "train",
+        "metadata": {"difficulty": "easy"},
+        "attributed_by": "created",
+        "state": "ended" if ended_at is not None else "open",
+        "training": "pending",
+        "end_reason": "reward" if ended_at is not None else None,
+        "turn_count": 3,
+        "oldest_version": 0,
+        "newest_version": 0,
+        "created_at": created_at,
+        "last_active_at": ended_at or created_at,
+        "ended_at": ended_at,
+        "ready_at": ended_at,
+    }
+
+
+def _reward_row(run_id: str, session_id: str, value: float, at: float) -> dict[str, Any]:
+    return {
+        "id": new_reward_id(),
+        "run_id": run_id,
+        "session_id": session_id,
+        "name": "reward",
+        "value": value,
+        "source": "checker",
+        "after_training": False,
+        "created_at": at,
+    }
+
+
+def _turns(
+    rng: random.Random, run_id: str, session_id: str, start: float, end: float, version: int, *, good: bool
+) -> list[dict[str, Any]]:
+    """System and question → a tool call → another → the answer."""
+    question: list[dict[str, Any]] = [
+        {"role": "system", "content": "You are a calculator. Use the tools, then answer with the number alone."},
+        {"role": "user", "content": "What is (17 + 25) * 3?"},
+    ]
+    calls = [
+        ("add", {"a": 17, "b": 25}, "42"),
+        ("multiply", {"a": 42, "b": 3 if good else 2}, "126" if good else "84"),
+    ]
+    rows: list[dict[str, Any]] = []
+    added, parent, path = question, None, 0
+    width = (end - start) / 3
+    for ordinal in range(3):
+        if ordinal < 2:
+            name, arguments, result = calls[ordinal]
+            text = CALL.format(json.dumps({"name": name, "arguments": arguments}))
+            call = {"id": f"call_{ordinal}", "type": "function"}
+            call["function"] = {"name": name, "arguments": json.dumps(arguments)}  # type: ignore[assignment]
+            message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
+            following: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": f"call_{ordinal}", "content": result}]
+        else:
+            text, message, following = result, {"role": "assistant", "content": result}, []
+        output = [ord(character) for character in text]
+        prompt = list(range(40 if ordinal == 0 else 12))
+        turn_id = new_turn_id()
+        rows.append(
+            {
+                "id": turn_id,
+                "run_id": run_id,
+                "session_id": session_id,
+                "ordinal": ordinal,
+                "parent_id": parent,
+                "prefix_tokens": path,
+                "prompt_ids": pack_ids(prompt),
+                "output_ids": pack_ids(output),
+                "output_logprobs": pack_logprobs([-abs(rng.gauss(0, 0.5)) for _ in output]),
+                "spans": [[version, 0, len(output)]],
+                "sampling": {"max_new_tokens": 256, "temperature": 1.0, "top_p": 1.0},
+                "finish_reason": "tool_calls" if ordinal < 2 else "stop",
+                "continuation": "new" if ordinal == 0 else "exact",
+                "state": "complete",
+                "conversation_hash": rng.randbytes(16),
+                "tools_hash": bytes(16),
+                "prompt_token_count": path + len(prompt),
+                "messages": added,
+                "request": {"model": "calculator", "temperature": 1.0, "tools": [{"type": "function"}]},
+                "response": {"id": turn_id, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]},
+                "started_at": start + ordinal * width,
+                "first_token_at": start + ordinal * width + 0.03,
+                "finished_at": start + (ordinal + 1) * width - 0.01,
+            }
+        )
+        parent, added, path = turn_id, following, path + len(prompt) + len(output)
+    return rows

@@ -1,0 +1,97 @@
+"""The operating API and the admin page over a store of their own, without the rest of the proxy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import msgspec
+from fastapi import FastAPI
+
+from proxy.admin import endpoints as admin_endpoints
+from proxy.admin.sign_in import SignIn
+from proxy.clock import Clock
+from proxy.credentials.service import Credentials, PrincipalKind
+from proxy.database.signals import Signals
+from proxy.database.unit_of_work import Database
+from proxy.http import errors
+from proxy.overview import endpoints as overview_endpoints
+from proxy.overview.service import OverviewService
+from proxy.settings import load_settings
+from tests.fakes.run_history import create_tables
+
+ORIGIN = "http://proxy.test"
+SECRET = b"s" * 32
+
+
+class Serving:
+    """A swap controller as far as the overview asks."""
+
+    def __init__(self) -> None:
+        self.engine_ready = True
+
+
+class Site(msgspec.Struct):
+    """The application with what tests change behind it. `client` sends no key."""
+
+    app: FastAPI
+    database: Database
+    signals: Signals
+    credentials: Credentials
+    overview: OverviewService
+    serving: Serving
+    client: httpx.AsyncClient
+
+    async def key(self, kind: PrincipalKind, run_id: str | None = None) -> dict[str, str]:
+        """The header of a new key."""
+        made = await self.credentials.create(kind, run_id=run_id)
+        return {"authorization": f"Bearer {made.text}"}
+
+
+@asynccontextmanager
+async def open_site(directory: Path, clock: Clock) -> AsyncIterator[Site]:
+    database = Database(f"sqlite+aiosqlite:///{directory / 'store.sqlite3'}")
+    await create_tables(database)
+    site = build_site(database, directory, clock)
+    try:
+        yield site
+    finally:
+        site.overview.close()
+        await site.client.aclose()
+        await database.aclose()
+
+
+def build_site(database: Database, directory: Path, clock: Clock) -> Site:
+    """Over tables that are there."""
+    app = FastAPI()
+    signals, serving = Signals(), Serving()
+    credentials = Credentials(database, SECRET, clock)
+    overview = OverviewService(
+        database=database,
+        clock=clock,
+        signals=signals,
+        swaps=serving,
+        data_dir=directory,
+        token_text=chr,
+        hold_seconds=0.0,
+    )
+    app.state.overview = overview
+    app.state.credentials = credentials
+    app.state.sign_in = SignIn(secret=SECRET, clock=clock)
+    app.state.settings = SimpleNamespace(server=load_settings().server)
+    errors.install(app)
+    app.include_router(overview_endpoints.router)
+    app.include_router(admin_endpoints.router)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=ORIGIN)
+    return Site(
+        app=app,
+        database=database,
+        signals=signals,
+        credentials=credentials,
+        overview=overview,
+        serving=serving,
+        client=client,
+    )
