@@ -249,19 +249,19 @@ async def test_content_as_parts_in_every_role(world: World) -> None:
 
 async def test_the_official_sdk_reads_answers_and_streams(world: World) -> None:
     world.say(f"Sum:\n{CALL}")
-    async with world.client() as client:
-        whole = await client.chat.completions.create(model="policy", messages=[USER], tools=TOOLS)  # type: ignore[list-item]
+    async with world.sdk() as client:
+        whole = await client.chat.completions.create(model="policy", messages=[USER], tools=TOOLS)
         assert whole.choices[0].message.tool_calls is not None
         stream = await client.chat.completions.create(
             model="policy",
             messages=[USER],
             tools=TOOLS,
             stream=True,
-            stream_options={"include_usage": True},  # type: ignore[list-item]
+            stream_options={"include_usage": True},
         )
         chunks: list[ChatCompletionChunk] = [chunk async for chunk in stream]
         assert chunks[-1].usage is not None
-        async with client.chat.completions.stream(model="policy", messages=[USER], tools=TOOLS) as events:  # type: ignore[list-item]
+        async with client.chat.completions.stream(model="policy", messages=[USER], tools=TOOLS) as events:
             final = await events.get_final_completion()
     message = final.choices[0].message
     assert message.content == "Sum:"
@@ -298,9 +298,9 @@ async def test_a_session_key_on_another_session_is_403(world: World) -> None:
 
 
 async def test_the_sdk_raises_its_own_errors(world: World) -> None:
-    async with world.client() as client:
+    async with world.sdk() as client:
         with pytest.raises(openai.NotFoundError, match="nope"):
-            await client.chat.completions.create(model="nope", messages=[USER])  # type: ignore[list-item]
+            await client.chat.completions.create(model="nope", messages=[USER])
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(model="policy", messages=[])
         assert caught.value.param == "messages"

@@ -35,7 +35,7 @@ from tests.running_app import bearer
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"a":  17, "b": 25, "op": "+"}}\n</tool_call>'
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
-USER: dict[str, Any] = {"role": "user", "content": "What is 17 + 25?"}
+USER: Any = {"role": "user", "content": "What is 17 + 25?"}
 
 
 class FakeSwaps:
@@ -103,16 +103,14 @@ class World:
         async with self.store.database.read() as connection:
             return list((await connection.execute(select(SessionRow.__table__).order_by(SessionRow.id))).all())
 
-    def client(self, key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
-        """The real SDK on this application, without sockets."""
-        transport = httpx.ASGITransport(app=self.app)
-        return openai.AsyncOpenAI(
-            api_key=key or self.key,
-            base_url="http://proxy.test/v1",
-            max_retries=options.pop("max_retries", 0),
-            http_client=httpx.AsyncClient(transport=transport),
-            **options,
-        )
+    @asynccontextmanager
+    async def sdk(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+        """The real SDK, on a real connection."""
+        async with (
+            listening(self.app) as address,
+            openai.AsyncOpenAI(api_key=self.key, base_url=f"{address}/v1", **{"max_retries": 0, **options}) as client,
+        ):
+            yield client
 
 
 def output_ids(turn: Any) -> list[int]:

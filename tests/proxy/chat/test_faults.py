@@ -1,0 +1,190 @@
+"""Engines that fail, clients that leave: what is answered, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from proxy.chat import generation as generation_module
+from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, StoreUnavailable
+from proxy.tokens.template import ChatTemplate
+from proxy.trajectories.service import TurnRecord
+from tests.proxy.chat.world import USER, World, listening, open_world, output_ids, until
+from tests.running_app import bearer
+
+ASKED: dict[str, Any] = {"model": "policy", "messages": [USER]}
+
+
+async def recorded(world: World) -> Any:
+    """The one turn, once it is there."""
+    chat = world.app.state.chat
+    await until(lambda: not chat._running)
+    (turn,) = await world.turns()
+    return turn
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_the_generation_and_the_turn_is_kept(world: World, stream: bool) -> None:
+    world.engine.gate.clear()
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        url = f"{address}/v1/chat/completions"
+        call = asyncio.create_task(client.post(url, json={**ASKED, "stream": stream}))
+        await world.engine.held.wait()
+        call.cancel()
+        await until(lambda: bool(world.engine.aborted))
+        turn = await recorded(world)
+    assert world.engine.aborted[0] == turn.id
+    assert (turn.state, turn.finish_reason) == ("truncated", "length")
+    assert output_ids(turn) == world.answers[0][:-1]
+    assert turn.spans == [[0, 0, len(world.answers[0]) - 1]]
+
+
+async def test_the_sdks_time_out_is_a_client_that_leaves(world: World) -> None:
+    world.engine.gate.clear()
+    async with world.sdk(timeout=0.3) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(**ASKED)
+        await until(lambda: bool(world.engine.aborted))
+        assert (await recorded(world)).state == "truncated"
+
+
+async def test_a_truncated_answer_can_be_continued(world: World) -> None:
+    world.engine.gate.clear()
+    name = {"x-base-rl-session": "s"}
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key) | name) as client:
+        url = f"{address}/v1/chat/completions"
+        call = asyncio.create_task(client.post(url, json={**ASKED, "stream": True}))
+        await world.engine.held.wait()
+        call.cancel()
+        turn = await recorded(world)
+        world.engine.gate.set()
+        said = {"role": "assistant", "content": turn.response["choices"][0]["message"]["content"]}
+        await client.post(url, json={**ASKED, "messages": [USER, said, {"role": "user", "content": "Go on."}]})
+    assert [row.continuation for row in await world.turns()] == ["new", "exact"]
+
+
+async def test_an_engine_that_takes_no_notice_of_an_abort_is_cut_off(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_module, "ABORT_SECONDS", 0.05)
+    world.engine.deaf = True
+    world.engine.gate.clear()
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        call = asyncio.create_task(client.post(f"{address}/v1/chat/completions", json={**ASKED, "stream": True}))
+        await world.engine.held.wait()
+        call.cancel()
+        turn = await recorded(world)
+    assert (turn.state, output_ids(turn), turn.spans) == ("truncated", [], [])
+    assert turn.response["choices"][0]["message"]["content"] == "The answer is 42."
+
+
+async def test_a_client_that_leaves_while_it_waits_for_a_place_leaves_no_turn(
+    tmp_path: Path, template: ChatTemplate
+) -> None:
+    async with open_world(tmp_path, template, concurrency=1) as world:
+        world.engine.gate.clear()
+        first = asyncio.create_task(world.post({}))
+        await world.engine.held.wait()
+        async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+            second = asyncio.create_task(client.post(f"{address}/v1/chat/completions", json=ASKED))
+            await until(lambda: len(world.app.state.chat._running) == 2)
+            second.cancel()
+            await until(lambda: len(world.app.state.chat._running) == 1)
+        world.engine.gate.set()
+        assert (await first).status_code == 200
+        assert len(await world.turns()) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (EngineUnavailable("gone"), 503, "engine_unavailable"),
+        (EngineFailed("broken"), 502, "engine_failed"),
+        (EngineTimeout("silent"), 504, "engine_timeout"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_early_failure_has_its_status_and_leaves_no_turn(
+    world: World, error: Any, status: int, code: str, stream: bool
+) -> None:
+    world.engine.error = error
+    response = await world.post({"stream": stream})
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert ("retry-after" in response.headers) == (status == 503)
+    assert await world.turns() == []
+
+
+async def test_an_engine_that_is_down_is_503_and_serves_again_when_it_is_back(world: World) -> None:
+    world.engine.down = True
+    assert (await world.post({})).status_code == 503
+    world.engine.down = False
+    assert (await world.post({})).status_code == 200
+
+
+async def test_an_error_in_mid_stream_is_an_event_and_the_end(world: World) -> None:
+    world.engine.error, world.engine.error_after = EngineFailed("broken"), 3
+    response = await world.post({"stream": True})
+    assert response.status_code == 200
+    *_, last, rest = response.text.split("\n\n")
+    assert rest == ""
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "broken"
+    assert "[DONE]" not in response.text
+    turn = await recorded(world)
+    assert (turn.state, output_ids(turn)) == ("failed", [])
+    assert turn.response["choices"][0]["message"]["content"]
+
+
+async def test_the_sdk_raises_an_error_in_mid_stream(world: World) -> None:
+    world.engine.error, world.engine.error_after = EngineFailed("broken"), 3
+    async with world.sdk() as client:
+        stream = await client.chat.completions.create(**ASKED, stream=True)
+        with pytest.raises(openai.APIError, match="broken"):
+            _ = [chunk async for chunk in stream]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_cannot_be_stored_is_503(
+    world: World, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async def full(_record: TurnRecord) -> None:
+        raise StoreUnavailable("the disk is full")
+
+    monkeypatch.setattr(world.trajectories, "record", full)
+    response = await world.post({"stream": stream})
+    assert response.status_code == (200 if stream else 503)
+    assert "the disk is full" in response.text
+    assert '"finish_reason":"stop"' not in response.text
+
+
+async def test_pings_keep_a_silent_stream_alive(tmp_path: Path, template: ChatTemplate) -> None:
+    async with open_world(tmp_path, template, ping_seconds=0.02) as world:
+        world.engine.gate.clear()
+        lines: list[str] = []
+        async with (
+            listening(world.app) as address,
+            httpx.AsyncClient(headers=bearer(world.key)) as client,
+            client.stream("POST", f"{address}/v1/chat/completions", json={**ASKED, "stream": True}) as response,
+        ):
+            async for line in response.aiter_lines():
+                lines.append(line)
+                if lines.count(": ping") == 2:
+                    world.engine.gate.set()
+        assert lines.count(": ping") >= 2
+        assert "data: [DONE]" in lines
+
+
+async def test_the_sdk_reads_past_pings(tmp_path: Path, template: ChatTemplate) -> None:
+    async with open_world(tmp_path, template, ping_seconds=0.02) as world:
+        world.engine.gate.clear()
+        asyncio.get_running_loop().call_later(0.1, world.engine.gate.set)
+        async with world.sdk() as client:
+            stream = await client.chat.completions.create(**ASKED, stream=True)
+            chunks = [chunk async for chunk in stream]
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "The answer is 42."

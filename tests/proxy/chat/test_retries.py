@@ -1,0 +1,164 @@
+"""The same request sent again gets the same answer and makes no second turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.chat.service import ChatService
+from proxy.errors import EngineFailed
+from tests.proxy.chat.world import CALL, TOOLS, USER, World, listening, until
+from tests.running_app import bearer
+
+NAMED = {"x_base_rl_session": "job"}
+RETRY = {"x_stainless_retry_count": "1"}
+FIRST = {"x_stainless_retry_count": "0"}
+
+
+async def test_a_finished_call_is_answered_again_from_its_record(world: World) -> None:
+    first = await world.post({}, **NAMED, **FIRST)
+    again = await world.post({}, **NAMED, **RETRY)
+    assert again.json() == first.json()
+    for header in ("x-base-rl-turn", "x-base-rl-session"):
+        assert again.headers[header] == first.headers[header]
+    assert len(await world.turns()) == len(world.engine.requests) == 1
+
+
+async def test_a_running_call_is_waited_for(world: World) -> None:
+    world.engine.gate.clear()
+    first = asyncio.create_task(world.post({}, **NAMED, **FIRST))
+    await world.engine.held.wait()
+    again = asyncio.create_task(world.post({}, **NAMED, **RETRY))
+    (generation,) = world.app.state.chat._running
+    await until(lambda: generation._holders == 2)
+    world.engine.gate.set()
+    assert (await again).json() == (await first).json()
+    assert len(await world.turns()) == 1
+
+
+async def test_a_stream_sent_again_is_streamed_again(world: World) -> None:
+    world.say(f"Sum:\n{CALL}")
+    asked = {"stream": True, "tools": TOOLS, "stream_options": {"include_usage": True}}
+    first = await world.post(asked, **NAMED, **FIRST)
+    again = await world.post(asked, **NAMED, **RETRY)
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert first.text.split("\n\n")[-5:] == again.text.split("\n\n")[-5:], "call, finish, usage and end are the same"
+    assert "Sum:" in again.text
+    assert len(await world.turns()) == 1
+
+
+async def test_a_stream_sent_again_while_it_runs_comes_whole_when_it_is_done(world: World) -> None:
+    world.engine.gate.clear()
+    first = asyncio.create_task(world.post({"stream": True}, **NAMED, **FIRST))
+    await world.engine.held.wait()
+    again = asyncio.create_task(world.post({"stream": True}, **NAMED, **RETRY))
+    (generation,) = world.app.state.chat._running
+    await until(lambda: generation._holders == 2)
+    world.engine.gate.set()
+    await first
+    assert "The answer is 42." in (await again).text
+    assert (await again).text.endswith("data: [DONE]\n\n")
+    assert len(await world.turns()) == 1
+
+
+async def test_a_first_client_that_leaves_does_not_take_the_retry_along(world: World) -> None:
+    world.engine.gate.clear()
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        headers = {"x-base-rl-session": "job", "x-stainless-retry-count": "0"}
+        url, body = f"{address}/v1/chat/completions", {"model": "policy", "messages": [USER]}
+        first = asyncio.create_task(client.post(url, json=body, headers=headers))
+        await world.engine.held.wait()
+        again = asyncio.create_task(client.post(url, json=body, headers={**headers, "x-stainless-retry-count": "1"}))
+        (generation,) = world.app.state.chat._running
+        await until(lambda: generation._holders == 2)
+        first.cancel()
+        await until(lambda: generation._holders == 1)
+        world.engine.gate.set()
+        assert (await again).json()["choices"][0]["finish_reason"] == "stop"
+    assert world.engine.aborted == []
+    assert [turn.state for turn in await world.turns()] == ["complete"]
+
+
+@pytest.mark.parametrize("headers", [{}, FIRST])
+async def test_an_equal_call_that_is_no_retry_is_a_turn_of_its_own(world: World, headers: dict[str, str]) -> None:
+    for _ in range(2):
+        await world.post({}, **NAMED, **headers)
+    assert len(await world.turns()) == 2
+
+
+async def test_a_retry_of_what_was_never_seen_or_differs_is_a_turn_of_its_own(world: World) -> None:
+    await world.post({}, **NAMED, **RETRY)
+    await world.post({"seed": 1}, **NAMED, **RETRY)
+    await world.post({}, x_base_rl_session="other job", **RETRY)
+    assert len(await world.turns()) == 3
+
+
+async def test_a_retry_of_a_failed_call_is_a_new_attempt(world: World) -> None:
+    world.engine.error = EngineFailed("broken")
+    assert (await world.post({}, **NAMED, **FIRST)).status_code == 502
+    world.engine.error = None
+    assert (await world.post({}, **NAMED, **RETRY)).status_code == 200
+
+
+async def test_an_old_answer_is_forgotten(world: World) -> None:
+    await world.post({}, **NAMED, **FIRST)
+    world.store.clock.now += 601
+    await world.post({}, **NAMED, **RETRY)
+    assert len(await world.turns()) == 2
+
+
+async def test_an_idempotency_key_answers_once_even_without_a_named_session(world: World) -> None:
+    responses = await asyncio.gather(*(world.post({}, idempotency_key="k-1") for _ in range(4)))
+    assert len({response.json()["id"] for response in responses}) == 1
+    (turn,) = await world.turns()
+    assert turn.idempotency_key == "k-1"
+    assert len(await world.sessions()) == 1
+
+
+async def test_an_idempotency_key_outlives_the_proxy(world: World) -> None:
+    first = await world.post({}, **NAMED, idempotency_key="k-1")
+    old: ChatService = world.app.state.chat
+    world.app.state.chat = ChatService(
+        settings=world.app.state.settings,
+        template=world.template,
+        runs=world.store.runs,
+        sessions=world.store.sessions,
+        trajectories=world.trajectories,
+        swaps=world.swaps,
+        engine=world.engine,
+        clock=world.store.clock,
+    )
+    assert old is not world.app.state.chat
+    assert (await world.post({}, **NAMED, idempotency_key="k-1")).json() == first.json()
+    assert len(await world.turns()) == 1
+
+
+async def test_an_idempotency_key_for_another_request_is_refused(world: World) -> None:
+    await world.post({}, idempotency_key="k-1")
+    response = await world.post({"seed": 2}, idempotency_key="k-1")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "Idempotency-Key")
+
+
+async def test_the_sdk_retries_and_is_answered_once(world: World) -> None:
+    """The first attempt's answer is lost on the way; the SDK asks again."""
+    lost: list[Any] = []
+
+    async def losing(scope: Any, receive: Any, send: Any) -> None:
+        async def lose_first(message: Any) -> None:
+            if message["type"] == "http.response.start" and not lost:
+                lost.append(message)
+                message = {**message, "status": 500}
+            await send(message)
+
+        await app(scope, receive, lose_first)
+
+    app, world.app = world.app, losing  # type: ignore[assignment]
+    async with world.sdk(max_retries=2, default_headers={"x-base-rl-session": "job"}) as client:
+        answer = await client.chat.completions.create(model="policy", messages=[USER])
+    world.app = app
+    assert answer.choices[0].message.content == "The answer is 42."
+    assert lost
+    assert [turn.id for turn in await world.turns()] == [answer.id]
