@@ -87,12 +87,9 @@ class Learner:
         )
 
     def update(self, micro_batches: Sequence[MicroBatch], denominator: int) -> Outcome:
-        """Forward, backward and one step. Each rank takes every `size`-th micro-batch, and idle ones at the end, so
-        that all take part in the same collectives."""
+        """Forward, backward and one step, shared by the ranks."""
         ranks = self._ranks
-        rounds = math.ceil(len(micro_batches) / ranks.size)
-        mine = list(micro_batches[ranks.rank :: ranks.size])
-        mine += [idle_micro_batch()] * (rounds - len(mine))
+        mine = self._share(micro_batches, learns=True) + self._share(micro_batches, learns=False)
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         records = []
@@ -118,15 +115,24 @@ class Learner:
             tokens=TokenRecord.concatenate([tokens for _, tokens in gathered]) if gathered else None,
         )
 
+    def _share(self, micro_batches: Sequence[MicroBatch], *, learns: bool) -> list[MicroBatch]:
+        """Every `size`-th micro-batch of a kind, and an idle one at the end where others have one more: all ranks
+        must take part in the same collectives."""
+        rank, size = self._ranks.rank, self._ranks.size
+        kind = [micro_batch for micro_batch in micro_batches if micro_batch.learns is learns]
+        mine = kind[rank::size]
+        return mine + [idle_micro_batch(learns)] * (math.ceil(len(kind) / size) - len(mine))
+
     def _accumulate(self, batch: MicroBatch, denominator: int) -> tuple[float, TokenRecord]:
-        """Adds a micro-batch's gradient.
+        """Adds a micro-batch's gradient, if it has one.
 
         With one step per batch the weights at its start are those of this very forward pass, so the recomputed
         proximal policy is the current one without its gradient.
         """
-        logprobs_N, entropy_N = self.model(
-            batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
-        )
+        with torch.set_grad_enabled(batch.learns):
+            logprobs_N, entropy_N = self.model(
+                batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
+            )
         current_N = logprobs_N.detach()
         proximal_N = current_N
         if self._algorithm.proximal is Proximal.LOGLINEAR:
@@ -138,7 +144,8 @@ class Learner:
             advantages_N=batch.advantages_N,
         )
         result = decoupled_policy_loss(inputs, self._clip, self._algorithm.importance_cap, denominator)
-        torch.autograd.backward(result.loss)
+        if batch.learns:
+            torch.autograd.backward(result.loss)
         record = TokenRecord(
             logprobs_N=current_N.cpu(),
             behaviour_N=batch.behaviour_N.cpu(),

@@ -21,8 +21,11 @@ from trainer.intake.sequences import TrainingSequence
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """What one forward and backward takes. Per trained token: `predictor_N` is where it is predicted, an index into
-    the flattened BT (the position before its own); `trajectory_N` indexes the batch; `staleness_N` is in versions."""
+    the flattened BT (the position before its own); `trajectory_N` indexes the batch; `staleness_N` is in versions.
 
+    `learns` false: every advantage is zero, so a forward pass for the record is all that it takes."""
+
+    learns: bool
     input_ids_BT: Tensor
     position_ids_BT: Tensor
     predictor_N: Tensor
@@ -34,7 +37,8 @@ class MicroBatch:
     trajectory_N: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
+        tensors = {name: getattr(self, name).to(device) for name in self.__slots__ if name != "learns"}
+        return MicroBatch(learns=self.learns, **tensors)
 
 
 def pack(
@@ -43,13 +47,21 @@ def pack(
     sequences: Sequence[TrainingSequence],
     settings: BatchSettings,
 ) -> list[MicroBatch]:
-    """The micro-batches of a batch. `advantages[i][t]` belongs to turn t of trajectory i."""
-    rows = pack_rows([len(sequence.ids) for sequence in sequences], settings.row_tokens)
-    lengths = [sum(len(sequences[index].ids) for index in row) for row in rows]
-    return [
-        _micro_batch(batch, advantages, [[sequences[index] for index in rows[row]] for row in part])
-        for part in split_rows(lengths, settings.max_tokens_per_microbatch)
-    ]
+    """The micro-batches of a batch. `advantages[i][t]` belongs to turn t of trajectory i.
+
+    Sequences that teach something and sequences that do not are packed apart.
+    """
+    kinds: dict[bool, list[TrainingSequence]] = {True: [], False: []}
+    for sequence in sequences:
+        kinds[any(advantages[sequence.trajectory][span.turn] for span in sequence.spans)].append(sequence)
+    micro_batches = []
+    for learns, kind in kinds.items():
+        rows = pack_rows([len(sequence.ids) for sequence in kind], settings.row_tokens)
+        lengths = [sum(len(kind[index].ids) for index in row) for row in rows]
+        for part in split_rows(lengths, settings.max_tokens_per_microbatch):
+            packed = [[kind[index] for index in rows[row]] for row in part]
+            micro_batches.append(_micro_batch(batch, advantages, packed, learns))
+    return micro_batches
 
 
 def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
@@ -87,14 +99,17 @@ def split_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return parts
 
 
-def idle_micro_batch() -> MicroBatch:
-    """A micro-batch that trains nothing: a rank without work takes part in the collectives of its peers with it."""
+def idle_micro_batch(learns: bool) -> MicroBatch:
+    """A micro-batch without tokens: a rank without work takes part in the collectives of its peers with it."""
     nothing = Batch(trajectories=(), groups=(), base_version=0)
-    return _micro_batch(nothing, (), [[TrainingSequence(trajectory=0, ids=(0,), spans=())]])
+    return _micro_batch(nothing, (), [[TrainingSequence(trajectory=0, ids=(0,), spans=())]], learns)
 
 
 def _micro_batch(
-    batch: Batch, advantages: Sequence[Sequence[float]], rows: Sequence[Sequence[TrainingSequence]]
+    batch: Batch,
+    advantages: Sequence[Sequence[float]],
+    rows: Sequence[Sequence[TrainingSequence]],
+    learns: bool,
 ) -> MicroBatch:
     width = max(sum(len(sequence.ids) for sequence in row) for row in rows)
     ids: list[int] = []
@@ -127,6 +142,7 @@ def _micro_batch(
         ids.extend([0] * padding)
         positions.extend(range(padding))
     return MicroBatch(
+        learns=learns,
         input_ids_BT=torch.tensor(ids).view(len(rows), width),
         position_ids_BT=torch.tensor(positions).view(len(rows), width),
         predictor_N=torch.tensor(predictors, dtype=torch.long),

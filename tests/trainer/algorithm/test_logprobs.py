@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.algorithm.logprobs import token_logprobs
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
+def test_chunks_change_neither_values_nor_gradients(chunk_tokens: int) -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(8, 50, bias=True).double()
+    hidden = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 50, (11,))
+    temperature = torch.rand(11) + 0.5
+    logits = head(hidden) / temperature[:, None]
+    wanted = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    wanted_gradients = torch.autograd.grad(wanted.square().sum(), [hidden, head.weight])
+
+    found, found_entropy = token_logprobs(head, hidden, targets, temperature, 50, logits_per_chunk=50 * chunk_tokens)
+    gradients = torch.autograd.grad(found.square().sum(), [hidden, head.weight])
+    torch.testing.assert_close(found, wanted.float(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found_entropy, entropy.float(), atol=1e-5, rtol=1e-5)
+    for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
+        torch.testing.assert_close(gradient, wanted_gradient, atol=1e-4, rtol=1e-4)
+    assert not found_entropy.requires_grad
+
+
+def test_no_more_than_a_chunk_of_logits_is_ever_made() -> None:
+    sizes: list[int] = []
+    weight = torch.randn(50, 8, requires_grad=True)
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(hidden.shape[0])
+        return hidden @ weight.T
+
+    found, _ = token_logprobs(head, torch.randn(10, 8), torch.arange(10), torch.ones(10), 50, logits_per_chunk=150)
+    found.sum().backward()  # type: ignore[no-untyped-call]
+    assert max(sizes) == 3
+    assert sum(sizes) == 20  # forward, and once more for the backward pass
+    assert weight.grad is not None

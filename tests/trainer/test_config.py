@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.algorithm.presets import PRESETS, resolve
+from trainer.config import AlgorithmSettings, Baseline, Scale, load_settings, parse_assignment
+from trainer.errors import ConfigurationError
+
+FILE = """
+[run]
+name = "calculator"
+
+[server]
+data_dir = "/srv/base-rl"
+
+[trainer]
+seed = 3
+batch = { trajectories = 64 }
+
+[trainer.algorithm]
+clip_low = 0.1
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_precedence_is_command_line_environment_file_default(file: Path) -> None:
+    environment = {"BASE_RL_TRAINER__SEED": "4", "BASE_RL_TRAINER__BATCH__AT_LEAST": "3", "BASE_RL_SERVER__PORT": "1"}
+    settings = load_settings(file, {"seed": 5}, environment)
+    assert settings.seed == 5
+    assert (settings.batch.trajectories, settings.batch.at_least, settings.batch.max_staleness) == (64, 3, 4)
+
+
+def test_run_and_directory_follow_the_proxys_sections(file: Path) -> None:
+    settings = load_settings(file, None, {})
+    assert settings.run == "calculator"
+    assert settings.weights.directory == Path("/srv/base-rl/weights")
+    assert load_settings(file, {"run": "other"}, {"BASE_RL_SERVER__DATA_DIR": "/x"}).weights.directory == Path(
+        "/x/weights"
+    )
+
+
+def test_lists_and_null_from_the_environment(file: Path) -> None:
+    environment = {"BASE_RL_TRAINER__OPTIMIZER__BETAS": "[0.8, 0.9]", "BASE_RL_TRAINER__THREADS": "null"}
+    settings = load_settings(file, None, environment)
+    assert settings.optimizer.betas == (0.8, 0.9)
+    assert settings.threads is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"btach": {}}, "trainer.btach: no such option"),
+        ({"batch": {"size": 3}}, "trainer.batch.size: no such option"),
+        ({"precision": "half"}, "trainer.precision: Input should be 'float32' or 'bfloat16'"),
+        ({"algorithm": {"baseline": "mean"}}, "trainer.algorithm.baseline: Input should be 'group_mean'"),
+        ({"batch": {"trajectories": 2, "at_least": 3}}, "at_least (3) cannot exceed trajectories (2)"),
+        ({"batch": {"row_tokens": 99999}}, "row_tokens (99999) cannot exceed max_tokens_per_microbatch"),
+        ({"algorithm": {"reward": {"low": 1.0, "high": 0.0}}}, "low (1.0) must be below high (0.0)"),
+        ({"weights": {"type": "tensors"}}, "trainer.weights.type: Input should be 'disk'"),
+        ({"optimizer": {"learning_rate": 0}}, "trainer.optimizer.learning_rate: Input should be greater than 0"),
+    ],
+)
+def test_a_wrong_key_is_named_with_what_it_accepts(overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(None, overrides, {})
+    assert message in str(raised.value)
+
+
+def test_the_environment_cannot_name_what_does_not_exist() -> None:
+    with pytest.raises(ConfigurationError, match=r"trainer\.batch\.sise: no such option"):
+        load_settings(None, None, {"BASE_RL_TRAINER__BATCH__SISE": "1"})
+
+
+@pytest.mark.parametrize("content", ["trainer = 3", "[trainer", None])
+def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "run.toml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigurationError):
+        load_settings(path, None, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"preset": "ppg"}, "'ppg' is not one of: grpo"),
+        ({"baseline": "none"}, "group_std divides by the spread"),
+        ({"baseline": "running_mean", "scale": "group_std"}, "group_std divides by the spread"),
+        ({"dual_clip": 1.2}, "must be above 1 \\+ clip_high"),
+    ],
+)
+def test_contradictory_parts_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        resolve(AlgorithmSettings.model_validate(values))
+
+
+def test_any_part_of_a_preset_can_be_replaced() -> None:
+    algorithm = resolve(AlgorithmSettings(baseline=Baseline.LEAVE_ONE_OUT, scale=Scale.NONE, clip_high=0.3))
+    assert (algorithm.baseline, algorithm.scale, algorithm.clip_high) == ("leave_one_out", "none", 0.3)
+    assert algorithm.clip_low == PRESETS["grpo"].clip_low
+
+
+def test_the_config_hash_is_of_what_the_weights_depend_on() -> None:
+    base = load_settings(None, {}, {})
+    assert load_settings(None, {"proxy_url": "http://x", "api_key": "k", "threads": 3}, {}).config_hash() == (
+        base.config_hash()
+    )
+    assert load_settings(None, {"optimizer": {"eps": 1e-6}}, {}).config_hash() != base.config_hash()
+
+
+def test_assignments_of_the_command_line() -> None:
+    assert parse_assignment("batch.trajectories=64") == {"batch": {"trajectories": "64"}}
+    assert parse_assignment("optimizer.betas=[0.5, 0.6]") == {"optimizer": {"betas": [0.5, 0.6]}}
+    with pytest.raises(ConfigurationError):
+        parse_assignment("batch.trajectories")
+
+
+def test_dry_run_prints_the_resolved_configuration_without_secrets(file: Path) -> None:
+    command = [sys.executable, "-m", "trainer", "--config", str(file), "--dry-run", "--set", "api_key=rl-secret"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    printed = json.loads(done.stdout)
+    assert printed["algorithm"]["baseline"] == "group_mean"
+    assert printed["algorithm"]["clip_low"] == 0.1
+    assert printed["batch"]["trajectories"] == 64
+    assert "rl-secret" not in done.stdout
+
+
+def test_a_wrong_configuration_ends_with_status_2(file: Path) -> None:
+    command = [sys.executable, "-m", "trainer", "--config", str(file), "--set", "algorithm.scale=mean"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "trainer.algorithm.scale: Input should be 'group_std', 'batch_std' or 'none'" in done.stderr
