@@ -114,6 +114,13 @@ class Scheduler:
         if label is not None:
             self.weight_label = label
 
+    def flush(self) -> bool:
+        """Gives the cache's memory back; False, with nothing done, while requests run or wait."""
+        if self._running or self._waiting:
+            return False
+        self.model.cache.clear()
+        return True
+
     def load_counts(self) -> dict[str, int]:
         return {"running": len(self._running), "waiting": len(self._waiting)}
 

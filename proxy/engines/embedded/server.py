@@ -185,10 +185,8 @@ class EmbeddedEngine:
         return Response(status_code=200)
 
     async def flush_cache(self, request: Request) -> Response:
-        counts = await self.between_steps(self.scheduler.load_counts)
-        if any(counts.values()):
+        if not await self.between_steps(self.scheduler.flush):
             return Response("Flush cache failed: requests are running or waiting.\n", status_code=400)
-        await self.between_steps(self.model.cache.clear)
         return Response("Cache flushed.\n")
 
     async def model_info(self, request: Request) -> Response:
