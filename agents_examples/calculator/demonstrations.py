@@ -1,0 +1,76 @@
+"""Demonstrations for the warm start: conversations as the agent has them with a model, right and mediocre ones."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import random
+from enum import StrEnum
+from typing import Any
+
+from agents_examples.calculator.tasks import OPERATIONS, Problem, calculate, random_problem
+
+Message = dict[str, Any]
+
+
+class Habit(StrEnum):
+    """What a demonstrator does with a problem. Only `RIGHT` earns the reward, but for a lucky guess."""
+
+    RIGHT = "right"
+    GUESS = "guess"
+    """Answers a random number without the tool."""
+    BROKEN_CALL = "broken_call"
+    """Forgets to close the JSON of the call."""
+    OTHER_OPERATION = "other_operation"
+    IGNORED_RESULT = "ignored_result"
+
+
+Mixture = dict[Habit, float]
+
+ALL_RIGHT: Mixture = {Habit.RIGHT: 1.0}
+MEDIOCRE: Mixture = {
+    Habit.RIGHT: 0.20,
+    Habit.GUESS: 0.58,
+    Habit.BROKEN_CALL: 0.11,
+    Habit.OTHER_OPERATION: 0.03,
+    Habit.IGNORED_RESULT: 0.08,
+}
+"""The guess is the most frequent habit, so that greedy decoding does not find the right one before learning did.
+Few wrong operations: with many of them the warm start forgets how to read the operation, and learning stalls."""
+
+
+def demonstrate(rng: random.Random, mixture: Mixture, count: int) -> list[list[Message]]:
+    """Conversations about random problems, in which every habit has its share of the mixture to within one."""
+    offset = rng.random()
+    habits = list(mixture)
+    ends = list(itertools.accumulate(mixture.values()))
+    shares = [(index + offset) / count * ends[-1] for index in range(count)]
+    drawn = [habits[min(bisect.bisect_right(ends, share), len(habits) - 1)] for share in shares]
+    return [conversation(random_problem(rng), habit, rng) for habit in drawn]
+
+
+def conversation(problem: Problem, habit: Habit, rng: random.Random) -> list[Message]:
+    """The messages from the question to the last answer, in the shape in which the agent sends them."""
+    question = {"role": "user", "content": problem.question}
+    if habit is Habit.GUESS:
+        return [question, _says(f"The answer is {rng.randrange(10 ** rng.randint(1, 4))}.")]
+    arguments = {"a": problem.a, "b": problem.b, "op": problem.op}
+    if habit is Habit.BROKEN_CALL:
+        unclosed = json.dumps({"name": "calculator", "arguments": arguments})[:-2]
+        return [question, _says(f"<tool_call>\n{unclosed}\n</tool_call>")]
+    if habit is Habit.OTHER_OPERATION:
+        arguments["op"] = rng.choice([op for op in OPERATIONS if op != problem.op])
+    call = json.dumps(arguments)
+    result = calculate(call)
+    last = "I do not know." if habit is Habit.IGNORED_RESULT else f"The answer is {result}."
+    return [question, _calls(call), {"role": "tool", "tool_call_id": "call_0", "content": result}, _says(last)]
+
+
+def _says(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _calls(arguments: str) -> Message:
+    function = {"name": "calculator", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "call_0", "type": "function", "function": function}]}

@@ -1,0 +1,93 @@
+"""What the agent is asked, the tool it may use, and how its answers are marked."""
+
+from __future__ import annotations
+
+import json
+import operator
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionFunctionToolParam
+
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+PHRASINGS = ("What is {}?", "Compute {}.", "Please work out {}.")
+LARGEST_OPERAND = 99
+
+CALCULATOR: ChatCompletionFunctionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Works out a op b.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer"},
+                "b": {"type": "integer"},
+                "op": {"type": "string", "enum": ["+", "-", "*"]},
+            },
+            "required": ["a", "b", "op"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Two operands from 0 to 99, one of + - *, and the phrasing of the question."""
+
+    a: int
+    op: str
+    b: int
+    phrasing: str = PHRASINGS[0]
+
+    @property
+    def expression(self) -> str:
+        return f"{self.a} {self.op} {self.b}"
+
+    @property
+    def question(self) -> str:
+        return self.phrasing.format(self.expression)
+
+    @property
+    def result(self) -> int:
+        return int(OPERATIONS[self.op](self.a, self.b))
+
+
+def random_problem(rng: random.Random) -> Problem:
+    """One problem, every operand, operation and phrasing equally likely."""
+    return Problem(
+        a=rng.randint(0, LARGEST_OPERAND),
+        op=rng.choice(list(OPERATIONS)),
+        b=rng.randint(0, LARGEST_OPERAND),
+        phrasing=rng.choice(PHRASINGS),
+    )
+
+
+def problems(seed: int) -> Iterator[Problem]:
+    """Endlessly many problems; the same seed gives the same ones."""
+    rng = random.Random(seed)
+    while True:
+        yield random_problem(rng)
+
+
+def calculate(arguments: str) -> str:
+    """The tool: the result of a call's JSON arguments, or text that starts with `error` and says what is wrong."""
+    try:
+        call = json.loads(arguments)
+    except ValueError:
+        return "error: the arguments are not JSON"
+    if not isinstance(call, dict) or call.keys() != {"a", "b", "op"}:
+        return "error: the arguments are an object with a, b and op"
+    if type(call["a"]) is not int or type(call["b"]) is not int:
+        return "error: a and b are integers"
+    if not isinstance(call["op"], str) or call["op"] not in OPERATIONS:
+        return "error: op is one of + - *"
+    return str(OPERATIONS[call["op"]](call["a"], call["b"]))
+
+
+def score(problem: Problem, answer: str) -> float:
+    """1.0 for exactly `The answer is N.` with the right N, else 0.0; white space around it does not matter."""
+    return float(answer.strip() == f"The answer is {problem.result}.")
