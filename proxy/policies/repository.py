@@ -1,0 +1,176 @@
+"""Rows of policy versions, with what their commits consume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, case, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.contract.claim import CommitRequest
+from proxy.contract.identifiers import ClaimId, RunId
+from proxy.contract.policy import VersionState
+from proxy.database.lifecycle import TrainingState
+from proxy.database.tables import ClaimedSessionRow, ClaimRow, PolicyVersionRow, RunRow, SessionRow
+from proxy.errors import Conflict
+
+AnyRow = Row[*tuple[Any, ...]]
+
+_LEASED = "leased"
+_COMMITTED = "committed"
+
+
+def storable(value: Any) -> Any:
+    """As JSON can hold it: numbers that are not finite become null, which is unknown."""
+    builtin = msgspec.to_builtins(value)
+    if isinstance(builtin, float):
+        return builtin if math.isfinite(builtin) else None
+    if isinstance(builtin, dict):
+        return {key: storable(item) for key, item in builtin.items()}
+    if isinstance(builtin, list | tuple):
+        return [storable(item) for item in builtin]
+    return builtin
+
+
+class VersionRepository:
+    """Reads and writes of one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def run(self, run_id: str, *, lock: bool = False) -> AnyRow:
+        """Name, base model, head and serving version. With `lock`, nobody else claims or commits meanwhile."""
+        statement = select(RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version)
+        statement = statement.where(RunRow.id == run_id)
+        return (await self._connection.execute(statement.with_for_update() if lock else statement)).one()
+
+    async def version(self, run_id: str, version: int) -> AnyRow:
+        statement = select(PolicyVersionRow.__table__).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
+        )
+        return (await self._connection.execute(statement)).one()
+
+    async def versions(self, run_id: str) -> list[AnyRow]:
+        """Newest first, without their audits."""
+        return list((await self._connection.execute(_VERSIONS.where(PolicyVersionRow.run_id == run_id))).all())
+
+    async def committed_as(self, run_id: str, claim_ids: Sequence[ClaimId], sha256: str) -> int | None:
+        """The version that just these claims made with just these weights, if there is one."""
+        statement = (
+            select(PolicyVersionRow.version, PolicyVersionRow.claim_ids)
+            .join(
+                ClaimRow,
+                (ClaimRow.run_id == PolicyVersionRow.run_id)
+                & (ClaimRow.committed_version == PolicyVersionRow.version),
+            )
+            .where(ClaimRow.id == claim_ids[0], ClaimRow.run_id == run_id, PolicyVersionRow.weights_sha256 == sha256)
+        )
+        row = (await self._connection.execute(statement)).one_or_none()
+        return row.version if row is not None and set(row.claim_ids) == set(claim_ids) else None
+
+    async def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
+        """Those that are not this run's, or not leased any more, or past their lease."""
+        statement = (
+            select(ClaimRow.id)
+            .where(
+                ClaimRow.id.in_(claim_ids),
+                ClaimRow.run_id == run_id,
+                ClaimRow.state == _LEASED,
+                ClaimRow.lease_expires_at > now,
+            )
+            .with_for_update()
+        )
+        live = set((await self._connection.execute(statement)).scalars())
+        return [claim_id for claim_id in claim_ids if claim_id not in live]
+
+    async def insert_version(self, run_id: RunId, version: int, request: CommitRequest, *, now: float) -> None:
+        """Raises Conflict if the version exists."""
+        weights, step = request.weights, request.step
+        try:
+            await self._connection.execute(
+                insert(PolicyVersionRow).values(
+                    run_id=run_id,
+                    version=version,
+                    parent_version=request.parent_version,
+                    state=VersionState.COMMITTED.value,
+                    weights_uri=weights.uri,
+                    weights_format=weights.format.value,
+                    weights_sha256=weights.sha256,
+                    weights_bytes=weights.bytes,
+                    claim_ids=list(request.claim_ids),
+                    config_hash=step.config_hash,
+                    seed=step.seed,
+                    metrics=storable(step.metrics),
+                    audit=storable(step.audit),
+                    created_at=now,
+                )
+            )
+        except IntegrityError as error:
+            raise Conflict(f"version {version} has been committed by somebody else") from error
+
+    async def consume(self, run_id: str, claim_ids: Sequence[ClaimId], version: int) -> int:
+        """The claims and their sessions belong to `version` from now on, which is the head. How many sessions.
+
+        Raises Conflict unless every session that was handed out is still leased.
+        """
+        claims = ClaimRow.id.in_(claim_ids)
+        await self._connection.execute(
+            update(ClaimRow).where(claims).values(state=_COMMITTED, committed_version=version)
+        )
+        consumed = await self._connection.execute(
+            update(SessionRow)
+            .where(SessionRow.claim_id.in_(claim_ids), SessionRow.training == TrainingState.LEASED.value)
+            .values(training=TrainingState.CONSUMED.value, consumed_by=version)
+        )
+        handed_out = (
+            await self._connection.execute(
+                select(func.count()).select_from(ClaimedSessionRow).where(ClaimedSessionRow.claim_id.in_(claim_ids))
+            )
+        ).scalar_one()
+        if consumed.rowcount != handed_out:
+            raise Conflict(f"of {handed_out} claimed sessions only {consumed.rowcount} are still leased")
+        await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=version))
+        return int(handed_out)
+
+    async def mark_served(self, run_id: str, version: int, *, swap_seconds: float | None, now: float) -> None:
+        """`version` is what the engine holds. Earlier ones are retired, those that were skipped as well."""
+        of_run = PolicyVersionRow.run_id == run_id
+        await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(serving_version=version))
+        await self._connection.execute(
+            update(PolicyVersionRow)
+            .where(of_run, PolicyVersionRow.version < version, PolicyVersionRow.state != VersionState.RETIRED.value)
+            .values(state=VersionState.RETIRED.value)
+        )
+        await self._connection.execute(
+            update(PolicyVersionRow)
+            .where(of_run, PolicyVersionRow.version > version, PolicyVersionRow.state == VersionState.SERVING.value)
+            .values(state=VersionState.COMMITTED.value)
+        )
+        await self._connection.execute(
+            update(PolicyVersionRow)
+            .where(of_run, PolicyVersionRow.version == version)
+            .values(
+                state=VersionState.SERVING.value,
+                served_at=case((PolicyVersionRow.served_at.is_(None), now), else_=PolicyVersionRow.served_at),
+                swap_seconds=swap_seconds,
+            )
+        )
+
+
+_VERSIONS = select(
+    PolicyVersionRow.version,
+    PolicyVersionRow.parent_version,
+    PolicyVersionRow.state,
+    PolicyVersionRow.weights_uri,
+    PolicyVersionRow.weights_format,
+    PolicyVersionRow.weights_sha256,
+    PolicyVersionRow.weights_bytes,
+    PolicyVersionRow.metrics,
+    PolicyVersionRow.created_at,
+    PolicyVersionRow.served_at,
+    PolicyVersionRow.swap_seconds,
+).order_by(PolicyVersionRow.version.desc())

@@ -1,0 +1,142 @@
+"""Policy versions: which is the head, and the commit that makes the next one and consumes its trajectories."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import msgspec
+
+from proxy.clock import Clock
+from proxy.contract.claim import CommitReply, CommitRequest
+from proxy.contract.policy import Head, VersionState, WeightsFormat, WeightsReference
+from proxy.database.events import append_event
+from proxy.database.signals import Signals
+from proxy.database.unit_of_work import Database
+from proxy.errors import Conflict, InvalidRequest
+from proxy.policies.repository import AnyRow, VersionRepository, storable
+from proxy.policies.weights import verify_weights
+from proxy.runs.service import RunView
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class VersionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A version as people list it. `weights` is None for the base model; times are seconds since the epoch."""
+
+    version: int
+    parent: int | None
+    state: VersionState
+    weights: WeightsReference | None
+    metrics: dict[str, float | None]
+    created_at: float
+    served_at: float | None
+    swap_seconds: float | None
+
+
+class VersionService:
+    """The chain of versions of every run."""
+
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
+        self._database = database
+        self._clock = clock
+        self._signals = signals
+
+    async def head(self, run: RunView) -> Head:
+        """What the trainer continues from."""
+        async with self._database.read() as connection:
+            repository = VersionRepository(connection)
+            row = await repository.run(run.id)
+            version = await repository.version(run.id, row.head_version)
+        return Head(
+            run_id=run.id,
+            run_name=row.name,
+            version=row.head_version,
+            base_model=row.base_model,
+            weights=_weights(version),
+        )
+
+    async def list_(self, run: RunView) -> list[VersionView]:
+        """All versions, newest first."""
+        async with self._database.read() as connection:
+            rows = await VersionRepository(connection).versions(run.id)
+        return [
+            VersionView(
+                version=row.version,
+                parent=row.parent_version,
+                state=VersionState(row.state),
+                weights=_weights(row),
+                metrics=row.metrics,
+                created_at=row.created_at,
+                served_at=row.served_at,
+                swap_seconds=row.swap_seconds,
+            )
+            for row in rows
+        ]
+
+    async def commit(self, run: RunView, request: CommitRequest) -> CommitReply:
+        """Makes the next version and consumes the claims' trajectories, both or neither.
+
+        The same claims with the same weights again: the same answer. Raises Conflict when the parent is not the
+        head or a claim's lease has passed, InvalidRequest for weights that are not there.
+
+        A lease that has passed is not honoured even where nobody has taken the trajectories since: whether a commit
+        is accepted then does not depend on who happened to look meanwhile.
+        """
+        _check(request)
+        async with self._database.read() as connection:
+            repeated = await _repetition(VersionRepository(connection), run, request)
+        if repeated is not None:
+            return repeated
+        await asyncio.to_thread(verify_weights, request.weights)
+        async with self._database.write() as connection:
+            repository = VersionRepository(connection)
+            head = (await repository.run(run.id, lock=True)).head_version
+            repeated = await _repetition(repository, run, request)
+            if repeated is not None:
+                return repeated
+            if request.parent_version != head:
+                raise Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
+            now = self._clock()
+            dead = await repository.dead_claims(run.id, request.claim_ids, now)
+            if dead:
+                raise Conflict(f"no live lease for {', '.join(dead)}", param="claim_ids")
+            version = head + 1
+            await repository.insert_version(run.id, version, request, now=now)
+            sessions = await repository.consume(run.id, request.claim_ids, version)
+            data = {
+                "version": version,
+                "parent": head,
+                "claims": len(request.claim_ids),
+                "sessions": sessions,
+                "metrics": storable(request.step.metrics),
+            }
+            await append_event(connection, run_id=run.id, kind="version.committed", data=data, now=now)
+        self._signals.versions.notify()
+        self._signals.events.notify()
+        return CommitReply(version=version, repeated=False)
+
+
+async def _repetition(repository: VersionRepository, run: RunView, request: CommitRequest) -> CommitReply | None:
+    version = await repository.committed_as(run.id, request.claim_ids, request.weights.sha256)
+    return None if version is None else CommitReply(version=version, repeated=True)
+
+
+def _check(request: CommitRequest) -> None:
+    if not request.claim_ids:
+        raise InvalidRequest("a commit names the claims that it consumes", param="claim_ids")
+    if len(set(request.claim_ids)) != len(request.claim_ids):
+        raise InvalidRequest("a claim is named twice", param="claim_ids")
+    if not _SHA256.fullmatch(request.weights.sha256):
+        raise InvalidRequest("weights.sha256 is 64 hexadecimal digits in lower case", param="weights.sha256")
+
+
+def _weights(row: AnyRow) -> WeightsReference | None:
+    if row.weights_uri is None:
+        return None
+    return WeightsReference(
+        uri=row.weights_uri,
+        format=WeightsFormat(row.weights_format),
+        sha256=row.weights_sha256,
+        bytes=row.weights_bytes,
+    )

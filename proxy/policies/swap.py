@@ -1,0 +1,263 @@
+"""Brings the engine to the head version of the run, and says what it serves.
+
+One loop. It waits for `signals.versions` (a commit) or for the health interval, whichever is first; then it asks the
+engine what it holds, and swaps if that is not the head. So a restarted engine, a commit that another process made
+and a swap that failed are all the same case: what is loaded is not what should be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from proxy.clock import Clock
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import parse_weight_label, weight_label
+from proxy.database.events import append_event
+from proxy.database.signals import Signals
+from proxy.database.unit_of_work import Database
+from proxy.engines.interface import Engine, EngineInfo, PauseMode
+from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, StoreUnavailable
+from proxy.log import logger
+from proxy.policies.repository import VersionRepository
+from proxy.runs.service import RunView
+
+_INFO_SECONDS = 10.0
+_RESUME_SECONDS = 5.0
+_RESUME_ATTEMPTS = 5
+_MISSES_TO_BE_LOST = 3
+_LONGEST_BACKOFF_SECONDS = 60.0
+
+_ENGINE_ERRORS = (EngineFailed, EngineUnavailable, EngineTimeout, TimeoutError)
+
+_LOG = logger(__name__)
+
+
+class SwapObserver(Protocol):
+    """Hears of swaps: metrics. It must not raise and not wait."""
+
+    def swap_finished(self, seconds: float) -> None: ...
+
+    def swap_failed(self) -> None: ...
+
+
+class _Target(msgspec.Struct, frozen=True):
+    """What the engine should hold, and what the store says that it serves."""
+
+    version: int
+    path: str
+    recorded: int
+
+
+class SwapController:
+    """Start `run_forever` as a task; cancel it to end. The engine is never left paused: generation is resumed also
+    when a load fails and when the task is cancelled, and at the first contact, as an earlier proxy may have died in
+    the middle of a swap."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        engine: Engine,
+        signals: Signals,
+        clock: Clock,
+        run: RunView,
+        health_interval_seconds: float,
+        observer: SwapObserver | None = None,
+    ) -> None:
+        self._database = database
+        self._engine = engine
+        self._signals = signals
+        self._clock = clock
+        self._run_id = run.id
+        self._interval = health_interval_seconds
+        self._observer = observer
+        self._version: int | None = None
+        self._announced: bool | None = None
+        self._misses = 0
+        self._may_be_paused = True
+        self._resuming: asyncio.Task[bool] | None = None
+        self._swap_seconds: float | None = None
+        self._failed: tuple[int, int] = (-1, 0)
+        """The version that would not load, and how often in a row."""
+        self._retry_at = 0.0
+
+    @property
+    def engine_ready(self) -> bool:
+        """Whether the engine answers and holds a version of the run."""
+        return self._version is not None
+
+    def serving(self, run_id: RunId) -> int | None:
+        """The version of the run that the engine holds now; None while it holds none or is down."""
+        return self._version if run_id == self._run_id else None
+
+    async def run_forever(self) -> None:
+        """Reconciles until cancelled. What fails is logged and tried again."""
+        while True:
+            seen = self._signals.versions.count
+            try:
+                await self.reconcile()
+            except StoreUnavailable as error:
+                _LOG.warning("swap waits for the store", error=error.message)
+            except Exception:  # noqa: BLE001  (recorded, and the next round may do better)
+                _LOG.exception("swap round failed")
+            await self._signals.versions.wait(self._interval, since=seen)
+
+    async def reconcile(self) -> None:
+        """One round: look, load what is missing, record what is served. Raises StoreUnavailable."""
+        info = await self._look()
+        if info is None:
+            return
+        if self._may_be_paused and not await self._resume():
+            await self._lost("generation is paused and cannot be resumed")
+            return
+        held = self._version = self._held(info)
+        target = await self._target()
+        if held is not None and held > target.version:
+            held = self._version = None  # the store has been set back: these weights are not in it
+        if held != target.version and self._is_due(target.version):
+            held = await self._swap(target, info)
+        if held is None:
+            await self._lost("the engine holds no version of this run")
+            return
+        await self._record(held, target.recorded)
+
+    async def _look(self) -> EngineInfo | None:
+        """What the engine holds; None if it does not say. One that is down is lost at once, a slow one soon."""
+        try:
+            async with asyncio.timeout(_INFO_SECONDS):
+                info = await self._engine.info()
+        except _ENGINE_ERRORS as error:
+            self._misses += 1
+            if isinstance(error, EngineUnavailable) or self._misses >= _MISSES_TO_BE_LOST:
+                self._failed = (-1, 0)
+                await self._lost(str(error) or "the engine does not answer")
+            return None
+        self._misses = 0
+        return info
+
+    def _held(self, info: EngineInfo) -> int | None:
+        label = parse_weight_label(info.weight_label)
+        return label[1] if label is not None and label[0] == self._run_id else None
+
+    async def _target(self) -> _Target:
+        async with self._database.read() as connection:
+            repository = VersionRepository(connection)
+            run = await repository.run(self._run_id)
+            head = await repository.version(self._run_id, run.head_version)
+        return _Target(run.head_version, head.weights_uri or run.base_model, run.serving_version)
+
+    def _is_due(self, version: int) -> bool:
+        return self._failed[0] != version or asyncio.get_running_loop().time() >= self._retry_at
+
+    async def _swap(self, target: _Target, info: EngineInfo) -> int | None:
+        """Loads the target; the version that the engine holds afterwards, whether that worked or not."""
+        label = weight_label(self._run_id, target.version)
+        self._swap_seconds = None
+        try:
+            if target.version == 0 and _is_fresh(info, target.path):
+                await self._engine.label_weights(label)
+            else:
+                self._swap_seconds = await self._load(target.path, label)
+        except _ENGINE_ERRORS as error:
+            if isinstance(error, EngineUnavailable):
+                self._version = None
+            await self._load_failed(target.version, str(error) or type(error).__name__)
+            after = await self._look()
+            self._version = None if after is None else self._held(after)
+            return self._version
+        self._failed = (-1, 0)
+        if self._may_be_paused:
+            self._version = None  # loaded, but nothing is generated until a later round can resume
+            return None
+        self._version = target.version
+        if self._observer is not None and self._swap_seconds is not None:
+            self._observer.swap_finished(self._swap_seconds)
+        return target.version
+
+    async def _load(self, path: str, label: str) -> float:
+        """Pause, load, resume; for how many seconds generation stood still."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._may_be_paused = True
+        try:
+            await self._engine.pause(PauseMode.IN_PLACE)
+            await self._engine.load_weights(path, label)
+        finally:
+            await self._resume()
+        return loop.time() - begun
+
+    async def _resume(self) -> bool:
+        """Whether generation goes on. The attempts are carried through even if the caller is cancelled."""
+        task = self._resuming = asyncio.create_task(self._try_to_resume())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            raise
+
+    async def _try_to_resume(self) -> bool:
+        for attempt in range(_RESUME_ATTEMPTS):
+            try:
+                async with asyncio.timeout(_RESUME_SECONDS):
+                    await self._engine.resume()
+            except _ENGINE_ERRORS as error:
+                _LOG.warning("generation not resumed", attempt=attempt + 1, error=str(error))
+                await asyncio.sleep(self._interval * 0.1 * 2**attempt)
+            else:
+                self._may_be_paused = False
+                return True
+        return False
+
+    async def _record(self, version: int, recorded: int) -> None:
+        """Writes down what is served, where the store does not say so yet."""
+        now = self._clock()
+        if version != recorded:
+            async with self._database.write() as connection:
+                await VersionRepository(connection).mark_served(
+                    self._run_id, version, swap_seconds=self._swap_seconds, now=now
+                )
+                data = {"version": version, "previous": recorded, "swap_seconds": self._swap_seconds}
+                await append_event(connection, run_id=self._run_id, kind="version.served", data=data, now=now)
+            self._signals.versions.notify()
+            self._signals.events.notify()
+        await self._announce(True, {"version": version})
+
+    async def _load_failed(self, version: int, reason: str) -> None:
+        count = self._failed[1] + 1 if self._failed[0] == version else 1
+        self._failed = (version, count)
+        backoff = min(self._interval * 2**count, _LONGEST_BACKOFF_SECONDS)
+        self._retry_at = asyncio.get_running_loop().time() + backoff
+        _LOG.error("version not loaded", version=version, attempt=count, retry_seconds=backoff, error=reason)
+        if self._observer is not None:
+            self._observer.swap_failed()
+        await self._event("version.load_failed", {"version": version, "attempt": count, "error": reason})
+
+    async def _lost(self, reason: str) -> None:
+        self._version = None
+        await self._announce(False, {"reason": reason})
+
+    async def _announce(self, ready: bool, data: dict[str, object]) -> None:
+        """An event where the engine's readiness changed."""
+        before, self._announced = self._announced, ready
+        if ready == before:
+            return
+        _LOG.info("engine ready" if ready else "engine lost", **data)
+        if before is None and not ready:
+            return  # it is still starting
+        await self._event("engine.ready" if ready else "engine.lost", data)
+
+    async def _event(self, kind: str, data: dict[str, object]) -> None:
+        async with self._database.write() as connection:
+            await append_event(connection, run_id=self._run_id, kind=kind, data=data, now=self._clock())
+        self._signals.events.notify()
+
+
+def _is_fresh(info: EngineInfo, base_model: str) -> bool:
+    """Whether the engine holds the base model as it started, under a name that is not of ours."""
+    if parse_weight_label(info.weight_label) is not None:
+        return False
+    return info.model_path == base_model or Path(info.model_path).resolve() == Path(base_model).resolve()

@@ -1,0 +1,51 @@
+"""What a trainer does: publishes weights, and commits them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
+from proxy.contract.identifiers import ClaimId, SessionId
+from proxy.contract.policy import WeightsFormat, WeightsReference
+
+
+def publish(directory: Path, content: bytes | None = None) -> WeightsReference:
+    """A directory with a made-up weight file."""
+    content = content or secrets.token_bytes(16)
+    target = directory / f"weights-{secrets.token_hex(8)}"
+    target.mkdir(parents=True)
+    (target / "config.json").write_text("{}")
+    (target / "model.safetensors").write_bytes(content)
+    return WeightsReference(
+        uri=str(target),
+        format=WeightsFormat.HUGGINGFACE,
+        sha256=hashlib.sha256(content).hexdigest(),
+        bytes=len(content),
+    )
+
+
+def commit_request(
+    claim_ids: Sequence[ClaimId], parent: int, weights: WeightsReference, *, loss: float = 0.25
+) -> CommitRequest:
+    step = StepReport(config_hash="c" * 64, seed=7, metrics={"loss": loss}, audit=(audit(loss),))
+    return CommitRequest(claim_ids=tuple(claim_ids), parent_version=parent, weights=weights, step=step)
+
+
+def audit(ratio: float) -> TrajectoryAudit:
+    return TrajectoryAudit(
+        session_id=SessionId("ses_1"),
+        reward=1.0,
+        advantage=0.5,
+        trained_tokens=2,
+        staleness_mean=0.0,
+        staleness_max=0,
+        logprob_gap_mean=0.0,
+        logprob_gap_max=0.0,
+        ratio_min=ratio,
+        ratio_median=ratio,
+        ratio_max=ratio,
+        clipped_share=0.0,
+    )

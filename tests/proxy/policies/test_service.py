@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply
+from proxy.contract.identifiers import ClaimId
+from proxy.contract.policy import Head
+from proxy.database.tables import ClaimRow, PolicyVersionRow
+from proxy.errors import Conflict, InvalidRequest
+from proxy.policies.service import VersionService
+from proxy.trajectories.claims.service import ClaimService
+from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.trajectories.world import World
+
+
+@pytest.fixture
+def versions(world: World) -> VersionService:
+    return VersionService(database=world.database, clock=world.clock, signals=world.signals)
+
+
+@pytest.fixture
+def claims(world: World) -> ClaimService:
+    return ClaimService(database=world.database, clock=world.clock, signals=world.signals)
+
+
+async def claimed(world: World, claims: ClaimService, sessions: int = 1) -> tuple[ClaimId, ClaimedBatch]:
+    for _ in range(sessions):
+        await world.ready()
+    batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=sessions))
+    assert batch.claim_id is not None
+    return batch.claim_id, batch
+
+
+async def test_the_head_of_a_new_run_is_the_base_model(world: World, versions: VersionService) -> None:
+    head = await versions.head(world.run)
+    assert head == Head(run_id=world.run_id, run_name="policy", version=0, base_model="base/model", weights=None)
+
+
+async def test_a_commit_makes_a_version_and_consumes_its_trajectories(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    session = await world.ready()
+    claim_id, _ = await claimed(world, claims)
+    weights = publish(tmp_path)
+    given = world.signals.versions.count
+    reply = await versions.commit(world.run, commit_request([claim_id], 0, weights))
+    assert reply == CommitReply(version=1, repeated=False)
+    row = await world.session_row(session)
+    assert (row.training, row.consumed_by, row.claim_id) == ("consumed", 1, claim_id)
+    (claim,) = await world.rows(ClaimRow)
+    assert (claim.state, claim.committed_version) == ("committed", 1)
+    head = await versions.head(world.run)
+    assert (head.version, head.weights) == (1, weights)
+    assert world.signals.versions.count > given
+    assert await world.events("version.committed") == [
+        {"version": 1, "parent": 0, "claims": 1, "sessions": 1, "metrics": {"loss": 0.25}}
+    ]
+    newest, base = await versions.list_(world.run)
+    assert (newest.version, newest.parent, newest.state, newest.weights) == (1, 0, "committed", weights)
+    assert newest.metrics == {"loss": 0.25}
+    assert (base.version, base.parent, base.state, base.weights) == (0, None, "serving", None)
+
+
+async def test_a_commit_of_several_claims(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    first, _ = await claimed(world, claims, 2)
+    second, _ = await claimed(world, claims, 3)
+    request = commit_request([first, second], 0, publish(tmp_path))
+    assert (await versions.commit(world.run, request)).version == 1
+    assert (await world.events("version.committed"))[0]["sessions"] == 5
+    swapped = msgspec.structs.replace(request, claim_ids=(second, first))
+    assert await versions.commit(world.run, swapped) == CommitReply(version=1, repeated=True)
+
+
+async def test_a_repeated_commit_is_answered_alike(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    request = commit_request([claim_id], 0, publish(tmp_path))
+    await versions.commit(world.run, request)
+    next_claim, _ = await claimed(world, claims)
+    await versions.commit(world.run, commit_request([next_claim], 1, publish(tmp_path)))
+    for file in Path(request.weights.uri).iterdir():
+        file.unlink()
+    world.clock.now += 10_000
+    assert await versions.commit(world.run, request) == CommitReply(version=1, repeated=True)
+    assert len(await world.rows(PolicyVersionRow)) == 3
+
+
+async def test_the_same_commit_at_the_same_time(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    request = commit_request([claim_id], 0, publish(tmp_path))
+    replies = await asyncio.gather(*(versions.commit(world.run, request) for _ in range(4)))
+    assert {reply.version for reply in replies} == {1}
+    assert sorted(reply.repeated for reply in replies) == [False, True, True, True]
+
+
+async def test_other_weights_for_consumed_trajectories_are_refused(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    await versions.commit(world.run, commit_request([claim_id], 0, publish(tmp_path)))
+    for parent in (0, 1):
+        with pytest.raises(Conflict):
+            await versions.commit(world.run, commit_request([claim_id], parent, publish(tmp_path)))
+    assert (await versions.head(world.run)).version == 1
+
+
+async def test_a_commit_on_an_old_head_is_refused(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    first, _ = await claimed(world, claims)
+    second, batch = await claimed(world, claims)
+    await versions.commit(world.run, commit_request([first], 0, publish(tmp_path)))
+    with pytest.raises(Conflict, match="head is version 1"):
+        await versions.commit(world.run, commit_request([second], 0, publish(tmp_path)))
+    session = batch.groups[0].trajectories[0].session_id
+    assert (await world.session_row(session)).training == "leased"
+    reply = await versions.commit(world.run, commit_request([second], 1, publish(tmp_path)))
+    assert reply == CommitReply(version=2, repeated=False)
+
+
+async def test_a_passed_lease_is_not_honoured(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, batch = await claimed(world, claims)
+    request = commit_request([claim_id], 0, publish(tmp_path))
+    world.clock.now = batch.lease_expires_at
+    with pytest.raises(Conflict, match="no live lease"):
+        await versions.commit(world.run, request)
+    await claims.expire()
+    with pytest.raises(Conflict, match="no live lease"):
+        await versions.commit(world.run, request)
+    assert (await versions.head(world.run)).version == 0
+    again = await claims.claim(world.run, ClaimRequest(trainer="t", want=1))
+    assert again.trajectory_count == 1
+
+
+async def test_a_renewed_lease_is_honoured(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, batch = await claimed(world, claims)
+    world.clock.now = batch.lease_expires_at - 1
+    await claims.heartbeat(world.run, claim_id)
+    world.clock.now += 100
+    assert (await versions.commit(world.run, commit_request([claim_id], 0, publish(tmp_path)))).version == 1
+
+
+async def test_a_released_or_unknown_claim_is_refused(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    await claims.release(world.run, claim_id)
+    for gone in (claim_id, ClaimId("clm_unknown")):
+        with pytest.raises(Conflict):
+            await versions.commit(world.run, commit_request([gone], 0, publish(tmp_path)))
+
+
+async def test_numbers_that_json_cannot_hold_become_null(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    await versions.commit(world.run, commit_request([claim_id], 0, publish(tmp_path), loss=float("nan")))
+    row = (await world.rows(PolicyVersionRow))[-1]
+    assert row.metrics == {"loss": None}
+    assert (row.audit[0]["ratio_min"], row.audit[0]["advantage"]) == (None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("damage", "param"),
+    [
+        ({"uri": "relative/directory"}, "weights.uri"),
+        ({"uri": "/nonexistent/weights"}, "weights.uri"),
+        ({"bytes": 3}, "weights.bytes"),
+        ({"sha256": "x"}, "weights.sha256"),
+    ],
+)
+async def test_weights_that_are_not_there_are_refused(
+    world: World,
+    versions: VersionService,
+    claims: ClaimService,
+    tmp_path: Path,
+    damage: dict[str, object],
+    param: str,
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    weights = msgspec.structs.replace(publish(tmp_path), **damage)
+    with pytest.raises(InvalidRequest) as refused:
+        await versions.commit(world.run, commit_request([claim_id], 0, weights))
+    assert refused.value.param == param
+
+
+async def test_a_directory_without_weights_is_refused(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    weights = publish(tmp_path)
+    (Path(weights.uri) / "model.safetensors").unlink()
+    with pytest.raises(InvalidRequest):
+        await versions.commit(world.run, commit_request([claim_id], 0, weights))
+
+
+async def test_a_commit_names_each_of_its_claims_once(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    claim_id, _ = await claimed(world, claims)
+    for claim_ids in ([], [claim_id, claim_id]):
+        with pytest.raises(InvalidRequest):
+            await versions.commit(world.run, commit_request(claim_ids, 0, publish(tmp_path)))

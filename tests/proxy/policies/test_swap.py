@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.contract.claim import ClaimRequest
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import WeightsReference, weight_label
+from proxy.database.tables import PolicyVersionRow
+from proxy.engines.interface import PauseMode
+from proxy.errors import BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
+from proxy.policies.service import VersionService
+from proxy.policies.swap import SwapController
+from proxy.trajectories.claims.service import ClaimService
+from tests.fakes.engine import FakeEngine
+from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.trajectories.world import World
+
+
+class SwappedEngine(FakeEngine):
+    """Holds up, or fails, what a swap does. `stopped`: between a pause and the resume."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _request: (), model_path="base/model")
+        self.load_error: BaseRlError | None = None
+        self.info_error: BaseRlError | None = None
+        self.failing_resumes = 0
+        self.stopped = False
+        self.loading = asyncio.Event()
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+
+    async def pause(self, mode: PauseMode) -> None:
+        await super().pause(mode)
+        self.stopped = True
+
+    async def resume(self) -> None:
+        if self.failing_resumes:
+            self.failing_resumes -= 1
+            raise EngineFailed("cannot resume")
+        await super().resume()
+        self.stopped = False
+
+    async def load_weights(self, path: str, label: str) -> None:
+        self.loading.set()
+        await self.may_load.wait()
+        if self.load_error is not None:
+            raise self.load_error
+        await super().load_weights(path, label)
+
+    async def info(self):  # type: ignore[no-untyped-def]
+        if self.info_error is not None:
+            raise self.info_error
+        return await super().info()
+
+    def restart(self) -> None:
+        self.label, self.model_path, self.stopped = "default", "base/model", False
+
+    def is_stopped(self) -> bool:
+        return self.stopped
+
+    def loads(self) -> list[str]:
+        return [call[1][1] for call in self.calls if call[0] == "load_weights"]  # type: ignore[index]
+
+
+class Heard:
+    """An observer."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.failures = 0
+
+    def swap_finished(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    def swap_failed(self) -> None:
+        self.failures += 1
+
+
+class Bench:
+    def __init__(self, world: World, directory: Path) -> None:
+        self.world = world
+        self.directory = directory
+        self.engine = SwappedEngine()
+        self.heard = Heard()
+        self.versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+        self.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
+        self.swaps = self.controller()
+
+    def controller(self) -> SwapController:
+        return SwapController(
+            database=self.world.database,
+            engine=self.engine,
+            signals=self.world.signals,
+            clock=self.world.clock,
+            run=self.world.run,
+            health_interval_seconds=0.01,
+            observer=self.heard,
+        )
+
+    async def commit(self) -> WeightsReference:
+        await self.world.ready()
+        batch = await self.claims.claim(self.world.run, ClaimRequest(trainer="t", want=1, max_staleness=100))
+        assert batch.claim_id is not None
+        weights = publish(self.directory)
+        head = await self.versions.head(self.world.run)
+        await self.versions.commit(self.world.run, commit_request([batch.claim_id], head.version, weights))
+        return weights
+
+    def label(self, version: int) -> str:
+        return weight_label(self.world.run_id, version)
+
+    @property
+    def serving(self) -> int | None:
+        return self.swaps.serving(self.world.run_id)
+
+    async def states(self) -> list[str]:
+        return [row.state for row in await self.world.rows(PolicyVersionRow)]
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not reached():
+                await self.world.signals.versions.wait(0.01)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.swaps.run_forever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+
+@pytest.fixture
+def bench(world: World, tmp_path: Path) -> Bench:
+    return Bench(world, tmp_path)
+
+
+async def test_before_the_first_look_nothing_is_served(bench: Bench) -> None:
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+
+
+async def test_a_fresh_engine_is_labelled_and_not_reloaded(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    assert bench.engine.label == bench.label(0)
+    assert bench.engine.loads() == []
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert bench.swaps.serving(RunId("run_other")) is None
+    assert bench.heard.seconds == []
+
+
+async def test_an_engine_with_another_model_gets_the_base_model(bench: Bench) -> None:
+    bench.engine.model_path = "other/model"
+    await bench.swaps.reconcile()
+    assert ("load_weights", ("base/model", bench.label(0))) in bench.engine.calls
+    assert bench.serving == 0
+
+
+async def test_a_commit_is_swapped_in(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    weights = await bench.commit()
+    bench.world.clock.now += 3
+    bench.engine.calls.clear()
+    await bench.swaps.reconcile()
+    assert bench.engine.calls == [
+        ("pause", PauseMode.IN_PLACE),
+        ("load_weights", (weights.uri, bench.label(1))),
+        ("resume", None),
+    ]
+    assert bench.serving == 1
+    assert (await bench.world.current_run()).serving_version == 1
+    assert await bench.states() == ["retired", "serving"]
+    row = (await bench.world.rows(PolicyVersionRow))[1]
+    assert row.served_at == bench.world.clock.now
+    assert bench.heard.seconds == [row.swap_seconds]
+    (event,) = await bench.world.events("version.served")
+    assert event == {"version": 1, "previous": 0, "swap_seconds": row.swap_seconds}
+    bench.engine.calls.clear()
+    await bench.swaps.reconcile()
+    assert bench.engine.calls == []
+
+
+async def test_the_old_version_serves_while_the_new_one_loads(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.may_load.clear()
+    swap = asyncio.create_task(bench.swaps.reconcile())
+    await bench.engine.loading.wait()
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    bench.engine.may_load.set()
+    await swap
+    assert bench.serving == 1
+
+
+async def test_only_the_newest_version_is_loaded(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    for _ in range(3):
+        await bench.commit()
+    await bench.swaps.reconcile()
+    assert bench.engine.loads() == [bench.label(3)]
+    assert await bench.states() == ["retired", "retired", "retired", "serving"]
+    assert [row.served_at is None for row in await bench.world.rows(PolicyVersionRow)] == [False, True, True, False]
+
+
+async def test_a_restarted_engine_is_reloaded_before_it_serves(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    await bench.swaps.reconcile()
+    bench.engine.restart()
+    bench.engine.may_load.clear()
+    bench.engine.loading.clear()
+    reload = asyncio.create_task(bench.swaps.reconcile())
+    await bench.engine.loading.wait()
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    bench.engine.may_load.set()
+    await reload
+    assert bench.engine.loads() == [bench.label(1), bench.label(1)]
+    assert bench.serving == 1
+    assert len(await bench.world.events("version.served")) == 1
+
+
+async def test_a_lost_engine_is_not_ready_until_it_holds_our_version(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    await bench.swaps.reconcile()
+    bench.engine.down = True
+    await bench.swaps.reconcile()
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    bench.engine.down = False
+    bench.engine.restart()
+    bench.engine.load_error = EngineFailed("bad weights")
+    await bench.swaps.reconcile()
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    bench.engine.load_error = None
+    async with bench.running():
+        await bench.until(lambda: bench.serving == 1)
+    assert [len(await bench.world.events(kind)) for kind in ("engine.lost", "engine.ready")] == [1, 2]
+
+
+async def test_a_slow_engine_is_given_three_chances(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    bench.engine.info_error = EngineTimeout("slow")
+    for ready in (True, True, False):
+        await bench.swaps.reconcile()
+        assert bench.swaps.engine_ready is ready
+    bench.engine.info_error = None
+    await bench.swaps.reconcile()
+    assert bench.swaps.engine_ready
+
+
+async def test_a_failed_load_goes_on_with_the_old_version(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.load_error = EngineFailed("shapes differ")
+    await bench.swaps.reconcile()
+    assert not bench.engine.is_stopped()
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert (await bench.world.current_run()).serving_version == 0
+    assert await bench.states() == ["serving", "committed"]
+    assert bench.heard.failures == 1
+    (event,) = await bench.world.events("version.load_failed")
+    assert (event["version"], event["attempt"]) == (1, 1)
+    assert "shapes differ" in event["error"]
+    bench.engine.calls.clear()
+    await bench.swaps.reconcile()
+    assert bench.engine.calls == []  # it waits before the next attempt
+    bench.engine.load_error = None
+    async with bench.running():
+        await bench.until(lambda: bench.serving == 1)
+
+
+async def test_a_newer_version_is_tried_at_once_after_a_failed_one(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.load_error = EngineFailed("shapes differ")
+    await bench.swaps.reconcile()
+    bench.engine.load_error = None
+    await bench.commit()
+    await bench.swaps.reconcile()
+    assert bench.serving == 2
+
+
+async def test_an_engine_that_dies_in_a_swap(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.load_error = EngineUnavailable("connection lost")
+    bench.engine.may_load.clear()
+    swap = asyncio.create_task(bench.swaps.reconcile())
+    await bench.engine.loading.wait()
+    bench.engine.down = True
+    bench.engine.may_load.set()
+    await swap
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    bench.engine.down, bench.engine.load_error = False, None
+    bench.engine.restart()
+    async with bench.running():
+        await bench.until(lambda: bench.serving == 1)
+    assert not bench.engine.is_stopped()
+
+
+async def test_a_resume_that_fails_is_tried_again(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.failing_resumes = 3
+    await bench.swaps.reconcile()
+    assert not bench.engine.is_stopped()
+    assert bench.serving == 1
+
+
+async def test_an_engine_that_cannot_be_resumed_is_not_ready(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.failing_resumes = 7
+    await bench.swaps.reconcile()
+    assert bench.engine.is_stopped()
+    assert not bench.swaps.engine_ready
+    await bench.swaps.reconcile()
+    assert not bench.engine.is_stopped()
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 1)
+    assert await bench.states() == ["retired", "serving"]
+
+
+async def test_cancelling_in_a_swap_resumes(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.may_load.clear()
+    bench.engine.failing_resumes = 1
+    async with bench.running():
+        await bench.engine.loading.wait()
+        assert bench.engine.is_stopped()
+    assert not bench.engine.is_stopped()
+
+
+async def test_a_proxy_that_died_in_a_swap_left_the_engine_paused(bench: Bench) -> None:
+    bench.engine.stopped = True
+    await bench.swaps.reconcile()
+    assert not bench.engine.is_stopped()
+    assert bench.serving == 0
+
+
+async def test_a_swap_that_was_not_written_down_is_written_down_later(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.label = bench.label(1)
+    bench.swaps = bench.controller()
+    await bench.swaps.reconcile()
+    assert bench.engine.loads() == []
+    assert (await bench.world.current_run()).serving_version == 1
+    assert await bench.states() == ["retired", "serving"]
+
+
+async def test_weights_of_another_run_or_of_a_lost_future_are_replaced(bench: Bench) -> None:
+    for label in ("run_other@0", bench.label(9)):
+        bench.engine.label = label
+        await bench.swaps.reconcile()
+        assert bench.engine.label == bench.label(0)
+        assert bench.serving == 0
+
+
+async def test_the_loop_swaps_as_soon_as_a_version_is_committed(bench: Bench) -> None:
+    bench.swaps = SwapController(
+        database=bench.world.database,
+        engine=bench.engine,
+        signals=bench.world.signals,
+        clock=bench.world.clock,
+        run=bench.world.run,
+        health_interval_seconds=3600.0,
+    )
+    async with bench.running():
+        await bench.until(lambda: bench.serving == 0)
+        for version in (1, 2):
+            await bench.commit()
+            await bench.until(lambda wanted=version: bench.serving == wanted)  # type: ignore[misc]
+
+
+async def test_the_loop_survives_whatever_happens(bench: Bench) -> None:
+    bench.engine.info_error = RuntimeError("a bug")  # type: ignore[assignment]
+    async with bench.running():
+        await asyncio.sleep(0)
+        await bench.world.signals.versions.wait(0.03)
+        bench.engine.info_error = None
+        await bench.until(lambda: bench.serving == 0)
