@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from proxy.clock import Clock
+from proxy.contract.identifiers import RunId
 from proxy.credentials.service import Principal
 from proxy.errors import EngineUnavailable, ModelNotFound
 from proxy.runs.service import RunDirectory, RunView
@@ -22,7 +23,7 @@ class ServingVersions(Protocol):
     @property
     def engine_ready(self) -> bool: ...
 
-    def serving(self, run_id: str) -> int | None: ...
+    def serving(self, run_id: RunId) -> int | None: ...
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,12 +29,12 @@ from proxy.chat.observer import TurnObserver
 from proxy.chat.retries import RecentAnswers, Replayed
 from proxy.chat.sampling import resolve_sampling
 from proxy.clock import Clock
-from proxy.contract.identifiers import SessionId, new_turn_id
+from proxy.contract.identifiers import new_turn_id
 from proxy.contract.turn import Continuation, Turn, TurnState
 from proxy.engines.interface import Engine
 from proxy.errors import Conflict, EngineFailed
 from proxy.runs.service import RunDirectory
-from proxy.sessions.identification import SessionContext, SessionHints
+from proxy.sessions.identification import AttributedBy, SessionContext, SessionHints
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.canonical import answered_hashes, conversation_hashes, extend_hash, normalise, tools_hash
@@ -135,7 +135,7 @@ class ChatService:
         found = await self._answered_before(session, caller)
         if found is not None:
             return found
-        prompt = await self._prompt(call, session.id, hashes, answered)
+        prompt = await self._prompt(call, session, hashes, answered)
         return self._generate(
             call,
             caller,
@@ -153,7 +153,7 @@ class ChatService:
         return self._recent.find((session.id, caller.body_digest), caller.body_digest)
 
     async def _prompt(
-        self, call: ModelCall, session_id: SessionId, hashes: list[bytes], answered: tuple[bytes, ...]
+        self, call: ModelCall, session: SessionContext, hashes: list[bytes], answered: tuple[bytes, ...]
     ) -> _Prompt:
         """Prompt ids: those of the recorded turn that the call extends, and what is new."""
         conversation = Conversation(
@@ -161,7 +161,8 @@ class ChatService:
             tools=call.tools,
             tools_hash=tools_hash(call.tools),
         )
-        parent = await self._trajectories.find_parent(session_id, answered)
+        opened = session.attributed_by is AttributedBy.NEW
+        parent = None if opened else await self._trajectories.find_parent(session.id, answered)
         covered = 0
         if parent is not None:
             extended = hashes.index(parent.conversation_hash) + 1
@@ -169,7 +170,7 @@ class ChatService:
             if plan.continuation in (Continuation.EXACT, Continuation.RETEMPLATED):
                 covered = extended
         else:
-            recent = await self._trajectories.recent_turns(session_id, _RECENT_TURNS)
+            recent = [] if opened else await self._trajectories.recent_turns(session.id, _RECENT_TURNS)
             plan = plan_branch(self._template, conversation, [_known(turn) for turn in recent])
         return _Prompt(plan=plan, covered=covered, request_hash=hashes[-1], tools_hash=conversation.tools_hash)
 

@@ -18,6 +18,7 @@ from sqlalchemy import select
 
 from proxy.chat import endpoints as chat_endpoints
 from proxy.chat.service import ChatService
+from proxy.contract.identifiers import RunId
 from proxy.contract.policy import weight_label
 from proxy.contract.turn import Turn
 from proxy.credentials.service import PrincipalKind
@@ -45,7 +46,7 @@ class FakeSwaps:
         self.version: int | None = 0
         self.engine_ready = True
 
-    def serving(self, run_id: str) -> int | None:
+    def serving(self, run_id: RunId) -> int | None:
         assert run_id
         return self.version
 

@@ -67,7 +67,10 @@ def test_recorded_ids_are_never_tokenised_again(
     assert plan.input_ids == parent.path_ids + plan.new_ids
 
 
-@given(name=NAMES, turns=st.lists(st.sampled_from(["The answer is 3.", CALL, "Hm.\n" + CALL + "\n" + CALL, "né 🎉"])))
+@given(
+    name=NAMES,
+    turns=st.lists(st.sampled_from(["The answer is 3.", CALL, "Hm.\n" + CALL + "\n" + CALL, "né 🎉"]), max_size=4),
+)
 def test_a_conversation_grown_turn_by_turn_is_the_conversation_rendered_whole(
     templates: dict[str, ChatTemplate], name: str, turns: list[str]
 ) -> None:
