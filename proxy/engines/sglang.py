@@ -15,15 +15,13 @@ from proxy.contract.turn import SamplingParameters
 from proxy.engines.connections import Connections
 from proxy.engines.interface import (
     EngineChunk,
-    EngineFinish,
     EngineInfo,
     GenerateRequest,
-    LabelSpan,
     PauseMode,
 )
+from proxy.engines.replies import ReplyParser, failure_of, message_of, refusal_of
 from proxy.errors import (
     BaseRlError,
-    ContextLengthExceeded,
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
@@ -40,88 +38,11 @@ HEALTH_SECONDS = 25.0
 JSON = {"content-type": "application/json"}
 DATA = "data: "
 DONE = "[DONE]"
-CONTEXT_WORDS = ("context length", "longer than the model")
-
-
-class _FinishReason(msgspec.Struct, frozen=True):
-    type: str
-    message: str | None = None
-    status_code: int | None = None
-
-
-class _Span(msgspec.Struct, frozen=True):
-    version: str
-    start: int
-    end: int
-
-
-class _Meta(msgspec.Struct, frozen=True):
-    completion_tokens: int
-    weight_version: str
-    finish_reason: _FinishReason | None = None
-    output_token_logprobs: list[tuple[float | None, int, Any]] = []
-    weight_versions: list[_Span] | None = None
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """One answer of `/generate`, or one chunk of it."""
-
-    output_ids: list[int] = []
-    meta_info: _Meta | None = None
-    error: dict[str, Any] | str | None = None
 
 
 class _ModelInfo(msgspec.Struct, frozen=True):
     model_path: str
     weight_version: str
-
-
-class ReplyParser:
-    """Turns the replies of one request into chunks of new tokens.
-
-    Engines stream increments or, without SGLang's `--incremental-streaming-output`, everything so far at every step.
-    Which one a reply is shows by its length: `completion_tokens` always counts the whole request.
-    """
-
-    def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(Reply)
-        self._seen = 0
-        self.finished = False
-
-    def parse(self, data: bytes | str) -> EngineChunk:
-        """Raises EngineFailed for a reply that is no reply, or whose ids and log-probabilities do not match."""
-        try:
-            reply = self._decoder.decode(data)
-        except msgspec.DecodeError as error:
-            raise EngineFailed(f"the engine's answer cannot be read: {error}") from error
-        if reply.error is not None:
-            code = reply.error.get("code") if isinstance(reply.error, dict) else None
-            raise _refusal(code if isinstance(code, int) else 500, _message_of(msgspec.json.encode(reply.error)))
-        meta = reply.meta_info
-        if meta is None:
-            raise EngineFailed("the engine's answer has no meta_info")
-        ids = self._new(reply.output_ids, meta.completion_tokens, "output ids")
-        scored = self._new(meta.output_token_logprobs, meta.completion_tokens, "log-probabilities")
-        if [each[1] for each in scored] != ids:
-            raise EngineFailed("the engine's log-probabilities belong to other tokens than its output ids")
-        logprobs = tuple(each[0] for each in scored if each[0] is not None)
-        if len(logprobs) != len(ids):
-            raise EngineFailed("the engine left out log-probabilities")
-        self._seen = meta.completion_tokens
-        finish = _finish_of(meta.finish_reason)
-        if finish is None:
-            return EngineChunk(output_ids=tuple(ids), logprobs=logprobs)
-        self.finished = True
-        return EngineChunk(output_ids=tuple(ids), logprobs=logprobs, finish=finish, spans=_spans_of(meta))
-
-    def _new(self, items: list[Any], total: int, what: str) -> list[Any]:
-        if len(items) == total - self._seen:
-            return items
-        if len(items) == total:
-            return items[self._seen :]
-        raise EngineFailed(
-            f"the engine sent {len(items)} {what}, having sent {self._seen} of the {total} tokens that it reports"
-        )
 
 
 class SglangEngine:
@@ -172,7 +93,7 @@ class SglangEngine:
             async with self._calls.client() as client:
                 response = await client.post("/generate", content=self._body(request), headers=JSON)
         if response.status_code != httpx.codes.OK:
-            raise _refusal(response.status_code, _message_of(response.content))
+            raise refusal_of(response.status_code, message_of(response.content))
         yield parser.parse(response.content)
 
     async def _streamed(self, request: GenerateRequest, parser: ReplyParser) -> AsyncGenerator[EngineChunk]:
@@ -182,7 +103,7 @@ class SglangEngine:
                 client.stream("POST", "/generate", content=self._body(request), headers=JSON) as response,
             ):
                 if response.status_code != httpx.codes.OK:
-                    raise _refusal(response.status_code, _message_of(await response.aread()))
+                    raise refusal_of(response.status_code, message_of(await response.aread()))
                 async for line in response.aiter_lines():
                     if not line.startswith(DATA):
                         continue
@@ -259,7 +180,7 @@ class SglangEngine:
             async with self._control_calls.client() as client:
                 response = await client.get("/model_info", timeout=CONTROL_SECONDS)
         if response.status_code != httpx.codes.OK:
-            raise _failure(response.status_code, _message_of(response.content))
+            raise failure_of(response.status_code, message_of(response.content))
         try:
             model = msgspec.json.decode(response.content, type=_ModelInfo)
         except msgspec.DecodeError as error:
@@ -287,7 +208,7 @@ class SglangEngine:
             async with self._control_calls.client() as client:
                 response = await client.post(path, content=content, headers=JSON, timeout=seconds)
         if response.status_code != httpx.codes.OK:
-            raise _failure(response.status_code, _message_of(response.content))
+            raise failure_of(response.status_code, message_of(response.content))
 
 
 def _engine_id(request_id: str) -> str:
@@ -334,53 +255,3 @@ def _failures() -> Iterator[None]:
 
 def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _refusal(status: int, message: str) -> BaseRlError:
-    """What an error answer to a generation means."""
-    if status in {httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY}:
-        too_long = any(words in message for words in CONTEXT_WORDS)
-        return ContextLengthExceeded(message) if too_long else InvalidRequest(message)
-    return _failure(status, message)
-
-
-def _failure(status: int, message: str) -> BaseRlError:
-    if status == httpx.codes.SERVICE_UNAVAILABLE:
-        return EngineUnavailable(f"the engine takes no requests: {message}")
-    return EngineFailed(f"the engine answered {status}: {message}")
-
-
-def _message_of(content: bytes) -> str:
-    """The message in an error body: SGLang has several shapes, and plain text."""
-    try:
-        body = msgspec.json.decode(content)
-    except msgspec.DecodeError:
-        return content.decode(errors="replace").strip()
-    for _ in range(2):
-        if isinstance(body, dict):
-            body = body.get("error") or body.get("message") or body
-    return body if isinstance(body, str) else msgspec.json.encode(body).decode()
-
-
-def _finish_of(reason: _FinishReason | None) -> EngineFinish | None:
-    if reason is None:
-        return None
-    if reason.status_code is not None:
-        raise _refusal(reason.status_code, reason.message or "aborted by the engine")
-    try:
-        return EngineFinish(reason.type)
-    except ValueError as error:
-        raise EngineFailed(f"the engine ended with {reason.type!r}") from error
-
-
-def _spans_of(meta: _Meta) -> tuple[LabelSpan, ...]:
-    """Which weights produced which tokens. Raises EngineFailed unless the spans cover all of them in order."""
-    count = meta.completion_tokens
-    spans = meta.weight_versions
-    if spans is None:
-        spans = [_Span(version=meta.weight_version, start=0, end=count)]
-    spans = [span for span in spans if span.end > span.start]
-    edges = [0, *(edge for span in spans for edge in (span.start, span.end)), count]
-    if edges[::2] != edges[1::2]:
-        raise EngineFailed(f"the engine's weight versions do not cover its {count} tokens: {meta.weight_versions}")
-    return tuple(LabelSpan(label=span.version, start=span.start, end=span.end) for span in spans)

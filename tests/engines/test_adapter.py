@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from proxy.contract.turn import SamplingParameters
 from proxy.engines.interface import EngineFinish, LabelSpan, PauseMode
-from proxy.engines.sglang import ReplyParser, SglangEngine, sampling_body
+from proxy.engines.replies import ReplyParser
+from proxy.engines.sglang import SglangEngine, sampling_body
 from proxy.errors import (
     BaseRlError,
     ContextLengthExceeded,
