@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 PHRASINGS = ("What is {}?", "Compute {}.", "Please work out {}.")
 LARGEST_OPERAND = 99
+LARGEST_ARGUMENT = 999_999_999
 
 CALCULATOR: ChatCompletionFunctionToolParam = {
     "type": "function",
@@ -83,6 +84,8 @@ def calculate(arguments: str) -> str:
         return "error: the arguments are an object with a, b and op"
     if type(call["a"]) is not int or type(call["b"]) is not int:
         return "error: a and b are integers"
+    if max(abs(call["a"]), abs(call["b"])) > LARGEST_ARGUMENT:
+        return "error: a and b have nine digits at most"
     if not isinstance(call["op"], str) or call["op"] not in OPERATIONS:
         return "error: op is one of + - *"
     return str(OPERATIONS[call["op"]](call["a"], call["b"]))
