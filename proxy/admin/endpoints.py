@@ -31,7 +31,7 @@ from proxy.overview.views import TRAINING_STATES, RunSummary, Snapshot
 router = APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=False)
 
 _RECENT_STEPS = 8
-_PAGE = 25
+_PAGE = 20
 _FOREVER = "public, max-age=31536000, immutable"
 
 

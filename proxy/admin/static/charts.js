@@ -18,7 +18,7 @@
   };
 
   const font = (size) => `${size}px Inter, system-ui, sans-serif`;
-  const time = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const time = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
   const fixed = (digits) => (value) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));
 
   const axis = (extra) => ({
@@ -30,6 +30,7 @@
     ...extra,
   });
   const xAxis = (extra) => axis({ grid: { show: false }, size: 26, space: 90, ...extra });
+  const timeAxis = () => xAxis({ values: (_plot, ticks) => ticks.map(time), space: 80 });
   const yAxis = (extra) => axis({ size: 44, space: 34, ...extra });
 
   const line = (name, label, extra) => ({
@@ -40,6 +41,7 @@
     ...extra,
   });
   const filled = (name) => (plot) => {
+    if (!Number.isFinite(plot.bbox?.height)) return color(name); // asked for the legend's marker, before the layout
     const gradient = plot.ctx.createLinearGradient(0, plot.bbox.top, 0, plot.bbox.top + plot.bbox.height);
     gradient.addColorStop(0, color(name, 0.22));
     gradient.addColorStop(1, color(name, 0));
@@ -51,13 +53,20 @@
     const room = Math.max((high - low) * 0.08, floor);
     return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
   };
+  // Rewards mostly live in [0, 1] or [-1, 1]: those bounds are kept as they are, so that heights can be compared.
+  const rewardRange = (_plot, low, high) => {
+    if (low === null || low === undefined) return [0, 1];
+    if (low >= 0 && high <= 1) return [0, 1.04];
+    if (low >= -1 && high <= 1) return [-1.04, 1.04];
+    return padded(0.04)(_plot, low, high);
+  };
   const fromZero = (least) => (_plot, _low, high) => [0, Math.max(least, (high || 0) * 1.1)];
 
   const designs = {
     "chart-reward": {
       height: 260,
       options: () => ({
-        scales: { x: { time: false }, y: { range: padded(0.04) } },
+        scales: { x: { time: false }, y: { range: rewardRange } },
         axes: [xAxis({ values: (_plot, ticks) => ticks.map((tick) => tick.toLocaleString()) }), yAxis()],
         series: [
           { label: "sessions", value: (_plot, value) => (value === null ? "–" : value.toLocaleString()) },
@@ -67,7 +76,7 @@
       data: (curves) => [curves.reward.map((point) => point.sessions), curves.reward.map((point) => point.moving_mean)],
     },
     "chart-staleness": {
-      height: 150,
+      height: 160,
       options: () => ({
         scales: { x: { time: false }, y: { range: fromZero(1) } },
         axes: [xAxis({ incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000], values: (_plot, ticks) => ticks.map((tick) => `v${tick}`) }), yAxis({ size: 32 })],
@@ -83,10 +92,10 @@
       },
     },
     "chart-version": {
-      height: 150,
+      height: 160,
       options: () => ({
         scales: { y: { range: fromZero(1) } },
-        axes: [xAxis({ values: undefined }), yAxis({ size: 40, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] })],
+        axes: [timeAxis(), yAxis({ size: 40, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000] })],
         series: [
           { label: "time", value: (_plot, value) => (value === null ? "–" : time(value)) },
           line("violet", "version", { fill: filled("violet"), paths: uPlot.paths.stepped({ align: 1 }), value: (_plot, value) => (value === null ? "–" : `v${value}`) }),
@@ -104,10 +113,10 @@
       },
     },
     "chart-rate": {
-      height: 150,
+      height: 160,
       options: () => ({
         scales: { y: { range: fromZero(10) } },
-        axes: [xAxis(), yAxis({ size: 48 })],
+        axes: [timeAxis(), yAxis({ size: 48 })],
         series: [
           { label: "time", value: (_plot, value) => (value === null ? "–" : time(value)) },
           line("blue", "tokens/s", { fill: filled("blue"), value: (_plot, value) => fixed(0)(value) }),
@@ -130,11 +139,21 @@
     if (known) {
       known.setData(data);
     } else {
-      const options = { ...design.options(), width: element.clientWidth, height: design.height, legend: { live: true }, cursor: { y: false, points: { size: 7 } }, padding: [8, 10, 0, 0] };
+      const options = { ...design.options(), width: element.clientWidth, height: design.height, legend: { live: true }, cursor: { y: false, points: { size: 7 } }, padding: [8, 18, 0, 0] };
       charts.set(id, new uPlot(options, data, element));
     }
     element.dataset.points = String(data[0].length);
     element.dataset.last = String(data[1][data[1].length - 1]);
+  };
+
+  // Null while the proxy is away; the event stream says when it is back.
+  const fetchCurves = async () => {
+    try {
+      const reply = await fetch(live.dataset.curves, { headers: { "hx-request": "true" } });
+      return reply.ok ? await reply.json() : null;
+    } catch {
+      return null;
+    }
   };
 
   let curves = null;
@@ -147,19 +166,14 @@
     }
     busy = true;
     wanted = false;
-    try {
-      const reply = await fetch(live.dataset.curves, { headers: { "hx-request": "true" } });
-      if (reply.ok) {
-        curves = await reply.json();
-        for (const id of Object.keys(designs)) draw(id, curves);
-      }
-    } catch {
-      // The proxy is away; the event stream says when it is back.
-    }
     setTimeout(() => {
       busy = false;
       if (wanted) refresh();
     }, REFRESH_MS);
+    const fresh = await fetchCurves();
+    if (!fresh) return;
+    curves = fresh;
+    for (const id of Object.keys(designs)) draw(id, curves);
   };
 
   const redraw = () => {
@@ -172,16 +186,15 @@
     connection.className = `connection ${state}`;
     connection.textContent = text;
   };
-  let hadSessions = !document.getElementById("start");
   live.addEventListener("htmx:sseOpen", () => say("on", "live"));
   live.addEventListener("htmx:sseError", () => say("off", "not connected, trying again"));
   live.addEventListener("htmx:sseMessage", (event) => {
     if (event.detail.type === "summary") {
-      refresh();
-      if (!hadSessions && document.querySelector("#summary .legend li")) {
-        hadSessions = true;
+      if (live.classList.contains("is-empty") && document.querySelector("#summary .legend li")) {
+        live.classList.remove("is-empty");
         document.getElementById("start").remove();
       }
+      refresh();
     }
   });
   document.addEventListener("themechange", redraw);

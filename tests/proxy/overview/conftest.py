@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.run_history import NOW, add_history, add_run
+from tests.proxy.overview.site import Site, open_site
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with open_site(tmp_path, clock=lambda: NOW) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def run_id(site: Site) -> str:
+    """A run with 6 steps of 16 sessions, and 10 sessions in other states; it ends at `NOW`."""
+    run_id = await add_run(site.database, now=NOW - 200)
+    await add_history(site.database, run_id, steps=6, per_step=16)
+    return run_id

@@ -1,0 +1,30 @@
+"""A real server on a free port, for what a transport without sockets cannot do: streams, browsers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+
+from tests.proxy.overview.site import Site
+
+
+@asynccontextmanager
+async def serving(site: Site) -> AsyncIterator[str]:
+    """The site's address."""
+    config = uvicorn.Config(site.app, host="127.0.0.1", port=0, log_level="warning", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        if task.done():
+            task.result()
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        site.overview.close()
+        server.should_exit = True
+        await task

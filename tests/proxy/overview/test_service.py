@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from proxy.contract.identifiers import new_reward_id
+from proxy.database.events import append_event
+from proxy.database.tables import ClaimRow, EventRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.errors import Conflict, InvalidRequest, NotFound
+from proxy.overview.filters import SessionFilter
+from proxy.overview.live import RateHistory
+from proxy.overview.views import SessionItem, Snapshot
+from tests.fakes.run_history import NOW, add_run, add_session
+from tests.proxy.overview.site import Site
+
+
+async def _one(site: Site, *columns: Any, where: Any) -> Any:
+    async with site.database.read() as connection:
+        return (await connection.execute(select(*columns).where(where).limit(1))).first()
+
+
+async def _reward(site: Site, session_id: str, run_id: str, value: float, **values: Any) -> str:
+    reward_id = new_reward_id()
+    row = {"run_id": run_id, "session_id": session_id, "name": "reward", "value": value, "source": "checker"}
+    row |= {"id": reward_id, "after_training": False, "created_at": NOW} | values
+    async with site.database.write() as connection:
+        await connection.execute(insert(RewardRow).values(row))
+    return reward_id
+
+
+async def test_a_run_at_a_glance(site: Site, run_id: str) -> None:
+    run = await site.overview.run("calculator")
+    assert run == await site.overview.run(run_id)
+    assert run.sessions == {
+        "pending": 3, "ready": 3, "leased": 0, "consumed": 96, "stale": 1, "expired": 1, "excluded": 2,
+    }  # fmt: skip
+    assert run.session_count == 106
+    assert run.open_sessions == 2
+    assert run.head_version == run.serving_version == 6
+    assert run.swaps == 6
+    assert run.turn_count == 106 * 3
+    assert run.reward_count == 100
+    assert run.staleness_max == 2
+    assert run.inexact_share == 0.0
+    assert run.last_activity_at == pytest.approx(NOW - 0.4)
+
+
+async def test_the_mean_reward_is_of_the_last_128_ended_training_sessions(site: Site) -> None:
+    run_id = await add_run(site.database)
+    for index in range(130):
+        await add_session(site.database, run_id, now=NOW + index, reward=100.0 if index < 2 else float(index % 2))
+    await add_session(site.database, run_id, now=NOW + 200, reward=50.0, purpose="eval")
+    run = await site.overview.run(run_id)
+    assert (run.mean_reward, run.reward_count) == (0.5, 128)
+
+
+async def test_an_empty_run_has_no_figures_rather_than_zeros(site: Site) -> None:
+    run_id = await add_run(site.database)
+    run = await site.overview.run(run_id)
+    assert (run.mean_reward, run.staleness_mean, run.last_activity_at, run.inexact_share) == (None, None, None, None)
+    curves = await site.overview.curves(run_id)
+    assert (curves.reward, curves.rate) == ((), ())
+    assert [step.version for step in curves.steps] == [0]
+
+
+async def test_the_rate_counts_output_tokens_since_the_first_of_the_last_minute(site: Site) -> None:
+    run_id = await add_run(site.database)
+    await add_session(site.database, run_id, now=NOW - 20)
+    turn = await _one(site, TurnRow.output_ids, TurnRow.finished_at, where=TurnRow.run_id == run_id)
+    history = RateHistory(run_id)
+    await history.update(site.database, NOW)
+    width = history.WIDTH_S
+    begin = turn.finished_at // width * width
+    assert history.last_minute(NOW) == pytest.approx(len(turn.output_ids) / 4 / (NOW - begin))
+    assert history.last_minute(NOW + 120) == 0.0
+    points = history.points(NOW)
+    assert points[0].tokens_per_second == len(turn.output_ids) / 4 / width
+    assert sum(point.tokens_per_second for point in points[1:]) == 0.0
+
+
+async def test_a_rate_read_again_sees_what_came_since_and_keeps_what_was(site: Site) -> None:
+    run_id = await add_run(site.database)
+    await add_session(site.database, run_id, now=NOW - 100)
+    kept, fresh = RateHistory(run_id), RateHistory(run_id)
+    await kept.update(site.database, NOW - 50)
+    await add_session(site.database, run_id, now=NOW - 40)
+    await kept.update(site.database, NOW)
+    await fresh.update(site.database, NOW)
+    assert kept.points(NOW) == fresh.points(NOW)
+    assert sum(point.tokens_per_second > 0 for point in fresh.points(NOW)) == 2
+
+
+async def test_sessions_come_page_by_page_each_once_newest_first(site: Site, run_id: str) -> None:
+    async with site.database.write() as connection:
+        await connection.execute(update(SessionRow).values(created_at=NOW // 10 * 10))  # ties: the id decides
+    seen: list[SessionItem] = []
+    cursor: str | None = None
+    while True:
+        page = await site.overview.sessions(run_id, SessionFilter(), cursor=cursor, limit=25)
+        seen.extend(page.sessions)
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert len(seen) == 106
+    assert [item.id for item in seen] == sorted({item.id for item in seen}, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "count"),
+    [
+        (SessionFilter(state="open"), 2),
+        (SessionFilter(training="ready"), 3),
+        (SessionFilter(group="task-0"), 8),
+        (SessionFilter(group="nothing"), 0),
+        (SessionFilter(attributed_by="conversation"), 1),
+        (SessionFilter(training="ready", min_reward=0.5), 2),
+        (SessionFilter(training="ready", max_reward=0.0), 1),
+        (SessionFilter(training="ready", min_reward=0.1, max_reward=0.9), 0),
+    ],
+)
+async def test_sessions_are_filtered(site: Site, run_id: str, wanted: SessionFilter, count: int) -> None:
+    assert len((await site.overview.sessions(run_id, wanted, limit=200)).sessions) == count
+
+
+async def test_a_session_tells_its_turns_its_reward_and_the_step_that_took_it(site: Site, run_id: str) -> None:
+    (item,) = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions
+    view = await site.overview.session(item.id)
+    assert view.run == "calculator"
+    assert [turn.ordinal for turn in view.turns] == [0, 1, 2]
+    assert view.turns[0].answer is not None
+    assert view.turns[0].answer["tool_calls"][0]["function"]["name"] == "add"
+    assert view.turns[1].messages[0]["role"] == "tool"
+    assert view.turns[0].tokens is None
+    assert view.trained is not None
+    assert (view.trained.version, view.trained.reward_then, view.trained.revised) == (6, item.reward, False)
+    assert view.rewards[0].used_by == 6
+    assert "version 6" in view.trainability.explanation
+
+
+async def test_tokens_come_where_asked_for_with_their_texts(site: Site, run_id: str) -> None:
+    (item,) = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions
+    turn = (await site.overview.session(item.id, with_tokens=True)).turns[2]
+    assert turn.tokens is not None
+    assert turn.tokens.output_texts is not None
+    assert turn.answer is not None
+    assert "".join(turn.tokens.output_texts) == turn.answer["content"]
+    assert len(turn.tokens.output_ids) == len(turn.tokens.output_logprobs) == turn.output_tokens
+    assert turn == await site.overview.turn(turn.id, with_tokens=True)
+
+
+async def test_a_revised_reward_shows_on_ledger_session_step_and_run(site: Site, run_id: str) -> None:
+    (item,) = (
+        await site.overview.sessions(run_id, SessionFilter(training="consumed", min_reward=1.0), limit=1)
+    ).sessions
+    assert item.consumed_by is not None
+    late = await _reward(site, item.id, run_id, 0.25, after_training=True)
+    async with site.database.write() as connection:
+        await connection.execute(update(SessionRow).where(SessionRow.id == item.id).values(reward=0.25))
+    view = await site.overview.session(item.id)
+    assert view.trained is not None
+    assert (view.trained.reward_then, view.trained.reward_now, view.trained.revised) == (1.0, 0.25, True)
+    assert [(reward.superseded, reward.after_training) for reward in view.rewards] == [(True, False), (False, True)]
+    step = await site.overview.step(run_id, item.consumed_by)
+    assert step.rewards_revised == 1
+    (revised,) = [entry for entry in step.trajectories if entry.revised]
+    assert (revised.audit.session_id, revised.audit.reward, revised.reward_now) == (item.id, 1.0, 0.25)
+    assert (await site.overview.run(run_id)).late_rewards == 1
+    assert (await site.overview.run(run_id)).late_rewards == 1  # counted once, however often asked
+    page = await site.overview.rewards(run_id, limit=1)
+    assert [(reward.id, reward.superseded) for reward in page.rewards] == [(late, False)]
+
+
+async def test_the_ledger_comes_page_by_page_each_entry_once(site: Site, run_id: str) -> None:
+    seen: list[int] = []
+    cursor: str | None = None
+    while True:
+        page = await site.overview.rewards(run_id, cursor=cursor, limit=30)
+        seen.extend(reward.sequence for reward in page.rewards)
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert len(seen) == len(set(seen)) == 101
+
+
+async def test_steps_come_newest_first_with_what_they_trained_on(site: Site, run_id: str) -> None:
+    first = await site.overview.steps(run_id, limit=4)
+    rest = await site.overview.steps(run_id, cursor=first.next_cursor, limit=4)
+    assert [step.version for step in (*first.steps, *rest.steps)] == [6, 5, 4, 3, 2, 1, 0]
+    assert rest.next_cursor is None
+    assert first.steps[0].trajectories == 16
+    assert first.steps[0].weights is not None
+    assert rest.steps[-1].weights is None
+    view = await site.overview.step(run_id, 6)
+    assert view.step == first.steps[0]
+    assert len(view.trajectories) == 16
+
+
+async def test_curves_hold_every_rewarded_session_and_every_version(site: Site, run_id: str) -> None:
+    curves = await site.overview.curves(run_id)
+    assert curves.reward[-1].sessions == 100
+    assert [point.at for point in curves.reward] == sorted(point.at for point in curves.reward)
+    assert [step.version for step in curves.steps] == list(range(7))
+    run = await site.overview.run(run_id)
+    assert curves.reward[-1].moving_mean == pytest.approx(run.mean_reward)
+
+
+@pytest.mark.parametrize("cursor", ["x", "-1", "0x1p0~abc"])
+async def test_cursors_that_nobody_gave_are_refused(site: Site, run_id: str, cursor: str) -> None:
+    with pytest.raises(InvalidRequest):
+        await site.overview.rewards(run_id, cursor=cursor)
+    with pytest.raises(InvalidRequest):
+        await site.overview.steps(run_id, cursor=cursor)
+
+
+async def test_what_is_not_there_is_not_found(site: Site, run_id: str) -> None:
+    for missing in (
+        site.overview.run("other"),
+        site.overview.session("ses_none"),
+        site.overview.turn("turn_none"),
+        site.overview.step(run_id, 99),
+    ):
+        with pytest.raises(NotFound):
+            await missing
+
+
+async def test_pausing_is_logged_once_and_an_archived_run_stays_so(site: Site, run_id: str) -> None:
+    assert (await site.overview.pause("calculator")).state == "paused"
+    assert (await site.overview.pause("calculator")).state == "paused"
+    assert (await site.overview.resume("calculator")).state == "active"
+    async with site.database.read() as connection:
+        kinds = (
+            (await connection.execute(select(EventRow.kind).order_by(EventRow.id.desc()).limit(3))).scalars().all()
+        )
+    assert kinds == ["run.resumed", "run.paused", "version.served"]
+    async with site.database.write() as connection:
+        await connection.execute(update(RunRow).values(state="archived"))
+    with pytest.raises(Conflict):
+        await site.overview.resume("calculator")
+
+
+async def test_health_says_what_is_wrong(site: Site, run_id: str) -> None:
+    health = await site.overview.health()
+    assert (health.ready, health.database, health.engine_ready) == (True, "ok", True)
+    assert health.disk_free_bytes is not None
+    (run,) = health.runs
+    assert run.trainer == "active"
+    site.serving.engine_ready = False
+    health = await site.overview.health()
+    assert (health.ready, health.status) == (False, "degraded")
+    assert any("engine" in problem for problem in health.problems)
+
+
+async def test_a_trainer_that_stays_away_is_missed_only_when_something_waits(site: Site, run_id: str) -> None:
+    async with site.database.write() as connection:
+        await connection.execute(update(ClaimRow).values(lease_expires_at=NOW - 500, created_at=NOW - 900))
+        await connection.execute(update(SessionRow).where(SessionRow.training == "ready").values(ready_at=NOW - 300))
+    health = await site.overview.health()
+    assert health.runs[0].trainer == "away"
+    assert health.runs[0].trainer_seen_at == NOW - 620
+    assert any("calculator" in problem for problem in health.problems)
+    await site.overview.pause(run_id)
+    assert (await site.overview.health()).runs[0].trainer == "idle"
+
+
+async def test_snapshots_come_at_once_and_when_something_changes_and_end_with_close(site: Site, run_id: str) -> None:
+    stream = site.overview.snapshots(run_id)
+    first = await anext(stream)
+    assert isinstance(first, Snapshot)
+    assert first.run.name == "calculator"
+    assert len(first.events) == 13
+    await _log(site, run_id, "run.noted")
+    site.signals.events.notify()
+    second = await asyncio.wait_for(anext(stream), 5)
+    assert isinstance(second, Snapshot)
+    assert [event.kind for event in second.events] == ["run.noted"]
+    assert second.last_event_id == first.last_event_id + 1
+    site.overview.close()
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(anext(stream), 5)
+
+
+async def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_else(site: Site, run_id: str) -> None:
+    await _log(site, run_id, "one")
+    async with site.database.read() as connection:
+        seen = (await connection.execute(select(EventRow.id).order_by(EventRow.id.desc()).limit(1))).scalar_one()
+    await _log(site, run_id, "two")
+    stream = site.overview.snapshots(run_id, after=seen)
+    snapshot = await anext(stream)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert snapshot is not None
+    assert [event.kind for event in snapshot.events] == ["two"]
+
+
+async def _log(site: Site, run_id: str, kind: str) -> None:
+    async with site.database.write() as connection:
+        await append_event(connection, run_id=run_id, kind=kind, data={}, now=NOW)
