@@ -162,3 +162,18 @@ async def test_the_sdk_retries_and_is_answered_once(world: World) -> None:
     assert answer.choices[0].message.content == "The answer is 42."
     assert lost
     assert [turn.id for turn in await world.turns()] == [answer.id]
+
+
+async def test_a_key_that_another_process_used_meanwhile_costs_no_turn(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looked, neither found: the second to commit keeps its turn without the key."""
+    await world.post({}, **NAMED, idempotency_key="k-1")
+
+    async def not_yet(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(world.trajectories, "answered", not_yet)
+    monkeypatch.setattr(world.app.state.chat._recent, "find", lambda *_: None)
+    assert (await world.post({}, **NAMED, idempotency_key="k-1")).status_code == 200
+    assert [turn.idempotency_key for turn in await world.turns()] == ["k-1", None]
