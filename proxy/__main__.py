@@ -16,8 +16,8 @@ from proxy import log
 from proxy.app import begin_stop, create_app
 from proxy.settings import ConfigurationError, Settings, load_settings
 
-GRACE_SECONDS = 15
-"""How long open streams may go on once the proxy was told to stop."""
+GRACE_SECONDS = 7
+"""How long open streams may go on once the proxy was told to stop; the supervisor's patience is ten seconds."""
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,6 +11,8 @@ from fastapi.responses import JSONResponse, Response
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
+from proxy.chat import endpoints as chat_endpoints
+from proxy.chat.service import ChatService
 from proxy.clock import Clock, system_clock
 from proxy.credentials.service import Credentials, PrincipalKind, load_secret
 from proxy.database import migrate
@@ -27,11 +29,16 @@ from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.overview import endpoints as overview_endpoints
 from proxy.overview.service import OverviewService
+from proxy.policies import endpoints as policy_endpoints
+from proxy.policies.service import VersionService
+from proxy.policies.swap import SwapController
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
 from proxy.settings import ConfigurationError, Settings
 from proxy.tokens.template import ChatTemplate
+from proxy.trajectories import endpoints as claim_endpoints
+from proxy.trajectories.claims.service import ClaimService
 from proxy.trajectories.service import TrajectoryStore
 
 _MIB = 1 << 20
@@ -76,8 +83,11 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     errors.install(app)
     for router in (
         health,
+        chat_endpoints.router,
         session_endpoints.router,
         feedback_endpoints.router,
+        claim_endpoints.router,
+        policy_endpoints.router,
         overview_endpoints.router,
         admin_endpoints.router,
     ):
@@ -97,29 +107,61 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.database = database = await _open_database(settings)
     stack.push_async_callback(database.aclose)
     state.signals = signals = Signals()
-    state.engine = engine
     secret = load_secret(settings.server.data_dir)
     state.credentials = credentials = Credentials(database, secret, clock)
+    state.sign_in = SignIn(secret=secret, clock=clock)
     state.runs = runs = RunDirectory(database, clock)
     state.run = run = await runs.ensure(settings.run)
     await _register_bootstrap_keys(settings, credentials, run)
     state.sessions = sessions = SessionService(database, runs, credentials, signals, clock)
     state.feedback = FeedbackService(database, runs, signals, clock, observer=state.metrics)
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
-    template = await asyncio.to_thread(ChatTemplate.load, run.base_model)
-    state.overview = OverviewService(
-        database=database,
-        clock=clock,
-        signals=signals,
-        data_dir=settings.server.data_dir,
-        token_text=template.token_text,
-    )
-    state.sign_in = SignIn(secret=secret, clock=clock)
+    state.claims = claims = ClaimService(database=database, clock=clock, signals=signals)
+    state.versions = VersionService(database=database, clock=clock, signals=signals)
+    await _start_serving(app, engine, clock, stack)
 
     async def sweep() -> None:
         await sessions.sweep()
+        await claims.expire()
 
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
+
+
+async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: AsyncExitStack) -> None:
+    """What needs the engine or the model: swaps, model calls, and the overview, which tells of both."""
+    state = app.state
+    state.engine = engine
+    template = await asyncio.to_thread(ChatTemplate.load, state.run.base_model)
+    state.swaps = SwapController(
+        database=state.database,
+        engine=engine,
+        signals=state.signals,
+        clock=clock,
+        run=state.run,
+        health_interval_seconds=state.settings.engine.health_interval_seconds,
+        observer=state.metrics,
+    )
+    state.chat = ChatService(
+        settings=state.settings,
+        template=template,
+        runs=state.runs,
+        sessions=state.sessions,
+        trajectories=state.trajectories,
+        swaps=state.swaps,
+        engine=engine,
+        clock=clock,
+        observer=state.metrics,
+    )
+    state.overview = OverviewService(
+        database=state.database,
+        clock=clock,
+        signals=state.signals,
+        swaps=state.swaps,
+        data_dir=state.settings.server.data_dir,
+        token_text=template.token_text,
+    )
+    await stack.enter_async_context(_background("swaps", state.swaps.run_forever()))
+    stack.push_async_callback(state.chat.aclose)
 
 
 async def _open_database(settings: Settings) -> Database:
@@ -190,9 +232,10 @@ async def readyz(request: Request) -> JSONResponse:
         await state.runs.by_id(state.run.id)
     except StoreUnavailable as error:
         missing["store"] = error.message
-    if not await state.engine.healthy():
-        missing["engine"] = "the engine does not answer or cannot generate"
-    return JSONResponse({"ready": not missing, "missing": missing}, 503 if missing else 200)
+    if not state.swaps.engine_ready:
+        missing["engine"] = "the engine does not answer, or does not hold a version of this run yet"
+    answer = {"ready": not missing, "missing": missing, "serving_version": state.swaps.serving(state.run.id)}
+    return JSONResponse(answer, 503 if missing else 200)
 
 
 @health.get("/metrics")
