@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import update
+
+from proxy.admin.sign_in import COOKIE, SignIn, local_path
+from proxy.credentials.service import PrincipalKind
+from proxy.database.tables import EventRow, GroupRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.overview.filters import SessionFilter
+from tests.fakes.run_history import NOW, add_run, add_session
+from tests.proxy.overview.site import ORIGIN, SECRET, Site, open_site
+
+OWN = {"origin": ORIGIN}
+HOSTILE = """<script>alert(1)</script>"'><img src=x onerror=alert(2)>{{7*7}}</pre></div>"""
+
+
+async def _enter(site: Site, kind: PrincipalKind = PrincipalKind.ADMIN, run_id: str | None = None) -> str:
+    """Signs the site's client in; the key's id."""
+    key = await site.credentials.create(kind, run_id=run_id)
+    reply = await site.client.post("/admin/login", data={"key": key.text}, headers=OWN)
+    assert (reply.status_code, reply.headers["location"]) == (303, "/admin")
+    return key.id
+
+
+async def _pages(site: Site, run_id: str) -> list[str]:
+    session = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions[0].id
+    run = "/admin/runs/calculator"
+    return [
+        "/admin", run, f"{run}/sessions", f"{run}/sessions?training=stale", f"{run}/steps/6", f"{run}/steps/0",
+        f"/admin/sessions/{session}", f"/admin/sessions/{session}?tokens=1",
+    ]  # fmt: skip
+
+
+async def test_every_page_answers_and_lets_only_our_own_files_run(site: Site, run_id: str) -> None:
+    await _enter(site)
+    for path in [*await _pages(site, run_id), "/admin/login", "/admin/nowhere"]:
+        reply = await site.client.get(path)
+        assert reply.status_code == (404 if path == "/admin/nowhere" else 200), path
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert reply.headers["x-content-type-options"] == "nosniff"
+        assert reply.headers["cache-control"] == "no-store"
+
+
+async def test_pages_lead_a_stranger_to_the_form_and_back(site: Site, run_id: str) -> None:
+    for path in [*await _pages(site, run_id), "/admin/runs/calculator/curves", "/admin/nowhere"]:
+        reply = await site.client.get(path)
+        assert reply.status_code == 303, path
+        assert reply.headers["location"].startswith("/admin/login?next=/admin"), path
+    fragment = await site.client.get("/admin/runs/calculator/sessions", headers={"hx-request": "true"})
+    assert (fragment.status_code, fragment.headers["hx-redirect"][:12]) == (401, "/admin/login")
+    stream = await site.client.get("/admin/runs/calculator/live", headers={"accept": "text/event-stream"})
+    assert stream.status_code == 401
+    key = await site.credentials.create(PrincipalKind.ADMIN)
+    form = {"key": key.text, "next": "/admin/runs/calculator"}
+    reply = await site.client.post("/admin/login", data=form, headers=OWN)
+    assert reply.headers["location"] == "/admin/runs/calculator"
+
+
+async def test_the_cookie_cannot_be_read_by_scripts_or_sent_by_others_and_holds_no_key(site: Site) -> None:
+    key = await site.credentials.create(PrincipalKind.ADMIN)
+    reply = await site.client.post("/admin/login", data={"key": f" {key.text} "}, headers=OWN)
+    cookie = reply.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Path=/admin" in cookie
+    assert key.text not in cookie
+    secure = httpx.AsyncClient(transport=httpx.ASGITransport(app=site.app), base_url="https://proxy.test")
+    async with secure:
+        headers = {"origin": "https://proxy.test"}
+        assert (
+            "Secure"
+            in (await secure.post("/admin/login", data={"key": key.text}, headers=headers)).headers["set-cookie"]
+        )
+
+
+@pytest.mark.parametrize("kind", [PrincipalKind.TRAINER, PrincipalKind.SESSION])
+async def test_wrong_keys_are_told_why(site: Site, run_id: str, kind: PrincipalKind) -> None:
+    unknown = await site.client.post("/admin/login", data={"key": "rl-admin-wrong"}, headers=OWN)
+    assert unknown.status_code == 401
+    assert "not known here" in unknown.text
+    key = await site.credentials.create(kind, run_id=run_id)
+    other = await site.client.post("/admin/login", data={"key": key.text}, headers=OWN)
+    assert other.status_code == 403
+    assert f"{kind} key" in other.text
+    assert "set-cookie" not in other.headers
+
+
+async def test_a_revoked_key_is_out_at_once(site: Site) -> None:
+    key_id = await _enter(site)
+    assert (await site.client.get("/admin")).status_code == 200
+    await site.credentials.revoke(key_id)
+    assert (await site.client.get("/admin")).status_code == 303
+
+
+async def test_signing_out(site: Site) -> None:
+    await _enter(site)
+    assert (await site.client.post("/admin/logout", headers=OWN)).status_code == 303
+    assert (await site.client.get("/admin")).status_code == 303
+
+
+async def test_a_cookie_expires_and_cannot_be_made_up(tmp_path: Path) -> None:
+    now = [NOW]
+    async with open_site(tmp_path, clock=lambda: now[0]) as site:
+        await _enter(site)
+        now[0] += 12 * 3600 - 1
+        assert (await site.client.get("/admin")).status_code == 200
+        now[0] += 2
+        assert (await site.client.get("/admin")).status_code == 303
+        now[0] = NOW
+        key = await site.credentials.create(PrincipalKind.ADMIN)
+        forged = SignIn(secret=b"x" * 32, clock=lambda: NOW)._serializer.dumps({"key": key.id, "until": NOW + 9})
+        genuine = SignIn(secret=SECRET, clock=lambda: NOW)._serializer.dumps({"key": key.id, "until": NOW + 9})
+        for cookie, status in ((forged, 303), (genuine, 200), ("junk", 303)):
+            site.client.cookies.clear()
+            reply = await site.client.get("/admin", headers={"cookie": f"{COOKIE}={cookie!s}"})
+            assert reply.status_code == status
+
+
+@pytest.mark.parametrize("headers", [{}, {"origin": "https://elsewhere.test"}, {"origin": "null"}])
+async def test_another_sites_form_changes_nothing(site: Site, run_id: str, headers: dict[str, str]) -> None:
+    await _enter(site)
+    for path in ("/admin/runs/calculator/pause", "/admin/logout", "/admin/login"):
+        assert (await site.client.post(path, headers=headers)).status_code == 403
+    assert (await site.overview.run(run_id)).state == "active"
+
+
+async def test_pausing_from_the_page(site: Site, run_id: str) -> None:
+    await _enter(site)
+    reply = await site.client.post("/admin/runs/calculator/pause", headers=OWN)
+    assert (reply.status_code, reply.headers["location"]) == (303, "/admin/runs/calculator")
+    page = (await site.client.get("/admin/runs/calculator")).text
+    assert "Resume training" in page
+    await site.client.post("/admin/runs/calculator/resume", headers=OWN)
+    assert (await site.overview.run(run_id)).state == "active"
+
+
+async def test_a_run_key_sees_its_run_and_learns_of_no_other(site: Site, run_id: str) -> None:
+    await add_run(site.database, name="secret-run")
+    foreign = await add_session(site.database, (await site.overview.run("secret-run")).id, now=NOW)
+    await _enter(site, PrincipalKind.RUN, run_id)
+    runs = (await site.client.get("/admin")).text
+    assert "calculator" in runs
+    assert "secret-run" not in runs
+    run = await site.client.get("/admin/runs/calculator")
+    assert "Pause training" not in run.text
+    assert (await site.client.post("/admin/runs/calculator/pause", headers=OWN)).status_code == 403
+    for path in ("runs/secret-run", "runs/secret-run/sessions", "runs/secret-run/curves", f"sessions/{foreign}"):
+        assert (await site.client.get(f"/admin/{path}")).status_code == 404
+
+
+class _Foreign(HTMLParser):
+    """Collects what no template of ours contains: scripts and pictures from elsewhere, handlers, styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    @classmethod
+    def in_page(cls, text: str) -> list[str]:
+        parser = cls()
+        parser.feed(text)
+        parser.close()
+        return parser.found
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if (
+                name.startswith("on")
+                or name == "style"
+                or (name == "href" and (value or "").startswith("javascript"))
+            ):
+                self.found.append(f"{tag} {name}")
+        source = dict(attrs).get("src") or ""
+        if tag in {"script", "img", "iframe", "object"} and not source.startswith("/admin/static/"):
+            self.found.append(tag)
+
+
+def test_the_search_for_foreign_elements_finds_them() -> None:
+    assert _Foreign.in_page(HOSTILE) == ["script", "img onerror", "img"]
+
+
+async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) -> None:
+    session = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions[0].id
+    call = {"id": HOSTILE, "function": {"name": HOSTILE, "arguments": HOSTILE}}
+    messages = [
+        {"role": HOSTILE, "content": HOSTILE},
+        {"role": "user", "content": [{"type": "text", "text": HOSTILE}]},
+    ]
+    answer = {"role": "assistant", "content": HOSTILE, "reasoning_content": HOSTILE, "tool_calls": [call]}
+    changes: tuple[tuple[Any, dict[str, Any]], ...] = (
+        (TurnRow, {"messages": messages, "response": {"choices": [{"message": answer}]}, "finish_reason": HOSTILE}),
+        (
+            SessionRow,
+            {"task": HOSTILE, "metadata": {HOSTILE: HOSTILE}, "attributed_by": HOSTILE, "external_id": None},
+        ),
+        (RewardRow, {"name": HOSTILE, "source": HOSTILE, "comment": HOSTILE}),
+        (GroupRow, {"size": 8}),
+        (EventRow, {"kind": HOSTILE, "data": {"error": HOSTILE, "session_id": HOSTILE, "version": HOSTILE}}),
+        (RunRow, {"base_model": HOSTILE}),
+    )
+    async with site.database.write() as connection:
+        for table, values in changes:
+            await connection.execute(update(table.__table__).values(values))
+    await _enter(site)
+    for path in [*await _pages(site, run_id), f"/admin/sessions/{session}?tokens=1"]:
+        text = (await site.client.get(path)).text
+        assert _Foreign.in_page(text) == [], path
+        assert "{{7*7}}" in text or "/steps/" in path, path
+    assert "&lt;script&gt;alert(1)" in (await site.client.get(f"/admin/sessions/{session}")).text
+
+
+async def test_hostile_names_in_addresses_and_forms_come_back_as_text(site: Site, run_id: str) -> None:
+    await _enter(site)
+    reply = await site.client.get("/admin/runs/%3Cscript%3Ealert(1)%3C%2Fscript%3E")
+    assert reply.status_code == 404
+    assert "<script>alert" not in reply.text
+    params = {"group": HOSTILE, "min_reward": HOSTILE, "state": HOSTILE}
+    page = await site.client.get("/admin/runs/calculator/sessions", params=params)
+    assert page.status_code == 200
+    assert "<script>alert" not in page.text
+    assert "<img src=x" not in page.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "https://elsewhere.test/admin",
+        "//elsewhere.test/admin",
+        "/admin\\@x",
+        "javascript:alert(1)",
+        "/adminx",
+        "/",
+        "",
+    ],
+)
+def test_nobody_is_sent_elsewhere_after_signing_in(path: str) -> None:
+    assert local_path(path) == "/admin"
+
+
+async def test_an_empty_run_teaches_how_to_begin(site: Site) -> None:
+    await add_run(site.database, name="fresh")
+    await _enter(site)
+    page = (await site.client.get("/admin/runs/fresh")).text
+    assert f"OPENAI_BASE_URL={ORIGIN}/v1" in page
+    assert "/v1/feedback" in page
+
+
+async def test_the_sessions_table_is_a_fragment_for_htmx_and_goes_on_page_by_page(site: Site, run_id: str) -> None:
+    await _enter(site)
+    fragment = await site.client.get("/admin/runs/calculator/sessions", headers={"hx-request": "true"})
+    assert "<html" not in fragment.text
+    shown: list[str] = []
+    address: str | None = "/admin/runs/calculator/sessions?training=consumed"
+    while address is not None:
+        text = (await site.client.get(address)).text
+        shown.extend(re.findall(r'id="link-(ses_\w+)"', text))
+        older = re.search(r'href="([^"]+)"[^>]*>Older<', text)
+        address = older.group(1).replace("&amp;", "&") if older else None
+    assert len(shown) == len(set(shown)) == 96
+    none = await site.client.get("/admin/runs/calculator/sessions?group=none")
+    assert "No session is like that" in none.text
+
+
+async def test_errors_are_pages_that_say_what_to_do(site: Site, run_id: str) -> None:
+    await _enter(site)
+    for path, status in (("runs/none", 404), ("sessions/none", 404), ("runs/calculator/steps/x", 400), ("a/b", 404)):
+        reply = await site.client.get(f"/admin/{path}")
+        assert reply.status_code == status
+        assert reply.headers["content-type"].startswith("text/html")
+        assert "To the runs" in reply.text
