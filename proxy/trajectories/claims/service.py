@@ -63,6 +63,12 @@ class ClaimService:
         self._database = database
         self._clock = clock
         self._signals = signals
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends all waiting; claims then answer with what is there."""
+        self._closed = True
+        self._signals.trajectories.notify()
 
     async def claim(self, run: RunView, request: ClaimRequest, *, abandoned: Abandoned = _never) -> ClaimedBatch:
         """Leases about `want` trajectories, waiting up to `wait_s` for them; an empty batch if there are too few.
@@ -75,7 +81,7 @@ class ClaimService:
         woken = False
         while True:
             seen = self._signals.trajectories.count
-            remaining = deadline - loop.time()
+            remaining = 0.0 if self._closed else deadline - loop.time()
             minimum = request.want if remaining > 0 else request.at_least
             if not woken:
                 await self.expire()

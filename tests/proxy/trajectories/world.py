@@ -27,16 +27,7 @@ from proxy.database.unit_of_work import Database
 from proxy.runs.service import RunDirectory, RunView
 from proxy.settings import RunSettings
 from proxy.trajectories.service import TrajectoryStore, TurnRecord
-
-
-class MovedClock:
-    """Time that stands still until a test moves it."""
-
-    def __init__(self, now: float = 1_000_000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
+from tests.proxy.store import MovedClock
 
 
 class World:
