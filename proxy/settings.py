@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -162,6 +163,7 @@ def load_settings(config_file: Path | None = None, overrides: dict[str, dict[str
 
     Raises ConfigurationError with one line per wrong key.
     """
+    _refuse_unknown_sections(os.environ)
     values: dict[str, Any] = {}
     if config_file is not None:
         try:
@@ -179,6 +181,15 @@ def load_settings(config_file: Path | None = None, overrides: dict[str, dict[str
     except ValidationError as error:
         raise ConfigurationError(describe(error)) from error
     return settings
+
+
+def _refuse_unknown_sections(environment: Mapping[str, str]) -> None:
+    """A misspelt section in the environment would otherwise be passed over in silence."""
+    for name in environment:
+        section, separator, _ = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and separator and section not in Settings.model_fields:
+            known = ", ".join(Settings.model_fields)
+            raise ConfigurationError(f"{name}: there is no section {section!r}; the sections are {known}")
 
 
 def describe(error: ValidationError) -> str:

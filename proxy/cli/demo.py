@@ -148,8 +148,8 @@ class _Demo:
         steps = (await operations.curves(self._run))["steps"]
         staleness = [step["staleness_max"] for step in steps if step["staleness_max"] is not None]
         return Summary(
-            first_reward=harness.get("first_reward"),
-            last_reward=harness.get("last_reward"),
+            first_reward=harness.get("first_mean"),
+            last_reward=harness.get("last_mean"),
             versions=run["head_version"],
             swaps=run["swaps"],
             turns=run["turn_count"],
@@ -161,7 +161,10 @@ class _Demo:
 
     def report(self, summary: Summary) -> None:
         harness = self._harness_report()
-        for title, key in (("before: one of the first sessions", "first"), ("after: the last session", "last")):
+        for title, key in (
+            ("before: one of the first sessions", "first_transcript"),
+            ("after: the last session", "last_transcript"),
+        ):
             if harness.get(key):
                 self._out.print(transcript(title, harness[key]))
         if summary.first_reward is None or summary.last_reward is None:
@@ -208,7 +211,7 @@ class _Demo:
         """One beat of the watch: whether it is over. Raises PartFailed when a part or the harness was given up."""
         self._stack.supervisor.raise_for_failure()
         report = self._harness_report()
-        reward = report.get("last_reward")
+        reward = report.get("last_mean")
         if reward is not None and report["sessions"] >= REWARD_WINDOW:
             if self._reached_090_at is None and reward >= _GOOD:
                 self._reached_090_at = time.monotonic()
@@ -226,7 +229,7 @@ class _Demo:
     async def _look(self, operations: Operations) -> LiveRun:
         run = await operations.run(self._run)
         harness = self._harness_report()
-        reward = harness.get("last_reward")
+        reward = harness.get("last_mean")
         if reward is not None:
             self._history.append(reward)
         return LiveRun(

@@ -3,7 +3,7 @@
 #
 #   install.sh [VENV]
 #
-# VENV defaults to $BASE_RL_SGLANG_VENV, else to base-rl/sglang-cpu-0.5.23 in the user's cache directory.
+# VENV defaults to $BASE_RL_ENGINE__SGLANG_VENV, else to base-rl/sglang-cpu-0.5.23 in the user's cache directory.
 # PYTHON names the interpreter (default python3; 3.11 is what was tested). A finished environment is left as it is;
 # an interrupted installation goes on where it stopped.
 set -euo pipefail
@@ -13,7 +13,7 @@ case "${1:-}" in
 esac
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-venv=${1:-${BASE_RL_SGLANG_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/base-rl/sglang-cpu-0.5.23}}
+venv=${1:-${BASE_RL_ENGINE__SGLANG_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/base-rl/sglang-cpu-0.5.23}}
 marker=$venv/.sglang-cpu-ready
 
 if [ -f "$marker" ]; then

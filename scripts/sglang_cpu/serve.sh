@@ -3,7 +3,7 @@
 #
 #   serve.sh MODEL PORT [further launch_server flags]
 #
-# The environment is $BASE_RL_SGLANG_VENV, else base-rl/sglang-cpu-0.5.23 in the user's cache directory.
+# The environment is $BASE_RL_ENGINE__SGLANG_VENV, else base-rl/sglang-cpu-0.5.23 in the user's cache directory.
 # Start-up takes one to two minutes: send nothing until GET /health_generate answers 200.
 # LoRA: --enable-lora --max-lora-rank 16 --lora-target-modules q_proj k_proj v_proj o_proj --lora-backend torch_native
 set -euo pipefail
@@ -17,7 +17,7 @@ port=${2:?usage: serve.sh MODEL PORT [flags]}
 shift 2
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-venv=${BASE_RL_SGLANG_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/base-rl/sglang-cpu-0.5.23}
+venv=${BASE_RL_ENGINE__SGLANG_VENV:-${XDG_CACHE_HOME:-$HOME/.cache}/base-rl/sglang-cpu-0.5.23}
 if [ ! -f "$venv/.sglang-cpu-ready" ]; then
   echo "there is no SGLang in $venv: run 'make sglang-cpu' first" >&2
   exit 1

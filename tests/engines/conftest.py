@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from proxy.engines.interface import PauseMode
 from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, wait_until_ready
 from proxy.engines.sglang import SglangEngine
-from proxy.settings import ConfigurationError, EngineSettings
+from proxy.settings import ConfigurationError, EngineSettings, load_settings
 from tests.engines.generating import END_ID, NEVER_END
 from tests.engines.tiny_model import make_model
 
@@ -96,8 +96,7 @@ def free_port() -> int:
 
 
 def sglang_venv() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return Path(os.environ.get("BASE_RL_SGLANG_VENV", cache / "base-rl" / "sglang-cpu-0.5.23"))
+    return load_settings().engine.sglang_venv
 
 
 def plan_of(kind: str, model: Path) -> LaunchPlan:

@@ -1,0 +1,55 @@
+"""The demo as a newcomer runs it, and the two controls: without training, or with others' rewards, nothing rises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(420), pytest.mark.xdist_group("end_to_end")]
+
+
+def demo(data_dir: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, summary and output of `base-rl demo`."""
+    result = subprocess.run(
+        [sys.executable, "-m", "proxy.cli", "demo", "--plain", "--data-dir", str(data_dir), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    output = result.stdout + result.stderr
+    assert (data_dir / "summary.json").exists(), output
+    return result.returncode, json.loads((data_dir / "summary.json").read_text()), output
+
+
+def test_the_demo_goes_from_poor_to_good_without_a_failed_call(tmp_path: Path) -> None:
+    status, summary, output = demo(tmp_path, "--seed", "3")
+    assert status == 0, output
+    assert summary["first_reward"] <= 0.35
+    assert summary["last_reward"] >= 0.90
+    assert summary["swaps"] >= 8
+    assert summary["failed_calls"] == 0
+    assert summary["seconds_to_090"] is not None
+    assert 1 <= summary["max_staleness"] <= 4, "asynchronous, and within the bound"
+    assert "before" in output
+    assert "after" in output
+
+
+def test_with_the_trainer_stopped_the_reward_does_not_rise(tmp_path: Path) -> None:
+    status, summary, output = demo(tmp_path, "--seed", "3", "--no-train", "--time-limit", "20")
+    assert status == 1, output
+    assert summary["versions"] == 0
+    assert summary["turns"] > 256
+    assert abs(summary["last_reward"] - summary["first_reward"]) < 0.2
+
+
+def test_with_shuffled_rewards_the_reward_does_not_rise(tmp_path: Path) -> None:
+    status, summary, output = demo(tmp_path, "--seed", "3", "--shuffle-rewards", "--time-limit", "35")
+    assert status == 1, output
+    assert summary["versions"] >= 4, "it did train, on rewards that say nothing"
+    assert summary["last_reward"] - summary["first_reward"] < 0.2

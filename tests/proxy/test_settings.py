@@ -1,0 +1,75 @@
+"""Settings: precedence, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.settings import ConfigurationError, SamplingMode, load_settings
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    return file
+
+
+def test_command_line_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, '[server]\nport = 1\nhost = "file"\n[run]\nname = "file"\nmax_new_tokens = 7\n')
+    monkeypatch.setenv("BASE_RL_SERVER__PORT", "2")
+    monkeypatch.setenv("BASE_RL_RUN__NAME", "environment")
+    settings = load_settings(file, {"run": {"name": "command-line"}})
+    assert settings.run.name == "command-line"
+    assert settings.server.port == 2
+    assert settings.server.host == "file"
+    assert settings.run.max_new_tokens == 7
+    assert settings.run.sampling.mode is SamplingMode.RAISE_GREEDY
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[servr]\nport = 1\n", "servr"),
+        ("[server]\nprot = 1\n", "server.prot"),
+        ("[server]\nport = 'many'\n", "server.port"),
+        ("[run]\nname = 'no spaces please'\n", "run.name"),
+        ("[run.sampling]\nmode = 'wild'\n", "run.sampling.mode"),
+        ("[run]\nlease_seconds = 0\n", "run.lease_seconds"),
+    ],
+)
+def test_a_wrong_key_in_the_file_is_named(tmp_path: Path, text: str, key: str) -> None:
+    with pytest.raises(ConfigurationError, match=key):
+        load_settings(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["BASE_RL_SERVR__PORT", "BASE_RL_SERVER__PROT"])
+def test_a_wrong_key_in_the_environment_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigurationError, match=name.rpartition("__")[2].lower() + "|" + name):
+        load_settings()
+
+
+def test_a_wrong_command_line_value_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="port"):
+        load_settings(None, {"server": {"port": 70000}})
+
+
+def test_a_file_that_is_missing_or_broken_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        load_settings(tmp_path / "none.toml")
+    with pytest.raises(ConfigurationError, match="not valid TOML"):
+        load_settings(write(tmp_path, "[server\n"))
+
+
+def test_the_trainers_section_is_carried_past(tmp_path: Path) -> None:
+    assert load_settings(write(tmp_path, "[trainer]\nanything = 1\n")).trainer == {"anything": 1}
+
+
+def test_the_database_is_in_the_data_directory_unless_named(tmp_path: Path) -> None:
+    settings = load_settings(None, {"server": {"data_dir": tmp_path}})
+    assert settings.database_url == f"sqlite+aiosqlite:///{tmp_path / 'base-rl.sqlite3'}"
+    other = load_settings(None, {"database": {"url": "postgresql+psycopg://host/name"}})
+    assert other.database_url == "postgresql+psycopg://host/name"
