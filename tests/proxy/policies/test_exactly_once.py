@@ -1,0 +1,300 @@
+"""Any sequence of claims, commits, crashes and repetitions trains each trajectory at most once and loses none."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from sqlalchemy import text
+
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest
+from proxy.contract.identifiers import ClaimId, GroupId, SessionId
+from proxy.errors import Conflict
+from proxy.policies.service import VersionService
+from proxy.trajectories.claims.service import ClaimService
+from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.store import MovedClock
+from tests.proxy.trajectories.world import World, open_world
+
+_Result = TypeVar("_Result")
+
+LEASE = 100.0
+GROUP_TIMEOUT = 30.0
+
+
+class TrainingAccounts(RuleBasedStateMachine):
+    """Trainers and clients around a real SQLite file; the proxy may be replaced at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.directory = Path(tempfile.mkdtemp())
+        self.clock = MovedClock()
+        self.groups: list[GroupId] = []
+        self.unrewarded: list[SessionId] = []
+        self.batches: dict[ClaimId, list[SessionId]] = {}
+        """What trainers were handed, by claim."""
+        self.requests: list[CommitRequest] = []
+        self.acknowledged: dict[tuple[tuple[ClaimId, ...], str], int] = {}
+        self.run_(self._start())
+
+    def run_(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        return self.runner.run(work)
+
+    async def _start(self) -> None:
+        self.stack = AsyncExitStack()
+        path = self.directory / "store.sqlite3"
+        options = {"lease_seconds": LEASE, "group_timeout_seconds": GROUP_TIMEOUT}
+        self.world: World = await self.stack.enter_async_context(open_world(path, clock=self.clock, **options))
+        wiring = {"database": self.world.database, "clock": self.clock, "signals": self.world.signals}
+        self.claims = ClaimService(**wiring)  # type: ignore[arg-type]
+        self.versions = VersionService(**wiring)  # type: ignore[arg-type]
+
+    def teardown(self) -> None:
+        try:
+            self.run_(self._everything_trainable_is_claimable())
+        finally:
+            self.run_(self.stack.aclose())
+            self.runner.close()
+            shutil.rmtree(self.directory)
+
+    async def _head(self) -> int:
+        return (await self.versions.head(self.world.run)).version
+
+    async def _claim(self, want: int) -> ClaimedBatch:
+        wish = ClaimRequest(trainer="t", want=want, max_staleness=10_000)
+        return await self.claims.claim(self.world.run, wish)
+
+    async def _commit(self, request: CommitRequest) -> CommitReply | None:
+        """None: refused."""
+        try:
+            return await self.versions.commit(self.world.run, request)
+        except Conflict:
+            return None
+
+    def _acknowledge(self, request: CommitRequest, reply: CommitReply | None) -> None:
+        if reply is None:
+            return
+        made = (tuple(sorted(request.claim_ids)), request.weights.sha256)
+        assert self.acknowledged.setdefault(made, reply.version) == reply.version
+
+    async def _request(self, claim_ids: list[ClaimId], *, behind: int = 0) -> CommitRequest:
+        weights = publish(self.directory)
+        request = commit_request(claim_ids, await self._head() - behind, weights)
+        self.requests.append(request)
+        return request
+
+    def _draw_claims(self, data: st.DataObject) -> list[ClaimId]:
+        return data.draw(st.lists(st.sampled_from(sorted(self.batches)), min_size=1, max_size=2, unique=True))
+
+    # --- clients
+
+    @initialize()
+    def some_sessions(self) -> None:
+        for _ in range(3):
+            self.run_(self.world.ready())
+
+    @rule(grouped=st.booleans(), size=st.sampled_from([None, 1, 2, 3]))
+    def session(self, grouped: bool, size: int | None) -> None:
+        async def act() -> None:
+            group = None
+            if grouped:
+                if size is not None or not self.groups:
+                    self.groups.append(await self.world.group(size=size))
+                group = self.groups[-1]
+            session = await self.world.session(group=group)
+            await self.world.turn(session)
+            self.unrewarded.append(session)
+
+        self.run_(act())
+
+    @precondition(lambda self: self.unrewarded)
+    @rule(value=st.sampled_from([0.0, 1.0]), first=st.booleans())
+    def reward(self, value: float, first: bool) -> None:
+        self.run_(self.world.reward(self.unrewarded.pop(0 if first else -1), value))
+
+    # --- trainers
+
+    @rule(want=st.integers(1, 4))
+    def claim(self, want: int) -> None:
+        self._handed(self.run_(self._claim(want)))
+
+    @rule(wants=st.lists(st.integers(1, 3), min_size=2, max_size=3))
+    def claims_at_once(self, wants: list[int]) -> None:
+        async def act() -> list[ClaimedBatch]:
+            return await asyncio.gather(*(self._claim(want) for want in wants))
+
+        for batch in self.run_(act()):
+            self._handed(batch)
+
+    def _handed(self, batch: ClaimedBatch) -> None:
+        sessions = [trajectory.session_id for group in batch.groups for trajectory in group.trajectories]
+        assert len(set(sessions)) == len(sessions)
+        if batch.claim_id is not None:
+            self.batches[batch.claim_id] = sessions
+
+    @rule(want=st.integers(1, 4))
+    def claim_whose_answer_is_lost(self, want: int) -> None:
+        self.run_(self._claim(want))
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def heartbeat(self, data: st.DataObject) -> None:
+        claim_id = data.draw(st.sampled_from(sorted(self.batches)))
+
+        async def act() -> None:
+            try:
+                lease = await self.claims.heartbeat(self.world.run, claim_id)
+            except Conflict:
+                return
+            assert lease.lease_expires_at == self.clock() + LEASE
+
+        self.run_(act())
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        claim_id = data.draw(st.sampled_from(sorted(self.batches)))
+
+        async def act() -> None:
+            try:
+                await self.claims.release(self.world.run, claim_id)
+            except Conflict:
+                return
+
+        self.run_(act())
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data(), behind=st.sampled_from([0, 0, 0, 1]))
+    def commit(self, data: st.DataObject, behind: int) -> None:
+        claim_ids = self._draw_claims(data)
+
+        async def act() -> None:
+            request = await self._request(claim_ids, behind=behind)
+            reply = await self._commit(request)
+            assert reply is None or (behind == 0 and not reply.repeated)
+            self._acknowledge(request, reply)
+
+        self.run_(act())
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def commit_whose_answer_is_lost(self, data: st.DataObject) -> None:
+        claim_ids = self._draw_claims(data)
+
+        async def act() -> None:
+            await self._commit(await self._request(claim_ids))
+
+        self.run_(act())
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def commit_again(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.requests))
+        known = self.acknowledged.get((tuple(sorted(request.claim_ids)), request.weights.sha256))
+        reply = self.run_(self._commit(request))
+        if known is not None:
+            assert reply == CommitReply(version=known, repeated=True)
+        self._acknowledge(request, reply)
+
+    @precondition(lambda self: len(self.batches) > 1)
+    @rule(data=st.data())
+    def two_trainers_commit_at_once(self, data: st.DataObject) -> None:
+        first, second = self._draw_claims(data), self._draw_claims(data)
+
+        async def act() -> None:
+            requests = [await self._request(first), await self._request(second)]
+            replies = await asyncio.gather(*(self._commit(request) for request in requests))
+            assert sum(reply is not None for reply in replies) <= 1
+            for request, reply in zip(requests, replies, strict=True):
+                self._acknowledge(request, reply)
+
+        self.run_(act())
+
+    # --- the world
+
+    @rule(seconds=st.sampled_from([1.0, GROUP_TIMEOUT, LEASE - 1, LEASE]))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @rule()
+    def sweep(self) -> None:
+        self.run_(self.claims.sweep())
+
+    @rule()
+    def proxy_restarts(self) -> None:
+        async def act() -> None:
+            await self.stack.aclose()
+            await self._start()
+
+        self.run_(act())
+
+    # --- what always holds
+
+    @invariant()
+    def the_accounts_are_right(self) -> None:
+        self.run_(self._check_accounts())
+
+    async def _query(self, statement: str) -> list[Any]:
+        async with self.world.database.read() as connection:
+            return list((await connection.execute(text(statement))).all())
+
+    async def _check_accounts(self) -> None:
+        in_claims = await self._query(
+            "SELECT c.state, s.session_id, c.id, c.committed_version FROM claimed_sessions s "
+            "JOIN claims c ON c.id = s.claim_id WHERE c.state IN ('committed', 'leased')"
+        )
+        by_session: dict[str, list[Any]] = {}
+        for row in in_claims:
+            by_session.setdefault(row.session_id, []).append(row)
+        for row in await self._query("SELECT id, training, claim_id, consumed_by FROM sessions"):
+            holders = by_session.get(row.id, [])
+            if row.training in ("leased", "consumed"):
+                (holder,) = holders
+                assert holder.state == {"leased": "leased", "consumed": "committed"}[row.training]
+                assert holder.id == row.claim_id
+                assert holder.committed_version == row.consumed_by
+            else:
+                assert holders == []
+                assert (row.claim_id, row.consumed_by) == (None, None)
+        versions = await self._query(
+            "SELECT version, parent_version, claim_ids FROM policy_versions ORDER BY version"
+        )
+        assert [row.version for row in versions] == list(range(len(versions)))
+        assert [row.parent_version for row in versions] == [None, *range(len(versions) - 1)]
+        assert await self._head() == len(versions) - 1
+        assert set(self.acknowledged.values()) <= {row.version for row in versions}
+        committed = {row.id: row.committed_version for row in in_claims if row.state == "committed"}
+        for (claim_ids, _sha256), version in self.acknowledged.items():
+            assert {committed[claim_id] for claim_id in claim_ids} == {version}
+            for claim_id in claim_ids:
+                sessions = {row.session_id for row in in_claims if row.id == claim_id}
+                assert sessions == set(self.batches[claim_id])
+
+    async def _everything_trainable_is_claimable(self) -> None:
+        for session in self.unrewarded:
+            await self.world.reward(session, 0.0)
+        self.clock.now += LEASE + GROUP_TIMEOUT
+        await self.claims.sweep()
+        consumed = {row.id for row in await self._query("SELECT id FROM sessions WHERE training = 'consumed'")}
+        everything = {row.id for row in await self._query("SELECT id FROM sessions")}
+        handed: set[str] = set()
+        while (batch := await self._claim(4)).claim_id is not None:
+            sessions = {trajectory.session_id for group in batch.groups for trajectory in group.trajectories}
+            assert not sessions & handed
+            handed |= sessions
+        assert handed == everything - consumed
+
+
+TestTrainingAccounts = TrainingAccounts.TestCase
+TestTrainingAccounts.settings = settings(
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
