@@ -121,6 +121,8 @@ class _Demo:
         self._report_file = options.data_dir / "harness.json"
         self._history: list[float] = []
         self._reached_090_at: float | None = None
+        self._at_the_end: dict[str, Any] | None = None
+        """The harness's report when the demo was over: sessions that end while it is stopped do not count."""
         self._first_session_at = 0.0
 
     async def watch(self, operations: Operations, folder: Path) -> None:
@@ -143,7 +145,7 @@ class _Demo:
         self._out.print(live_line(await self._look(operations)) if self._options.plain else "", highlight=False)
 
     async def summarise(self, operations: Operations) -> Summary:
-        harness = self._harness_report()
+        harness = self._at_the_end or self._harness_report()
         run = await operations.run(self._run)
         steps = (await operations.curves(self._run))["steps"]
         staleness = [step["staleness_max"] for step in steps if step["staleness_max"] is not None]
@@ -216,8 +218,10 @@ class _Demo:
             if self._reached_090_at is None and reward >= _GOOD:
                 self._reached_090_at = time.monotonic()
             if reward >= self._options.target:
-                return True
+                self._at_the_end = report
         if time.monotonic() - self._first_session_at > self._options.time_limit:
+            self._at_the_end = report
+        if self._at_the_end is not None:
             return True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REFRESH_S):
