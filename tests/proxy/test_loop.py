@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from proxy.app import create_app
-from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest, StepReport, decode, encode
-from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, decode, encode
 from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, ServerSettings, Settings
 from tests.fakes.engine import FakeEngine
+from tests.proxy.policies.publishing import commit_request, publish
 from tests.proxy.tokens.models import write_model
 from tests.running_app import bearer, running
 
@@ -92,16 +92,8 @@ async def test_from_a_call_to_the_next_version(client: httpx.AsyncClient, engine
     assert {trajectory.turns[0].output_ids for trajectory in group.trajectories} == {(40, 41, 2)}
     assert batch.claim_id is not None
 
-    weights = tmp_path / "version-1"
-    weights.mkdir()
-    (weights / "config.json").write_text("{}")
-    (weights / "model.safetensors").write_bytes(b"weights")
-    commit = CommitRequest(
-        claim_ids=(batch.claim_id,),
-        parent_version=0,
-        weights=WeightsReference(uri=str(weights), format=WeightsFormat.HUGGINGFACE, sha256="0" * 64, bytes=7),
-        step=StepReport(config_hash="c", seed=0, metrics={}, audit=()),
-    )
+    weights = publish(tmp_path)
+    commit = commit_request([batch.claim_id], 0, weights)
     reply = decode(await trainer_post(client, "versions", commit), CommitReply)
     assert reply == CommitReply(version=1, repeated=False)
 
@@ -109,7 +101,7 @@ async def test_from_a_call_to_the_next_version(client: httpx.AsyncClient, engine
         return bool((await client.get("/readyz")).json()["serving_version"] == 1)
 
     await until(serves_version_1)
-    assert ("load_weights", (str(weights), engine.label)) in engine.calls
+    assert ("load_weights", (weights.uri, engine.label)) in engine.calls
     completion = (await client.post("/v1/chat/completions", json=HELLO)).json()
     assert completion["system_fingerprint"] == "policy@1"
 

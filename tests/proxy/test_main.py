@@ -88,6 +88,10 @@ def test_without_its_engine_it_serves_what_needs_none_and_stops_when_told(tmp_pa
         assert (ready.status_code, ready.json()["ready"]) == (503, False)
         assert "engine" in ready.json()["missing"]
         assert client.post("/v1/sessions").status_code == 201
+        call = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+        refused = client.post("/v1/chat/completions", json=call)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unavailable")
+        assert int(refused.headers["retry-after"]) >= 1
         with client.stream("GET", "/api/v1/runs/policy/events", headers=bearer(ADMIN)) as events:
             assert events.status_code == 200
             next(events.iter_raw())
