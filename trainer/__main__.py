@@ -1,6 +1,7 @@
 """`python -m trainer --config FILE [--run NAME] [--proxy URL] [--set SECTION.KEY=VALUE]… [--dry-run]`
 
-Under torchrun it trains with as many processes: `torchrun --nproc-per-node 2 -m trainer --config FILE`.
+Under torchrun it trains with as many processes: `torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write
+`--set run=NAME` for `--run NAME`, which torchrun takes for an option of its own.
 
 SIGTERM and SIGINT end it cleanly wherever it is: claims are given back, the exit status is 0. A second one kills.
 Exit status 2: the configuration is wrong; 1: it cannot go on.
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -65,7 +67,6 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
     from trainer.leases import LeaseKeeper
     from trainer.loop import TrainingLoop
     from trainer.models.huggingface import load_policy, resolve_directory
-    from trainer.parallel.fsdp import shard
     from trainer.parallel.mesh import join
     from trainer.proxy_client import ProxyClient
     from trainer.update import Learner
@@ -78,22 +79,22 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
     client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
     leases = LeaseKeeper(client)
     claims = ClaimsInHand(client, leases, settings.batch, settings.name)
-    try:
+    with ExitStack() as ending:
+        for end in (ranks.leave, client.close, leases.stop, claims.give_back):
+            ending.callback(end)
         base = resolve_directory(ranks.from_first(client.head).base_model)
         model = load_policy(
             base, settings.precision, token_logprobs, activation_checkpointing=settings.activation_checkpointing
         ).to(ranks.device)
         if ranks.size > 1:
+            from trainer.parallel.fsdp import shard
+
             shard(model, model.layers, ranks)
         learner = Learner(model, algorithm, settings.optimizer, ranks)
         publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
+        ending.callback(publisher.close)
         versions = Versions(settings, algorithm, ranks, client, claims, publisher, learner)
         TrainingLoop(settings.batch, algorithm, ranks, claims, versions, learner).run()
-    finally:
-        claims.give_back()
-        leases.stop()
-        client.close()
-        ranks.leave()
 
 
 def _listen() -> None:

@@ -47,7 +47,7 @@ class TrainingProxy:
     """`source(version)` makes the next group when a claim finds too few waiting; None: only what `offer` put there.
 
     `lose_answers` drops the answer of that many commits after they were made. `outage` answers that many requests
-    with 503. `before_commit` runs before a commit is looked at.
+    with 503. `before_commit` runs before a commit is looked at; a ConnectionAbortedError from it cuts the connection.
     """
 
     base_model: str

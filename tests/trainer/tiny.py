@@ -106,18 +106,24 @@ def load_tiny(directory: Path) -> PolicyModel:
 
 @torch.no_grad()
 def draw(
-    model: PolicyModel, prompt: Sequence[int], length: int, generator: torch.Generator, temperature: float = 1.0
-) -> tuple[list[int], list[float]]:
-    """Output ids with their log-probabilities, drawn from the model token by token."""
+    model: PolicyModel,
+    prompt: Sequence[int],
+    length: int,
+    generator: torch.Generator,
+    temperature: float = 1.0,
+    count: int = 1,
+) -> list[tuple[list[int], list[float]]]:
+    """`count` outputs under one prompt, each with its log-probabilities, drawn from the model token by token."""
     inner: Any = model.inner
-    ids, logprobs = list(prompt), []
+    ids = torch.tensor([list(prompt)] * count)
+    columns = []
     for _ in range(length):
-        distribution = inner(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1] / temperature
-        distribution = distribution.log_softmax(-1)
-        token = int(torch.multinomial(distribution.exp(), 1, generator=generator))
-        ids.append(token)
-        logprobs.append(float(distribution[token]))
-    return ids[len(prompt) :], logprobs
+        logprobs = (inner(input_ids=ids, use_cache=False).logits[:, -1] / temperature).log_softmax(-1)
+        tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
+        ids = torch.cat([ids, tokens], dim=1)
+        columns.append(logprobs.gather(-1, tokens))
+    drawn = torch.cat(columns, dim=1)
+    return list(zip(ids[:, len(prompt) :].tolist(), drawn.tolist(), strict=True))
 
 
 def settings(weights: Path, **changes: Any) -> TrainerSettings:

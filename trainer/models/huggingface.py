@@ -119,12 +119,12 @@ def load_policy(
 
     cast("Any", logging).disable_progress_bar()
     try:
-        inner = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+        inner: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+        if activation_checkpointing:
+            inner.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{directory}: {error}") from error
-    if activation_checkpointing:
-        cast("Any", inner).gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    model = PolicyModel(cast("nn.Module", inner), Precision.FLOAT32, token_logprobs)
+    model = PolicyModel(inner, Precision.FLOAT32, token_logprobs)
     names = {name for name, _ in model.named_weights()}
     unknown = sorted(names - stored_names(directory))
     if unknown:

@@ -119,6 +119,10 @@ class DiskPublisher:
         load_weights(weights, directory)
         return _read_state(directory / _STATE)
 
+    def close(self) -> None:
+        for uri in list(self._locks):
+            self._release(uri)
+
     def _copy_companions(self, directory: Path) -> None:
         for source in sorted(self._base.iterdir()):
             if source.suffix not in _COMPANIONS or source.name.endswith(".index.json") or not source.is_file():

@@ -51,3 +51,7 @@ class WeightPublisher(Protocol):
         Raises WeightsUnusable.
         """
         ...
+
+    def close(self) -> None:
+        """The trainer ends: what it staged and did not settle is nobody's any more."""
+        ...

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contract.trajectory import Trajectory
+from tests.trainer.intake.test_sequences import trees
+from trainer.config import BatchSettings
+from trainer.intake.grouping import Batch
+from trainer.intake.packing import idle_micro_batch, pack, pack_rows, split_rows
+from trainer.intake.sequences import linearise
+from trainer.intake.staleness import is_trained
+
+lengths = st.lists(st.integers(1, 40), max_size=30)
+
+
+@given(lengths=lengths, bound=st.integers(1, 40))
+def test_rows_hold_every_sequence_once_within_the_bound(lengths: list[int], bound: int) -> None:
+    rows = pack_rows(lengths, bound)
+    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+    for row in rows:
+        assert len(row) == 1 or sum(lengths[index] for index in row) <= bound
+    fitting = [length for length in lengths if length <= bound]
+    half_empty = [row for row in rows if 2 * sum(lengths[index] for index in row) <= bound]
+    assert len(half_empty) <= 1  # Two such rows would have been one.
+    assert len(rows) <= len(lengths) - len(fitting) + 2 * -(-sum(fitting) // bound)
+
+
+@given(lengths=lengths, bound=st.integers(1, 200))
+def test_micro_batches_hold_every_row_once_within_the_bound(lengths: list[int], bound: int) -> None:
+    parts = split_rows(lengths, bound)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        assert len(part) == 1 or len(part) * max(lengths[row] for row in part) <= bound
+
+
+@given(
+    members=st.lists(trees(), min_size=1, max_size=4),
+    row_tokens=st.integers(1, 30),
+    rows=st.integers(1, 4),
+    silent=st.booleans(),
+)
+def test_every_output_token_is_trained_once_with_what_belongs_to_it(
+    members: list[Trajectory], row_tokens: int, rows: int, silent: bool
+) -> None:
+    batch = Batch(trajectories=tuple(members), groups=tuple(range(len(members))), base_version=3)
+    advantages = [
+        [0.0 if silent and index == 0 else 10.0 * index + number + 1 for number in range(len(member.turns))]
+        for index, member in enumerate(members)
+    ]
+    settings = BatchSettings(row_tokens=row_tokens, max_tokens_per_microbatch=row_tokens * rows)
+    found = []
+    for micro_batch in pack(batch, advantages, linearise(members), settings):
+        assert micro_batch.learns is bool((micro_batch.advantages_N != 0).any())
+        flat = micro_batch.input_ids_BT.flatten()
+        assert flat[micro_batch.predictor_N + 1].tolist() == micro_batch.targets_N.tolist()
+        positions = micro_batch.position_ids_BT.flatten()
+        assert (positions[micro_batch.predictor_N + 1] == positions[micro_batch.predictor_N] + 1).all()
+        columns = (
+            micro_batch.trajectory_N,
+            micro_batch.targets_N,
+            micro_batch.behaviour_N,
+            micro_batch.temperature_N,
+            micro_batch.advantages_N,
+            micro_batch.staleness_N,
+        )
+        found += list(zip(*(column.tolist() for column in columns), strict=True))
+    wanted = [
+        (index, token, logprob, torch.tensor(node.temperature).item(), advantages[index][number], 3.0)
+        for index, member in enumerate(members)
+        for number, node in enumerate(member.turns)
+        if is_trained(node)
+        for token, logprob in zip(node.output_ids, node.logprobs, strict=True)
+    ]
+    assert sorted(found) == sorted(wanted)
+
+
+def test_an_idle_micro_batch_trains_nothing() -> None:
+    for learns in (True, False):
+        assert idle_micro_batch(learns).targets_N.numel() == 0
+        assert idle_micro_batch(learns).learns is learns

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainer.tiny import load_tiny, trajectory, turn
+from trainer.algorithm.logprobs import token_logprobs
+from trainer.config import BatchSettings, Precision
+from trainer.errors import UnsupportedModel
+from trainer.intake.grouping import Batch
+from trainer.intake.packing import MicroBatch, pack
+from trainer.intake.sequences import linearise
+from trainer.models.huggingface import PolicyModel, load_policy, resolve_directory
+
+
+def score(model: PolicyModel, batch: MicroBatch) -> torch.Tensor:
+    logprobs_N, _ = model(
+        batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
+    )
+    assert isinstance(logprobs_N, torch.Tensor)
+    return logprobs_N
+
+
+def test_packed_log_probabilities_and_gradients_equal_single_ones(tiny_model: Path) -> None:
+    model = load_tiny(tiny_model)
+    inner: Any = model.inner
+    generator = torch.Generator().manual_seed(1)
+    members = []
+    for length in (3, 17, 9, 5, 12, 30, 1, 8):
+        output = torch.randint(0, 64, (length,), generator=generator).tolist()
+        prompt = torch.randint(0, 64, (4,), generator=generator).tolist()
+        members.append(trajectory(turn(output, prompt=prompt, temperature=0.5 + length / 20)))
+    batch = Batch(trajectories=tuple(members), groups=tuple(range(8)), base_version=0)
+    settings = BatchSettings(row_tokens=48, max_tokens_per_microbatch=128)
+    packed = pack(batch, [[1.0]] * 8, linearise(members), settings)
+    assert len(packed) < len(members)
+    assert any(micro_batch.input_ids_BT.shape[0] > 1 for micro_batch in packed)
+
+    single: dict[int, torch.Tensor] = {}
+    for index, member in enumerate(members):
+        node = member.turns[0]
+        ids = torch.tensor([*node.prompt_ids, *node.output_ids])
+        logits = inner(input_ids=ids[None], use_cache=False).logits[0, len(node.prompt_ids) - 1 : -1]
+        logprobs = (logits / node.temperature).log_softmax(-1)
+        single[index] = logprobs.gather(-1, torch.tensor(node.output_ids)[:, None])[:, 0]
+        torch.autograd.backward(single[index].sum() * (index + 1))
+    wanted = {name: parameter.grad for name, parameter in model.named_weights()}
+    model.zero_grad(set_to_none=True)
+
+    for micro_batch in packed:
+        found_N = score(model, micro_batch)
+        torch.autograd.backward((found_N * (micro_batch.trajectory_N + 1)).sum())
+        for index in set(micro_batch.trajectory_N.tolist()):
+            gap = (found_N[micro_batch.trajectory_N == index] - single[index]).abs().max()
+            assert gap < 1e-5
+    for name, parameter in model.named_weights():
+        torch.testing.assert_close(parameter.grad, wanted[name], atol=1e-4, rtol=1e-4)
+
+
+def test_activation_checkpointing_changes_no_gradient(tiny_model: Path) -> None:
+    members = [trajectory(turn([4, 5, 6, 7])), trajectory(turn([9, 8]))]
+    batch = Batch(trajectories=tuple(members), groups=(0, 1), base_version=0)
+    (micro_batch,) = pack(batch, [[1.0]] * 2, linearise(members), BatchSettings())
+    gradients = []
+    for checkpointing in (False, True):
+        model = load_policy(tiny_model, Precision.FLOAT32, token_logprobs, activation_checkpointing=checkpointing)
+        recomputed: list[int] = []
+        model.layers[0].register_forward_pre_hook(lambda *_, seen=recomputed: seen.append(1))
+        torch.autograd.backward(score(model, micro_batch).sum())
+        assert len(recomputed) == (2 if checkpointing else 1)
+        gradients.append([parameter.grad for _, parameter in model.named_weights()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        assert torch.equal(plain, checkpointed)
+
+
+def test_bfloat16_computes_coarsely_over_float32_weights(tiny_model: Path) -> None:
+    members = [trajectory(turn([4, 5, 6, 7]))]
+    batch = Batch(trajectories=tuple(members), groups=(0,), base_version=0)
+    (micro_batch,) = pack(batch, [[1.0]], linearise(members), BatchSettings())
+    exact = load_tiny(tiny_model)
+    coarse = load_policy(tiny_model, Precision.BFLOAT16, token_logprobs, activation_checkpointing=False)
+    gap = (score(exact, micro_batch) - score(coarse, micro_batch)).abs().max().item()
+    assert 0 < gap < 0.2
+    torch.autograd.backward(score(coarse, micro_batch).sum())
+    assert {parameter.grad.dtype for parameter in coarse.parameters() if parameter.grad is not None} == {
+        torch.float32
+    }
+
+
+def test_a_model_whose_packed_sequences_see_each_other_is_refused(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers.masking_utils
+
+    monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda positions: None)
+    with pytest.raises(UnsupportedModel, match="packed sequences"):
+        load_tiny(tiny_model)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"no config\.json"):
+        resolve_directory(str(tmp_path))

@@ -1,0 +1,115 @@
+"""`python -m trainer` as a real process: killed, asked to end, misconfigured, and as two processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.fakes.training_proxy import TrainingProxy
+from tests.trainer.conftest import Start
+from tests.trainer.serve_trainer import trainer_process
+from tests.trainer.test_loop import random_groups
+from tests.trainer.tiny import settings
+
+
+def test_a_kill_in_the_middle_of_a_step_loses_and_repeats_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """Killed with the weights written and the commit on its way, before and after the proxy made it."""
+    source = random_groups()
+    proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=2.0)
+    offered = [source(version) for version in range(8)]
+    proxy.offer(offered)
+    victims: list[int] = []
+
+    def kill_once() -> None:
+        if victims:
+            os.kill(victims.pop(), signal.SIGKILL)
+
+    log = tmp_path / "log"
+    with proxy.serve() as url:
+        with trainer_process(url, tmp_path / "weights", log) as process:
+            proxy.wait_for(lambda: len(proxy.commits) == 1)
+            proxy.before_commit = kill_once
+            victims.append(process.pid)
+            assert process.wait(60) == -signal.SIGKILL
+        proxy.before_commit = lambda: None
+        with trainer_process(url, tmp_path / "weights", log) as process:
+            proxy.wait_for(lambda: len(proxy.consumed) == 40)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    sessions = {trajectory.session_id for group in offered for trajectory in group.trajectories}
+    assert proxy.consumed == dict.fromkeys(sessions, 1)
+    assert len(list((tmp_path / "weights").glob("*/*"))) == proxy.version == len(proxy.commits)
+
+
+def test_the_end_is_prompt_and_gives_the_claim_back(tiny_model: Path, tmp_path: Path) -> None:
+    """Asked to end while it waits for a proxy that cuts every commit off."""
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    log = tmp_path / "log"
+    with proxy.serve() as url, trainer_process(url, tmp_path / "weights", log) as process:
+
+        def cut_off() -> None:
+            process.send_signal(signal.SIGTERM)
+            raise ConnectionAbortedError
+
+        proxy.before_commit = cut_off
+        assert process.wait(60) == 0
+    assert proxy.commits == []
+    assert proxy.leases == {}
+    assert len(proxy.released) == 1
+    assert "ended by a signal" in log.read_text()
+
+
+def test_a_wrong_key_ends_it_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    log = tmp_path / "log"
+    with (
+        proxy.serve() as url,
+        trainer_process(url, tmp_path / "weights", log, "--set", "api_key=rl-other") as process,
+    ):
+        assert process.wait(60) == 1
+    assert "trainer.api_key is not a key of this proxy" in log.read_text()
+
+
+def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """Sharded over two ranks on gloo, with a resume from one process's state in between."""
+    steps = 3
+    alone_proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    alone = start(alone_proxy, settings(tmp_path / "alone"))
+    alone.loop.resume()
+    for _ in range(steps):
+        alone.loop.step()
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    first = start(proxy, settings(tmp_path / "together"))
+    first.loop.resume()
+    first.loop.step()
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "trainer",
+    )
+    log = tmp_path / "log"
+    with proxy.serve() as url, trainer_process(url, tmp_path / "together", log, launcher=torchrun) as process:
+        proxy.wait_for(lambda: len(proxy.commits) >= steps or process.poll() is not None)
+        process.terminate()
+        process.wait(60)
+    assert len(proxy.commits) >= steps, log.read_text()
+    wanted = load_file(Path(alone_proxy.commits[-1].weights.uri) / "model.safetensors")
+    found = load_file(Path(proxy.commits[steps - 1].weights.uri) / "model.safetensors")
+    for name, weight in wanted.items():
+        torch.testing.assert_close(found[name], weight, atol=1e-5, rtol=0.0)
+    ours, theirs = (each.commits[steps - 1].step for each in (alone_proxy, proxy))
+    for metric in ("gradient_norm", "loss", "entropy", "tokens", "logprob_gap_max"):
+        assert theirs.metrics[metric] == pytest.approx(ours.metrics[metric], rel=1e-4, abs=1e-5)
+    assert [audit.advantage for audit in theirs.audit] == [audit.advantage for audit in ours.audit]

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxy.contract.trajectory import Trajectory
+from tests.trainer.tiny import ALONE, draw, load_tiny, trajectory, turn
+from trainer.algorithm.advantages import RunningMeans, assign
+from trainer.algorithm.presets import PRESETS, resolve
+from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Proximal
+from trainer.intake.grouping import Batch
+from trainer.intake.packing import MicroBatch, pack
+from trainer.intake.sequences import linearise
+from trainer.models.huggingface import PolicyModel
+from trainer.update import Learner, learning_rate_at
+
+
+def micro_batches_of(
+    members: list[Trajectory], groups: list[int], algorithm: AlgorithmSettings, settings: BatchSettings
+) -> tuple[list[MicroBatch], int]:
+    batch = Batch(trajectories=tuple(members), groups=tuple(groups), base_version=0)
+    advantages = assign(members, groups, resolve(algorithm), RunningMeans.fresh(0.9))
+    sequences = linearise(members)
+    tokens = sum(sequence.trained_tokens for sequence in sequences)
+    return pack(batch, advantages.turns, sequences, settings), tokens
+
+
+def logprob(model: PolicyModel, member: Trajectory) -> float:
+    """Sum over the outputs of a one-turn trajectory."""
+    node = member.turns[0]
+    ids = torch.tensor([*node.prompt_ids, *node.output_ids])
+    start = len(node.prompt_ids)
+    with torch.no_grad():
+        found, _ = model(
+            ids[None],
+            torch.arange(len(ids))[None],
+            torch.arange(start - 1, len(ids) - 1),
+            ids[start:],
+            torch.full((len(node.output_ids),), node.temperature),
+        )
+    return float(found.sum())
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("proximal", list(Proximal))
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_reward_moves_what_was_done_in_its_direction(
+    tiny_model: Path, preset: str, proximal: Proximal, sign: float, size: int
+) -> None:
+    """One trajectory is rewarded with `sign`, the others of its group, if any, with nothing."""
+    model = load_tiny(tiny_model)
+    generator = torch.Generator().manual_seed(size)
+    members = []
+    for index in range(size):
+        ((output, logprobs),) = draw(model, (1, 2, 3), 4, generator)
+        node = turn(output, logprobs=logprobs)
+        members.append(trajectory(node, reward=sign if index == 0 else 0.0))
+    algorithm = AlgorithmSettings(preset=preset, proximal=proximal)
+    packed, tokens = micro_batches_of(members, [0] * size, algorithm, BatchSettings())
+    before = logprob(model, members[0])
+    learner = Learner(model, resolve(algorithm), OptimizerSettings(learning_rate=1e-4), ALONE)
+    assert learner.update(packed, tokens).stepped
+    assert (logprob(model, members[0]) - before) * sign > 1e-5
+
+
+def test_at_staleness_zero_the_ratio_is_one(tiny_model: Path) -> None:
+    """Log-probabilities are taken at the temperature that each turn was drawn at."""
+    model = load_tiny(tiny_model)
+    generator = torch.Generator().manual_seed(0)
+    members = []
+    for temperature in (0.6, 1.0, 1.7):
+        ((output, logprobs),) = draw(model, (1, 2, 3), 6, generator, temperature)
+        members.append(trajectory(turn(output, logprobs=logprobs, temperature=temperature), reward=temperature))
+    packed, tokens = micro_batches_of(members, [0, 0, 0], AlgorithmSettings(), BatchSettings())
+    outcome = Learner(model, resolve(AlgorithmSettings()), OptimizerSettings(), ALONE).update(packed, tokens)
+    assert outcome.tokens is not None
+    assert (outcome.tokens.logprobs_N - outcome.tokens.behaviour_N).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("bound", [16, 64])
+def test_micro_batches_change_nothing(tiny_model: Path, bound: int) -> None:
+    """Also not that trajectories without advantage are scored without a backward pass."""
+    generator = torch.Generator().manual_seed(0)
+    members = [
+        trajectory(turn(torch.randint(0, 64, (5,), generator=generator).tolist()), reward=float(index % 3 == 0))
+        for index in range(12)
+    ]
+    groups = [0] * 4 + [1] * 4 + [2, 2, 3, 3]
+    weights = []
+    for settings in (BatchSettings(), BatchSettings(row_tokens=16, max_tokens_per_microbatch=bound)):
+        model = load_tiny(tiny_model)
+        packed, tokens = micro_batches_of(members, groups, AlgorithmSettings(), settings)
+        learner = Learner(model, resolve(AlgorithmSettings()), OptimizerSettings(learning_rate=1e-3, eps=1e-4), ALONE)
+        outcome = learner.update(packed, tokens)
+        assert outcome.tokens is not None
+        assert len(outcome.tokens.logprobs_N) == tokens
+        weights.append(dict(model.named_weights()))
+    assert len(packed) > 2
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_the_gradient_is_clipped_to_its_bound(tiny_model: Path) -> None:
+    members = [trajectory(turn([4, 5]), reward=1.0), trajectory(turn([6, 7]), reward=0.0)]
+    packed, tokens = micro_batches_of(members, [0, 0], AlgorithmSettings(), BatchSettings())
+    norms = []
+    for bound in (1e6, 1e-3):
+        model = load_tiny(tiny_model)
+        settings = OptimizerSettings(learning_rate=1e6, betas=(0.0, 0.0), eps=1e6, clip_norm=bound)
+        before = {name: weight.detach().clone() for name, weight in model.named_weights()}
+        outcome = Learner(model, resolve(AlgorithmSettings()), settings, ALONE).update(packed, tokens)
+        # With an eps far above the gradient AdamW's step is lr / eps times the gradient, here the gradient itself.
+        steps = [weight.detach() - before[name] for name, weight in model.named_weights()]
+        moved = torch.cat([step.flatten() for step in steps]).norm()
+        norms.append((outcome.gradient_norm, float(moved)))
+    assert norms[0][0] == pytest.approx(norms[1][0])
+    assert norms[1][1] == pytest.approx(1e-3, rel=0.01)
+    assert norms[0][1] > 100 * norms[1][1]
+
+
+def test_warm_up_is_linear() -> None:
+    settings = OptimizerSettings(learning_rate=4.0, warmup_steps=4)
+    assert [learning_rate_at(step, settings) for step in range(6)] == [1.0, 2.0, 3.0, 4.0, 4.0, 4.0]
+    for none in (0, 1):
+        assert learning_rate_at(0, OptimizerSettings(learning_rate=4.0, warmup_steps=none)) == 4.0

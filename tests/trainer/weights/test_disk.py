@@ -1,0 +1,180 @@
+"""Directories of versions: whole or absent, garbage only when nobody can want them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import Head
+from tests.trainer.tiny import load_tiny
+from trainer.errors import WeightsUnusable
+from trainer.models.state_dict import gather_weights
+from trainer.weights.disk import DiskPublisher
+from trainer.weights.publisher import Staged
+
+
+class World:
+    """A run's weights directory with a publisher on it."""
+
+    def __init__(self, directory: Path, base: Path) -> None:
+        self.directory, self.base = directory, base
+        self.run = directory / "run_test"
+        self.head = Head(run_id=RunId("run_test"), run_name="policy", version=0, base_model=str(base), weights=None)
+        self.model = load_tiny(base)
+        self.publisher = self.new_publisher()
+
+    def new_publisher(self, keep: int = 2) -> DiskPublisher:
+        return DiskPublisher(self.directory, self.base, keep)
+
+    def stage(self, publisher: DiskPublisher | None = None) -> Staged:
+        tensors = gather_weights(self.model.named_weights(), keep=True)
+        return (publisher or self.publisher).stage(self.head, tensors, {"steps": self.head.version})
+
+    def commit(self, staged: Staged) -> None:
+        self.head = msgspec.structs.replace(self.head, version=self.head.version + 1, weights=staged.weights)
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.run.iterdir())
+
+
+@pytest.fixture
+def world(tiny_model: Path, tmp_path: Path) -> World:
+    return World(tmp_path / "weights", tiny_model)
+
+
+def test_a_version_is_whole_and_its_digest_is_of_its_safetensors(world: World) -> None:
+    staged = world.stage()
+    world.publisher.settle(staged)
+    directory = Path(staged.weights.uri)
+    assert directory.name.startswith("v000001-")
+    content = b"".join(path.read_bytes() for path in sorted(directory.glob("*.safetensors")))
+    assert staged.weights.sha256 == hashlib.sha256(content).hexdigest()
+    assert staged.weights.bytes == len(content)
+    assert json.loads((directory / "config.json").read_text())["dtype"] == "float32"
+    assert json.loads((world.base / "config.json").read_text())["dtype"] == "bfloat16"
+    assert (directory / "generation_config.json").is_file()
+
+
+def test_the_state_comes_back(world: World) -> None:
+    staged = world.stage()
+    world.publisher.settle(staged)
+    world.commit(staged)
+    other = load_tiny(world.base)
+    with torch.no_grad():
+        for _, parameter in other.named_weights():
+            parameter.zero_()
+    assert world.new_publisher().restore(world.head, other.named_weights()) == {"steps": 0}
+    for (_, wanted), (_, found) in zip(world.model.named_weights(), other.named_weights(), strict=True):
+        assert torch.equal(wanted, found)
+
+
+def test_what_was_never_committed_is_garbage_once_its_trainer_is_dead(world: World) -> None:
+    dead = world.new_publisher()
+    world.stage(dead)
+    dead.close()
+    assert [name[:8] for name in world.publisher.collect(world.head)] == ["v000001-"]
+    assert world.names() == []
+
+
+def test_what_a_living_trainer_may_still_commit_is_left_alone(world: World) -> None:
+    living = world.new_publisher()
+    staged = world.stage(living)
+    assert world.publisher.collect(world.head) == []
+    assert Path(staged.weights.uri).is_dir()
+    living.close()
+
+
+def test_a_version_whose_commit_was_never_answered_is_kept(world: World) -> None:
+    dead = world.new_publisher()
+    staged = world.stage(dead)
+    world.commit(staged)
+    dead.close()
+    assert world.publisher.collect(world.head) == []
+    successor = world.stage()
+    world.publisher.settle(successor)
+    world.commit(successor)
+    assert world.new_publisher().collect(world.head) == []
+    assert Path(staged.weights.uri).is_dir()
+
+
+def test_a_rival_of_the_head_is_garbage_and_its_ancestors_are_not(world: World) -> None:
+    for _ in range(2):
+        staged = world.stage()
+        world.publisher.settle(staged)
+        world.commit(staged)
+    dead = world.new_publisher()
+    before = msgspec.structs.replace(world.head, version=1)
+    rival = dead.stage(before, gather_weights(world.model.named_weights(), keep=True), {})
+    dead.close()
+    assert world.publisher.collect(world.head) == [Path(rival.weights.uri).name]
+    assert [name[:7] for name in world.names()] == ["v000001", "v000002"]
+
+
+def test_a_discarded_version_leaves_nothing(world: World) -> None:
+    world.publisher.discard(world.stage())
+    assert world.names() == []
+
+
+def test_a_kill_while_writing_leaves_only_what_is_collected(world: World) -> None:
+    script = f"""
+import os
+from pathlib import Path
+import torch
+import trainer.weights.disk as disk
+from proxy.contract.policy import Head
+disk.digest = lambda directory: os.kill(os.getpid(), 9)
+head = Head(run_id="run_test", run_name="policy", version=0, base_model="", weights=None)
+publisher = disk.DiskPublisher(Path({str(world.directory)!r}), Path({str(world.base)!r}), 2)
+publisher.stage(head, {{"weight": torch.zeros(3)}}, {{}})
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False)
+    assert done.returncode == -9
+    (left,) = world.names()
+    assert left.startswith(".v000001-")
+    assert world.publisher.collect(world.head) == [left]
+    assert world.names() == []
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(state: object, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(WeightsUnusable, match="No space left on device"):
+        world.stage()
+    assert world.names() == []
+
+
+def test_only_the_newest_optimiser_states_are_kept(world: World) -> None:
+    staged = []
+    for _ in range(4):
+        staged.append(world.stage())
+        world.publisher.settle(staged[-1])
+        world.commit(staged[-1])
+    kept = [(Path(each.weights.uri) / "trainer_state" / "state.pt").exists() for each in staged]
+    assert kept == [False, False, True, True]
+    assert all((Path(each.weights.uri) / "model.safetensors").exists() for each in staged)
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "other"])
+def test_damaged_weights_are_refused(world: World, damage: str) -> None:
+    staged = world.stage()
+    world.publisher.settle(staged)
+    world.commit(staged)
+    file = Path(staged.weights.uri) / "model.safetensors"
+    if damage == "missing":
+        file.unlink()
+    elif damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-10])
+    else:
+        (Path(staged.weights.uri) / "trainer_state" / "state.pt").write_bytes(b"not a state")
+    with pytest.raises(WeightsUnusable):
+        world.publisher.restore(world.head, world.model.named_weights())
