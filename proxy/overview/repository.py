@@ -23,6 +23,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 
 from proxy.database.tables import (
     ApiKeyRow,
@@ -88,7 +89,7 @@ class OverviewRepository:
         return (await self._connection.execute(statement)).one()
 
     async def open_sessions(self, run_id: str) -> int:
-        statement = select(func.count()).where(SessionRow.state == "open", SessionRow.run_id == run_id)
+        statement = select(func.count()).where(SessionRow.state == "open", _compared(SessionRow.run_id) == run_id)
         return int((await self._connection.execute(statement)).scalar_one())
 
     async def last_rewards(self, run_id: str, count: int) -> list[float]:
@@ -113,7 +114,7 @@ class OverviewRepository:
         statement = select(
             func.coalesce(func.sum(case((RewardRow.after_training, 1), else_=0)), 0).label("entries"),
             func.max(RewardRow.sequence).label("last"),
-        ).where(RewardRow.sequence > after, RewardRow.run_id == run_id)
+        ).where(RewardRow.sequence > after, _compared(RewardRow.run_id) == run_id)
         return (await self._connection.execute(statement)).one()
 
     async def continuations(self, run_id: str, sessions: int) -> dict[str, int]:
@@ -326,6 +327,11 @@ class OverviewRepository:
     async def key(self, key_id: str) -> AnyRow | None:
         statement = select(ApiKeyRow.id, ApiKeyRow.kind, ApiKeyRow.run_id, ApiKeyRow.revoked_at)
         return (await self._connection.execute(statement.where(ApiKeyRow.id == key_id))).one_or_none()
+
+
+def _compared(column: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
+    """A column to compare row by row: its index, which has the whole run, is not what the few rows are found by."""
+    return func.coalesce(column, "")
 
 
 _SESSIONS_AND_GROUPS: FromClause = SessionRow.__table__.outerjoin(

@@ -14,65 +14,43 @@ Wiring (proxy/app.py):
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
-
-from sqlalchemy import Row
 
 from proxy.clock import Clock
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
-from proxy.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
+from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.overview import assembly
-from proxy.overview.assembly import StepFacts, TokenText
+from proxy.overview.assembly import TokenText
+from proxy.overview.figures import RunFigures
 from proxy.overview.filters import MAX_PAGE, Cursor, SessionFilter
-from proxy.overview.live import RateHistory, Remembered
-from proxy.overview.repository import OverviewRepository
+from proxy.overview.health import HealthCheck, ServingStatus
+from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.views import (
-    REWARD_WINDOW,
-    TRAINING_STATES,
     Curves,
     Health,
     KeyHolder,
     RewardPage,
-    RunHealth,
     RunList,
     RunSummary,
     SessionPage,
     SessionView,
     Snapshot,
     StepPage,
-    StepPoint,
     StepTrajectory,
     StepView,
     TurnView,
 )
-from proxy.settings import RunSettings
-
-AnyRow = Row[*tuple[Any, ...]]
 
 _POLL_S = 1.0
 _GAP_S = 0.5
 _HEARTBEAT_S = 15.0
 _FIRST_EVENTS = 20
 _MAX_EVENTS = 200
-_STEP_POINTS = 600
-_KEPT_STEPS = 4096
-_LOW_DISK_BYTES = 1 << 30
-_RECENT_SESSIONS = 200
-
-
-class ServingStatus(Protocol):
-    """What the health view asks of the swap controller."""
-
-    @property
-    def engine_ready(self) -> bool: ...
 
 
 class OverviewService:
@@ -95,13 +73,9 @@ class OverviewService:
         self._database = database
         self._clock = clock
         self._signals = signals
-        self._swaps = swaps
-        self._data_dir = data_dir
         self._token_text = token_text
-        self._remembered = Remembered(hold_seconds)
-        self._rates: dict[str, RateHistory] = {}
-        self._late: dict[str, tuple[int, int]] = {}
-        self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
+        self._figures = RunFigures(database=database, clock=clock, hold_seconds=hold_seconds)
+        self._health = HealthCheck(database=database, clock=clock, swaps=swaps, data_dir=data_dir)
         self._closed = asyncio.Event()
 
     def close(self) -> None:
@@ -117,10 +91,10 @@ class OverviewService:
     async def runs(self) -> RunList:
         async with self._database.read() as connection:
             rows = await OverviewRepository(connection).runs()
-        return RunList(runs=tuple([await self._summary(row) for row in rows]))
+        return RunList(runs=tuple([await self._figures.summary(row) for row in rows]))
 
     async def run(self, name_or_id: str) -> RunSummary:
-        return await self._summary(await self._run_row(name_or_id))
+        return await self._figures.summary(await self._run_row(name_or_id))
 
     async def run_id(self, name_or_id: str) -> str:
         """A name wins over an id."""
@@ -129,7 +103,7 @@ class OverviewService:
     async def curves(self, name_or_id: str) -> Curves:
         """The reward of the whole run; the newest 600 versions; the token rate of the last ten minutes."""
         run = await self._run_row(name_or_id)
-        return await self._remembered.get(("curves", run.id), lambda: self._curves(run.id))
+        return await self._figures.curves(run.id)
 
     async def pause(self, name_or_id: str) -> RunSummary:
         """The trainer gets no more trajectories of a paused run; agents are served. Raises Conflict if archived."""
@@ -155,113 +129,6 @@ class OverviewService:
         if row is None:
             raise NotFound(f"there is no run {name_or_id!r}")
         return row
-
-    async def _summary(self, run: AnyRow) -> RunSummary:
-        """The row's own figures as of now, the counted ones as remembered."""
-        counted, turns, last_activity_at, swaps = await self._remembered.get(
-            ("totals", run.id), lambda: self._totals(run.id)
-        )
-        recent = await self._remembered.get(("recent", run.id), lambda: self._recent(run.id))
-        rewards, open_sessions, facts, inexact, late, rate = recent
-        return RunSummary(
-            id=run.id,
-            name=run.name,
-            state=run.state,
-            base_model=run.base_model,
-            created_at=run.created_at,
-            head_version=run.head_version,
-            serving_version=run.serving_version,
-            sessions={state: counted.get(state, 0) for state in TRAINING_STATES},
-            session_count=sum(counted.values()),
-            open_sessions=open_sessions,
-            turn_count=turns,
-            swaps=swaps,
-            mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            reward_count=len(rewards),
-            staleness_mean=facts.staleness_mean if facts is not None else None,
-            staleness_max=facts.staleness_max if facts is not None else None,
-            tokens_per_second=rate,
-            late_rewards=late,
-            inexact_share=inexact,
-            last_activity_at=last_activity_at,
-        )
-
-    async def _totals(self, run_id: str) -> tuple[dict[str, int], int, float | None, int]:
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            counted = await repository.sessions_by_training(run_id)
-            totals = await repository.totals(run_id)
-            swaps = await repository.swap_count(run_id)
-        return counted, int(totals.turns), totals.last_active_at, swaps
-
-    async def _recent(self, run_id: str) -> tuple[list[float], int, StepFacts | None, float | None, int, float]:
-        seen, late = self._late.get(run_id, (0, 0))
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            rewards = await repository.last_rewards(run_id, REWARD_WINDOW)
-            open_sessions = await repository.open_sessions(run_id)
-            newest = await repository.version_times(run_id, 1)
-            facts = await self._facts_of(repository, run_id, [row.version for row in newest if row.version > 0])
-            continuations = await repository.continuations(run_id, _RECENT_SESSIONS)
-            more = await repository.late_rewards(run_id, seen)
-        if more.last is not None:
-            self._late[run_id] = (more.last, late + int(more.entries))
-        now = self._clock()
-        rate = self._rates.setdefault(run_id, RateHistory(run_id))
-        await rate.update(self._database, now)
-        continued = sum(count for kind, count in continuations.items() if kind != "new")
-        inexact = 1.0 - continuations.get("exact", 0) / continued if continued else None
-        return (
-            rewards,
-            open_sessions,
-            next(iter(facts.values()), None),
-            inexact,
-            self._late.get(run_id, (0, 0))[1],
-            rate.last_minute(now),
-        )
-
-    async def _curves(self, run_id: str) -> Curves:
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            counted = await repository.sessions_by_training(run_id)
-            stride = assembly.bucket_stride(sum(counted.values()))
-            buckets = await repository.reward_buckets(run_id, stride)
-            times = await repository.version_times(run_id, _STEP_POINTS)
-            facts = await self._facts_of(repository, run_id, [row.version for row in times])
-        now = self._clock()
-        rate = self._rates.setdefault(run_id, RateHistory(run_id))
-        await rate.update(self._database, now)
-        return Curves(
-            window=REWARD_WINDOW,
-            reward=assembly.reward_points([(row.sessions, row.at, row.total) for row in buckets], REWARD_WINDOW),
-            steps=tuple(
-                StepPoint(
-                    version=row.version,
-                    at=row.created_at,
-                    served_at=row.served_at,
-                    staleness_mean=facts[row.version].staleness_mean,
-                    staleness_max=facts[row.version].staleness_max,
-                    swap_seconds=row.swap_seconds,
-                    reward_mean=facts[row.version].reward_mean,
-                )
-                for row in reversed(times)
-            ),
-            rate=rate.points(now),
-        )
-
-    async def _facts_of(
-        self, repository: OverviewRepository, run_id: str, versions: Sequence[int]
-    ) -> dict[int, StepFacts]:
-        """A step's audit never changes: it is read once."""
-        unknown = [version for version in versions if (run_id, version) not in self._facts]
-        found = {version: self._facts[run_id, version] for version in versions if version not in unknown}
-        if unknown:
-            for version, audit in (await repository.audits(run_id, unknown)).items():
-                found[version] = assembly.step_facts(assembly.audit_of(audit))
-                self._facts[run_id, version] = found[version]
-        while len(self._facts) > _KEPT_STEPS:
-            self._facts.popitem(last=False)
-        return found
 
     # Sessions, turns, rewards
 
@@ -353,7 +220,7 @@ class OverviewService:
         async with self._database.read() as connection:
             repository = OverviewRepository(connection)
             rows = await repository.versions(run_id, below=below, limit=size + 1)
-            facts = await self._facts_of(repository, run_id, [row.version for row in rows[:size]])
+            facts = await self._figures.facts_of(repository, run_id, [row.version for row in rows[:size]])
         return StepPage(
             steps=tuple(assembly.step_item(row, facts[row.version]) for row in rows[:size]),
             next_cursor=str(rows[size - 1].version) if len(rows) > size else None,
@@ -401,7 +268,7 @@ class OverviewService:
             rows = await repository.events(run_id, after=after or 0, limit=limit)
         events = tuple(assembly.event_item(row) for row in reversed(rows))
         return Snapshot(
-            run=await self._summary(run),
+            run=await self._figures.summary(run),
             events=events,
             last_event_id=events[-1].id if events else after or 0,
         )
@@ -443,70 +310,7 @@ class OverviewService:
 
     async def health(self) -> Health:
         """Never raises: what does not work is in the answer."""
-        problems: list[str] = []
-        began = time.monotonic()
-        runs: tuple[RunHealth, ...] = ()
-        database = "ok"
-        try:
-            runs = await self._run_health()
-        except StoreUnavailable as error:
-            database = "down"
-            problems.append(error.message)
-        seconds = time.monotonic() - began
-        engine_ready = self._swaps.engine_ready if self._swaps is not None else None
-        if engine_ready is False:
-            problems.append("the engine does not take calls: it is down, or does not hold a version of the run yet")
-        disk = _disk(self._data_dir)
-        if disk is not None and disk[1] < _LOW_DISK_BYTES:
-            problems.append(f"only {disk[1] / 2**20:.0f} MiB are free on the disk of {self._data_dir}")
-        problems.extend(
-            f"no trainer was heard of for the run {run.name!r}, whose trajectories wait"
-            for run in runs
-            if run.trainer == "away"
-        )
-        return Health(
-            ready=database == "ok" and engine_ready is not False,
-            status="degraded" if problems else "ok",
-            problems=tuple(problems),
-            database=database,
-            database_seconds=seconds,
-            engine_ready=engine_ready,
-            disk_free_bytes=disk[1] if disk is not None else None,
-            disk_total_bytes=disk[0] if disk is not None else None,
-            runs=runs,
-            now=self._clock(),
-        )
-
-    async def _run_health(self) -> tuple[RunHealth, ...]:
-        now = self._clock()
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            found = []
-            for run in await repository.runs():
-                lease = RunSettings.model_validate(run.config).lease_seconds
-                mark = await repository.trainer_marks(run.id)
-                # A lease is granted or renewed for `lease` seconds from when the trainer was heard.
-                seen_at = max(mark.created_at, mark.lease_expires_at - lease) if mark is not None else None
-                waiting = await repository.oldest_ready(run.id)
-                is_waiting = waiting is not None and now - waiting > lease and run.state == "active"
-                if seen_at is not None and now - seen_at <= lease:
-                    trainer = "active"
-                elif is_waiting:
-                    trainer = "away"
-                else:
-                    trainer = "idle" if seen_at is not None else "never"
-                found.append(
-                    RunHealth(
-                        id=run.id,
-                        name=run.name,
-                        state=run.state,
-                        head_version=run.head_version,
-                        serving_version=run.serving_version,
-                        trainer=trainer,
-                        trainer_seen_at=seen_at,
-                    )
-                )
-        return tuple(found)
+        return await self._health.check()
 
     async def key_holder(self, key_id: str) -> KeyHolder | None:
         """Whose key this is; None once it is revoked."""
@@ -519,14 +323,3 @@ class OverviewService:
 
 def _page_size(limit: int) -> int:
     return max(1, min(limit, MAX_PAGE))
-
-
-def _disk(directory: Path | None) -> tuple[int, int] | None:
-    """(total, free) bytes; None where nobody said which disk, or it cannot be asked."""
-    if directory is None:
-        return None
-    try:
-        usage = shutil.disk_usage(directory)
-    except OSError:
-        return None
-    return usage.total, usage.free

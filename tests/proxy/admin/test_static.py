@@ -12,7 +12,8 @@ VENDOR = STATIC / "vendor"
 
 
 def test_vendored_files_are_the_published_ones() -> None:
-    listed = dict(reversed(line.split("  ")) for line in (VENDOR / "CHECKSUMS").read_text().splitlines())
+    lines = (line.split("  ") for line in (VENDOR / "CHECKSUMS").read_text().splitlines())
+    listed = {name: checksum for checksum, name in lines}
     present = {file.name for file in VENDOR.iterdir()} - {"CHECKSUMS", "VENDORED.md"}
     assert present == set(listed)
     for name, checksum in listed.items():

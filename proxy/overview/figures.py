@@ -1,0 +1,165 @@
+"""A run in figures and curves: counted as seldom as their cost demands, read as often as people look."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from proxy.clock import Clock
+from proxy.database.unit_of_work import Database
+from proxy.overview import assembly
+from proxy.overview.assembly import StepFacts
+from proxy.overview.live import RateHistory, Remembered
+from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, Curves, RunSummary, StepPoint
+
+_STEP_POINTS = 600
+_KEPT_STEPS = 4096
+_RECENT_SESSIONS = 200
+
+
+class _Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """What costs a walk over the run's sessions."""
+
+    sessions: dict[str, int]
+    turns: int
+    last_activity_at: float | None
+    swaps: int
+
+
+class _Recent(msgspec.Struct, frozen=True, kw_only=True):
+    """What an index finds quickly."""
+
+    rewards: list[float]
+    open_sessions: int
+    newest_step: StepFacts | None
+    inexact_share: float | None
+    late_rewards: int
+    tokens_per_second: float
+
+
+class RunFigures:
+    """`hold_seconds`: how long counted figures are kept at least."""
+
+    def __init__(self, *, database: Database, clock: Clock, hold_seconds: float) -> None:
+        self._database = database
+        self._clock = clock
+        self._remembered = Remembered(hold_seconds)
+        self._rates: dict[str, RateHistory] = {}
+        self._late: dict[str, tuple[int, int]] = {}
+        self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
+
+    async def curves(self, run_id: str) -> Curves:
+        return await self._remembered.get(("curves", run_id), lambda: self._drawn(run_id))
+
+    async def summary(self, run: AnyRow) -> RunSummary:
+        """The row's own figures as of now, the counted ones as remembered."""
+        totals = await self._remembered.get(("totals", run.id), lambda: self._totals(run.id))
+        recent = await self._remembered.get(("recent", run.id), lambda: self._recent(run.id))
+        step = recent.newest_step
+        return RunSummary(
+            id=run.id,
+            name=run.name,
+            state=run.state,
+            base_model=run.base_model,
+            created_at=run.created_at,
+            head_version=run.head_version,
+            serving_version=run.serving_version,
+            sessions={state: totals.sessions.get(state, 0) for state in TRAINING_STATES},
+            session_count=sum(totals.sessions.values()),
+            open_sessions=recent.open_sessions,
+            turn_count=totals.turns,
+            swaps=totals.swaps,
+            mean_reward=sum(recent.rewards) / len(recent.rewards) if recent.rewards else None,
+            reward_count=len(recent.rewards),
+            staleness_mean=step.staleness_mean if step is not None else None,
+            staleness_max=step.staleness_max if step is not None else None,
+            tokens_per_second=recent.tokens_per_second,
+            late_rewards=recent.late_rewards,
+            inexact_share=recent.inexact_share,
+            last_activity_at=totals.last_activity_at,
+        )
+
+    async def _totals(self, run_id: str) -> _Totals:
+        async with self._database.read() as connection:
+            repository = OverviewRepository(connection)
+            totals = await repository.totals(run_id)
+            return _Totals(
+                sessions=await repository.sessions_by_training(run_id),
+                turns=int(totals.turns),
+                last_activity_at=totals.last_active_at,
+                swaps=await repository.swap_count(run_id),
+            )
+
+    async def _recent(self, run_id: str) -> _Recent:
+        rate = await self._rate(run_id)
+        async with self._database.read() as connection:
+            repository = OverviewRepository(connection)
+            newest = [row.version for row in await repository.version_times(run_id, 1) if row.version > 0]
+            steps = await self.facts_of(repository, run_id, newest)
+            continuations = await repository.continuations(run_id, _RECENT_SESSIONS)
+            continued = sum(count for kind, count in continuations.items() if kind != "new")
+            return _Recent(
+                rewards=await repository.last_rewards(run_id, REWARD_WINDOW),
+                open_sessions=await repository.open_sessions(run_id),
+                newest_step=next(iter(steps.values()), None),
+                inexact_share=1.0 - continuations.get("exact", 0) / continued if continued else None,
+                late_rewards=await self._late_rewards(repository, run_id),
+                tokens_per_second=rate.last_minute(self._clock()),
+            )
+
+    async def _late_rewards(self, repository: OverviewRepository, run_id: str) -> int:
+        """The ledger only grows: what was counted is not counted again."""
+        seen, late = self._late.get(run_id, (0, 0))
+        more = await repository.late_rewards(run_id, seen)
+        if more.last is not None:
+            self._late[run_id] = (more.last, late + int(more.entries))
+        return self._late.get(run_id, (0, 0))[1]
+
+    async def _rate(self, run_id: str) -> RateHistory:
+        rate = self._rates.setdefault(run_id, RateHistory(run_id))
+        await rate.update(self._database, self._clock())
+        return rate
+
+    async def _drawn(self, run_id: str) -> Curves:
+        async with self._database.read() as connection:
+            repository = OverviewRepository(connection)
+            counted = await repository.sessions_by_training(run_id)
+            stride = assembly.bucket_stride(sum(counted.values()))
+            buckets = await repository.reward_buckets(run_id, stride)
+            times = await repository.version_times(run_id, _STEP_POINTS)
+            facts = await self.facts_of(repository, run_id, [row.version for row in times])
+        rate = await self._rate(run_id)
+        return Curves(
+            window=REWARD_WINDOW,
+            reward=assembly.reward_points([(row.sessions, row.at, row.total) for row in buckets], REWARD_WINDOW),
+            steps=tuple(
+                StepPoint(
+                    version=row.version,
+                    at=row.created_at,
+                    served_at=row.served_at,
+                    staleness_mean=facts[row.version].staleness_mean,
+                    staleness_max=facts[row.version].staleness_max,
+                    swap_seconds=row.swap_seconds,
+                    reward_mean=facts[row.version].reward_mean,
+                )
+                for row in reversed(times)
+            ),
+            rate=rate.points(self._clock()),
+        )
+
+    async def facts_of(
+        self, repository: OverviewRepository, run_id: str, versions: Sequence[int]
+    ) -> dict[int, StepFacts]:
+        """A step's audit never changes: it is read once."""
+        unknown = [version for version in versions if (run_id, version) not in self._facts]
+        found = {version: self._facts[run_id, version] for version in versions if version not in unknown}
+        if unknown:
+            for version, audit in (await repository.audits(run_id, unknown)).items():
+                found[version] = assembly.step_facts(assembly.audit_of(audit))
+                self._facts[run_id, version] = found[version]
+        while len(self._facts) > _KEPT_STEPS:
+            self._facts.popitem(last=False)
+        return found

@@ -1,0 +1,112 @@
+"""Whether the parts are well: database, engine, disk, trainers."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Protocol
+
+from proxy.clock import Clock
+from proxy.database.unit_of_work import Database
+from proxy.errors import StoreUnavailable
+from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.views import Health, RunHealth
+from proxy.settings import RunSettings
+
+_LOW_DISK_BYTES = 1 << 30
+
+
+class ServingStatus(Protocol):
+    """What the health view asks of the swap controller."""
+
+    @property
+    def engine_ready(self) -> bool: ...
+
+
+class HealthCheck:
+    """`swaps` None: nobody watches an engine here. `data_dir` None: nobody said which disk counts."""
+
+    def __init__(
+        self, *, database: Database, clock: Clock, swaps: ServingStatus | None, data_dir: Path | None
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._swaps = swaps
+        self._data_dir = data_dir
+
+    async def check(self) -> Health:
+        """Never raises: what does not work is in the answer."""
+        problems: list[str] = []
+        began = time.monotonic()
+        runs: tuple[RunHealth, ...] = ()
+        database = "ok"
+        try:
+            runs = await self._run_health()
+        except StoreUnavailable as error:
+            database = "down"
+            problems.append(error.message)
+        seconds = time.monotonic() - began
+        engine_ready = self._swaps.engine_ready if self._swaps is not None else None
+        if engine_ready is False:
+            problems.append("the engine does not take calls: it is down, or does not hold a version of the run yet")
+        disk = _disk(self._data_dir)
+        if disk is not None and disk[1] < _LOW_DISK_BYTES:
+            problems.append(f"only {disk[1] / 2**20:.0f} MiB are free on the disk of {self._data_dir}")
+        problems.extend(
+            f"no trainer was heard of for the run {run.name!r}, whose trajectories wait"
+            for run in runs
+            if run.trainer == "away"
+        )
+        return Health(
+            ready=database == "ok" and engine_ready is not False,
+            status="degraded" if problems else "ok",
+            problems=tuple(problems),
+            database=database,
+            database_seconds=seconds,
+            engine_ready=engine_ready,
+            disk_free_bytes=disk[1] if disk is not None else None,
+            disk_total_bytes=disk[0] if disk is not None else None,
+            runs=runs,
+            now=self._clock(),
+        )
+
+    async def _run_health(self) -> tuple[RunHealth, ...]:
+        async with self._database.read() as connection:
+            repository = OverviewRepository(connection)
+            return tuple([await self._of_run(repository, run) for run in await repository.runs()])
+
+    async def _of_run(self, repository: OverviewRepository, run: AnyRow) -> RunHealth:
+        now = self._clock()
+        lease = RunSettings.model_validate(run.config).lease_seconds
+        mark = await repository.trainer_marks(run.id)
+        # A lease is granted or renewed for `lease` seconds from when the trainer was heard.
+        seen_at = max(mark.created_at, mark.lease_expires_at - lease) if mark is not None else None
+        ready_since = await repository.oldest_ready(run.id)
+        is_awaited = ready_since is not None and now - ready_since > lease and run.state == "active"
+        if seen_at is not None and now - seen_at <= lease:
+            trainer = "active"
+        elif is_awaited:
+            trainer = "away"
+        else:
+            trainer = "idle" if seen_at is not None else "never"
+        return RunHealth(
+            id=run.id,
+            name=run.name,
+            state=run.state,
+            head_version=run.head_version,
+            serving_version=run.serving_version,
+            trainer=trainer,
+            trainer_seen_at=seen_at,
+        )
+
+
+def _disk(directory: Path | None) -> tuple[int, int] | None:
+    """(total, free) bytes; None where nobody said which disk, or it cannot be asked."""
+    if directory is None:
+        return None
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return None
+    return usage.total, usage.free
