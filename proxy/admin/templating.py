@@ -13,7 +13,19 @@ from proxy.admin import formatting
 
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
-_FILTERS = "number compact reward percent seconds ago moment clock_time size short_id words".split()
+_FILTERS = [
+    "number",
+    "compact",
+    "reward",
+    "percent",
+    "seconds",
+    "ago",
+    "moment",
+    "clock_time",
+    "size",
+    "short_id",
+    "words",
+]
 
 
 @lru_cache(maxsize=1)
