@@ -12,6 +12,7 @@ import itertools
 import json
 import random
 import signal
+import sys
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,6 +114,7 @@ class Harness:
                     self._progress.failed_call(error)
                     if isinstance(error, APIStatusError) and error.status_code < 500 and error.status_code != 429:
                         raise
+                    print(f"no session could be opened, trying again: {error}", file=sys.stderr)
             await asyncio.sleep(PAUSE_AFTER_FAILURE_SECONDS)
 
     async def _attempt(self, session: Session, problem: Problem) -> None:

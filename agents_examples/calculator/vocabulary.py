@@ -1,6 +1,6 @@
 """The checkpoint's tokenizer: byte-level BPE whose merges may span the words of a line, so phrases become tokens.
 
-A conversation of the calculator takes about 60 tokens, the tool's description among them, against over 200 with a
+A conversation of the calculator takes about 54 tokens, the tool's description among them, against over 200 with a
 splitting by words. Digits are always tokens of their own: numbers have to be copied digit by digit.
 """
 
