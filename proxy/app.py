@@ -158,7 +158,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         signals=state.signals,
         swaps=state.swaps,
         data_dir=state.settings.server.data_dir,
-        token_text=template.token_text,
+        token_text=template.readable_token,
     )
     await stack.enter_async_context(_background("swaps", state.swaps.run_forever()))
     stack.push_async_callback(state.chat.aclose)

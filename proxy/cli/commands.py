@@ -135,7 +135,7 @@ def runs_list(
         for heading in ("run", "state", "head", "serving", "reward (last 128)", "sessions", "base model"):
             table.add_column(heading)
         for one in runs:
-            reward = "–" if one["mean_reward"] is None else f"{one['reward_mean']:.3f}"
+            reward = "–" if one["mean_reward"] is None else f"{one['mean_reward']:.3f}"
             sessions = str(sum(one["sessions"].values()))
             table.add_row(
                 one["name"],

@@ -4,7 +4,7 @@ Wiring (proxy/app.py):
 
     app.state.overview = OverviewService(
         database=database, clock=system_clock, signals=signals, swaps=swaps,
-        data_dir=settings.server.data_dir, token_text=template.token_text,
+        data_dir=settings.server.data_dir, token_text=template.readable_token,
     )
     app.include_router(proxy.overview.endpoints.router)
     ...

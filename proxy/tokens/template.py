@@ -109,6 +109,10 @@ class ChatTemplate:
         """A token as the vocabulary writes it; empty for an id outside of it."""
         return self._tokenizer.id_to_token(token) or ""
 
+    def readable_token(self, token: int) -> str:
+        """A token as text for people; a part of a character becomes U+FFFD."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
     def added_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """Ids of those `texts` that are added tokens of this tokenizer."""
         return frozenset(self._added[text] for text in texts if text in self._added)

@@ -102,6 +102,8 @@ def test_special_tokens_and_the_date_are_there(tmp_path: Path) -> None:
 def test_knows_how_answers_end(template: ChatTemplate) -> None:
     assert template.closing == "<|im_end|>\n"
     assert [template.token_text(token) for token in template.stop_ids] == ["<|im_end|>"]
+    assert [template.readable_token(token) for token in template.stop_ids] == ["<|im_end|>"]
+    assert "".join(template.readable_token(token) for token in template.encode("Add it.")) == "Add it."
     assert template.context_length == 512
 
 
