@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.turn import FinishReason, Turn, TurnState
 from proxy.database.arrays import pack_ids, pack_logprobs, unpack_ids
+from proxy.database.group_commit import GroupCommit
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.trajectories.assembly import PathPiece, extend_path, path_of
@@ -57,21 +59,30 @@ class TrajectoryStore:
         self._clock = clock
         self._signals = signals
         self._paths = paths or PathCache()
+        self._turns: GroupCommit[bool] = GroupCommit(database)
 
     async def record(self, record: TurnRecord) -> None:
         """Commits a turn, durably, before it returns. The same turn again changes nothing.
 
-        A turn of a session that has ended meanwhile is recorded all the same. Cancelling the call may lose the
-        turn: shield it. Raises NotFound for an unknown session, Conflict when its idempotency key belongs to
+        A turn of a session that has ended meanwhile is recorded all the same, and so is one whose caller is
+        cancelled while it waits. Raises NotFound for an unknown session, Conflict when its idempotency key belongs to
         another turn of the session, StoreUnavailable.
         """
         path = self._path(record)
-        async with self._database.write() as connection:
-            settled = await TurnRepository(connection).record(_columns(record), now=self._clock())
+        columns = _columns(record)
+
+        async def write(connection: AsyncConnection) -> bool:
+            return await TurnRepository(connection).record(columns, now=self._clock())
+
+        settled = await self._turns.commit(write)
         if path is not None:
             self._paths.put(path)
         if settled:
             self._signals.trajectories.notify()
+
+    async def aclose(self) -> None:
+        """Waits for turns that are being written."""
+        await self._turns.aclose()
 
     async def find_parent(self, session_id: SessionId, conversation_hashes: Sequence[bytes]) -> ParentTurn | None:
         """The turn of the session that ended with the longest of these conversations (longest first).
