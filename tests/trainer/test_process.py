@@ -18,8 +18,11 @@ from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import settings
 
 
-def test_a_kill_in_the_middle_of_a_step_loses_and_repeats_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    """Killed with the weights written and the commit on its way, before and after the proxy made it."""
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_kill_in_the_middle_of_a_step_loses_and_repeats_nothing(
+    tiny_model: Path, tmp_path: Path, arrived: bool
+) -> None:
+    """Killed with the weights written and the commit on its way, which then reaches the proxy or does not."""
     source = random_groups()
     proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=2.0)
     offered = [source(version) for version in range(8)]
@@ -29,6 +32,8 @@ def test_a_kill_in_the_middle_of_a_step_loses_and_repeats_nothing(tiny_model: Pa
     def kill_once() -> None:
         if victims:
             os.kill(victims.pop(), signal.SIGKILL)
+            if not arrived:
+                raise ConnectionAbortedError
 
     log = tmp_path / "log"
     with proxy.serve() as url:
@@ -77,16 +82,16 @@ def test_a_wrong_key_ends_it_with_the_reason(tiny_model: Path, tmp_path: Path) -
 
 
 def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """Sharded over two ranks on gloo, with a resume from one process's state in between."""
-    steps = 3
+    """Sharded over two ranks on gloo, three micro-batches a step, resumed from one process's state in between."""
+    steps, small = 3, {"max_tokens_per_microbatch": 32}
     alone_proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
-    alone = start(alone_proxy, settings(tmp_path / "alone"))
+    alone = start(alone_proxy, settings(tmp_path / "alone", batch=small))
     alone.loop.resume()
     for _ in range(steps):
         alone.loop.step()
 
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
-    first = start(proxy, settings(tmp_path / "together"))
+    first = start(proxy, settings(tmp_path / "together", batch=small))
     first.loop.resume()
     first.loop.step()
     torchrun = (
@@ -100,7 +105,8 @@ def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path)
         "trainer",
     )
     log = tmp_path / "log"
-    with proxy.serve() as url, trainer_process(url, tmp_path / "together", log, launcher=torchrun) as process:
+    bound = ("--set", "batch.max_tokens_per_microbatch=32")
+    with proxy.serve() as url, trainer_process(url, tmp_path / "together", log, *bound, launcher=torchrun) as process:
         proxy.wait_for(lambda: len(proxy.commits) >= steps or process.poll() is not None)
         process.terminate()
         process.wait(60)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = 1 << 24
@@ -52,4 +53,4 @@ def _chunk(
     logprobs_NV = torch.log_softmax(head(hidden_ND).float() / temperature_N[:, None], dim=-1)
     with torch.no_grad():
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-    return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], entropy_N
+    return -functional.nll_loss(logprobs_NV, targets_N, reduction="none"), entropy_N

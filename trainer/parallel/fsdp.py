@@ -19,7 +19,9 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Ranks) -> None:
     mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("data",))
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    # The root would stay gathered after a forward pass that no backward follows, and the next one would run on the
+    # weights from before the optimiser's step.
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -68,7 +68,9 @@ def test_activation_checkpointing_changes_no_gradient(tiny_model: Path) -> None:
     for checkpointing in (False, True):
         model = load_policy(tiny_model, Precision.FLOAT32, token_logprobs, activation_checkpointing=checkpointing)
         recomputed: list[int] = []
-        model.layers[0].register_forward_pre_hook(lambda *_, seen=recomputed: seen.append(1))
+        model.layers[0].get_submodule("input_layernorm").register_forward_pre_hook(
+            lambda *_, seen=recomputed: seen.append(1)
+        )
         torch.autograd.backward(score(model, micro_batch).sum())
         assert len(recomputed) == (2 if checkpointing else 1)
         gradients.append([parameter.grad for _, parameter in model.named_weights()])
