@@ -125,7 +125,7 @@ class ClaimService:
             )
             data = {"claim": claim_id, "sessions": count}
             await append_event(connection, run_id=run.id, kind="claim.released", data=data, now=now)
-        self._signals.trajectories.notify()
+        self._changed()
 
     async def expire(self) -> int:
         """Returns the sessions of claims whose lease has passed, of all runs; how many claims there were."""
@@ -137,7 +137,7 @@ class ClaimService:
                     break
             total += await self._expire_some(now)
         if total:
-            self._signals.trajectories.notify()
+            self._changed()
         return total
 
     async def sweep(self) -> None:
@@ -273,7 +273,11 @@ class ClaimService:
                 await repository.end(claim_id, ClaimState.RELEASED, reward_weights={}, now=now)
             data = {"count": len(session_ids), "reason": "no trainable turn"}
             await append_event(connection, run_id=run.id, kind="sessions.excluded", data=data, now=now)
+        self._changed()
+
+    def _changed(self) -> None:
         self._signals.trajectories.notify()
+        self._signals.events.notify()
 
 
 def _trajectory(candidate: Candidate, turns: Sequence[Turn], rewards: HandedRewards) -> Trajectory | None:
