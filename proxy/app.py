@@ -96,8 +96,10 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
 
 
 def begin_stop(app: FastAPI) -> None:
-    """Ends what would otherwise keep connections open until the end of the grace period: event streams."""
+    """Ends what would otherwise keep connections open until the end of the grace period: event streams and
+    trainers that wait for trajectories."""
     app.state.overview.close()
+    app.state.claims.close()
 
 
 async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock, stack: AsyncExitStack) -> None:
@@ -116,6 +118,7 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.sessions = sessions = SessionService(database, runs, credentials, signals, clock)
     state.feedback = FeedbackService(database, runs, signals, clock, observer=state.metrics)
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
+    stack.push_async_callback(state.trajectories.aclose)
     state.claims = claims = ClaimService(database=database, clock=clock, signals=signals)
     state.versions = VersionService(database=database, clock=clock, signals=signals)
     await _start_serving(app, engine, clock, stack)

@@ -139,7 +139,7 @@ class _Demo:
                         live.update(self._picture(view))
                     elif time.monotonic() - printed > _PLAIN_EVERY_S:
                         printed = time.monotonic()
-                        self._out.print(live_line(view), highlight=False)
+                        self._out.print(live_line(view), highlight=False, soft_wrap=True)
         finally:
             await _stop(harness)
         self._out.print(live_line(await self._look(operations)) if self._options.plain else "", highlight=False)
