@@ -20,6 +20,10 @@ GRACE_SECONDS = 7
 """How long open streams may go on once the proxy was told to stop; the supervisor's patience is ten seconds."""
 
 
+KEEP_ALIVE_SECONDS = 75
+"""Longer than clients keep idle connections, so that none is closed in the moment it is used."""
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The exit status: 2 for a configuration that is wrong, with the reason as the last line of standard error."""
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The base-rl proxy.")
@@ -57,6 +61,7 @@ class _Server(uvicorn.Server):
                 port=settings.server.port,
                 access_log=False,
                 log_config=None,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
                 lifespan="on",
             )

@@ -6,6 +6,7 @@ to the trainer, which validates it itself (`trainer/config.py`); here it is only
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -181,6 +182,29 @@ def load_settings(config_file: Path | None = None, overrides: dict[str, dict[str
     except ValidationError as error:
         raise ConfigurationError(describe(error)) from error
     return settings
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The environment that gives another process these very settings, whatever its own environment and file say.
+
+    Keys that are None are left out, and so are `bootstrap` and `trainer`.
+    """
+    environment: dict[str, str] = {}
+
+    def lay_out(name: str, section: BaseModel) -> None:
+        for key in type(section).model_fields:
+            value = getattr(section, key)
+            path = f"{name}__{key.upper()}"
+            if isinstance(value, BaseModel):
+                lay_out(path, value)
+            elif isinstance(value, dict):
+                environment[path] = json.dumps(value)
+            elif value is not None:
+                environment[path] = str(value)
+
+    for name in ("server", "database", "engine", "run"):
+        lay_out(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
+    return environment
 
 
 def _refuse_unknown_sections(environment: Mapping[str, str]) -> None:

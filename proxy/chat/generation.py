@@ -14,7 +14,7 @@ from proxy.chat.capture import CallPlan, Capture
 from proxy.clock import Clock
 from proxy.contract.turn import TurnState
 from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest
-from proxy.errors import BaseRlError, EngineFailed, Unavailable
+from proxy.errors import BaseRlError, EngineFailed, EngineUnavailable, Unavailable
 from proxy.log import logger
 
 ABORT_SECONDS = 5.0
@@ -42,6 +42,7 @@ class Generation:
         slots: asyncio.Semaphore,
         clock: Clock,
         record: Record,
+        engine_lost: Callable[[], None],
         ended: Callable[[Generation], None],
     ) -> None:
         self.plan = plan
@@ -51,6 +52,7 @@ class Generation:
         self._slots = slots
         self._clock = clock
         self._record = record
+        self._engine_lost = engine_lost
         self._holders = 0
         self._started = False
         self._limit = asyncio.timeout(None)
@@ -125,6 +127,8 @@ class Generation:
         try:
             return await self._generate()
         except BaseRlError as error:
+            if isinstance(error, EngineUnavailable):
+                self._engine_lost()
             if self._capture.token_count:
                 _LOG.warning("generation failed midway", turn=self.plan.turn_id, error=error.message)
                 await self._record(self._capture, TurnState.FAILED)

@@ -25,6 +25,9 @@ class ServingVersions(Protocol):
 
     def serving(self, run_id: RunId) -> int | None: ...
 
+    def doubt(self) -> None:
+        """A call found the engine down."""
+
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A run, and the version that answers for it now."""

@@ -84,6 +84,7 @@ class ChatService:
         observer: TurnObserver | None = None,
     ) -> None:
         self.models = ModelCatalog(runs, swaps, clock)
+        self._swaps = swaps
         self._template = template
         self._sessions = sessions
         self._trajectories = trajectories
@@ -198,6 +199,7 @@ class ChatService:
             slots=self._slots,
             clock=self._clock,
             record=partial(self._record, context, plan),
+            engine_lost=self._swaps.doubt,
             ended=self._ended,
         )
         generation.hold()

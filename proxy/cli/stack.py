@@ -21,7 +21,7 @@ from proxy.cli.local_keys import LocalKeys, load_or_make
 from proxy.cli.operations import Operations
 from proxy.cli.supervisor import Listener, Part, Supervisor
 from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, sglang_gpu_plan
-from proxy.settings import ConfigurationError, EngineKind, Settings
+from proxy.settings import ConfigurationError, EngineKind, Settings, as_environment
 
 ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
 _ENGINE_PORT_FROM = 30000
@@ -119,18 +119,19 @@ def _parts(
         parts.append(Part(name=ENGINE, argv=plan.argv, env=plan.env))
     elif engine_url is None:
         engine_url = settings.engine.kind
+    resolved = settings.model_copy(
+        update={
+            "server": settings.server.model_copy(update={"data_dir": settings.server.data_dir.resolve()}),
+            "engine": settings.engine.model_copy(update={"url": engine_url}),
+        }
+    )
     config = ("--config", str(config_file.resolve())) if config_file is not None else ()
     parts.append(
         Part(
             name=PROXY,
             argv=(sys.executable, "-m", "proxy", *config),
             env={
-                "BASE_RL_SERVER__HOST": settings.server.host,
-                "BASE_RL_SERVER__PORT": str(settings.server.port),
-                "BASE_RL_SERVER__DATA_DIR": str(settings.server.data_dir.resolve()),
-                "BASE_RL_ENGINE__URL": engine_url,
-                "BASE_RL_RUN__NAME": settings.run.name,
-                "BASE_RL_RUN__MODEL": settings.run.model,
+                **as_environment(resolved),
                 "BASE_RL_BOOTSTRAP__ADMIN_KEY": keys.admin_key,
                 "BASE_RL_BOOTSTRAP__RUN_KEY": keys.run_key,
                 "BASE_RL_BOOTSTRAP__TRAINER_KEY": keys.trainer_key,

@@ -71,6 +71,10 @@ class Supervisor:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(running.part.name for running in self._running)
+
     def restarts(self, name: str) -> int:
         return self._find(name).restarts
 

@@ -94,6 +94,11 @@ class SwapController:
         """The version of the run that the engine holds now; None while it holds none or is down."""
         return self._version if run_id == self._run_id else None
 
+    def doubt(self) -> None:
+        """A call found the engine down: it is not ready until a look, now, finds it holding the run's weights."""
+        self._version = None
+        self._signals.versions.notify()
+
     async def run_forever(self) -> None:
         """Reconciles until cancelled. What fails is logged and tried again."""
         while True:

@@ -63,7 +63,7 @@ class Installation:
                     self.stack.supervisor.raise_for_failure()
                     await asyncio.sleep(_LOOK_EVERY_S)
         except TimeoutError:
-            logs = {part: self.stack.supervisor.log_tail(part) for part in ("engine", "proxy", "trainer")}
+            logs = {part: self.stack.supervisor.log_tail(part) for part in self.stack.supervisor.parts}
             raise AssertionError(f"not within {patience:.0f} s: {what}\n{json.dumps(logs, indent=1)}") from None
 
     async def until_ready(self) -> None:

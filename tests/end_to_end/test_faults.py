@@ -86,7 +86,7 @@ class Customer:
                     self.turns.append(completion.id)
                     answer = await client.post("/v1/feedback", json={"turn_id": completion.id, "reward": 1})
                     if answer.status_code == 201:
-                        self.rewards += answer.json()["reward_ids"]
+                        self.rewards += answer.json()["rewards"]
                 except (APIConnectionError, APIStatusError, httpx.HTTPError):
                     await asyncio.sleep(0.05)
 

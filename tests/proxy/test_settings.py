@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.settings import ConfigurationError, SamplingMode, load_settings
+from proxy.settings import ConfigurationError, SamplingMode, as_environment, load_settings
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -73,3 +73,23 @@ def test_the_database_is_in_the_data_directory_unless_named(tmp_path: Path) -> N
     assert settings.database_url == f"sqlite+aiosqlite:///{tmp_path / 'base-rl.sqlite3'}"
     other = load_settings(None, {"database": {"url": "postgresql+psycopg://host/name"}})
     assert other.database_url == "postgresql+psycopg://host/name"
+
+
+def test_another_process_gets_the_same_settings_whatever_its_own_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "server": {"port": 1234, "data_dir": tmp_path, "public_url": "https://rl.example"},
+        "run": {
+            "name": "mine",
+            "reward_weights": {"format": 0.5},
+            "sampling": {"mode": "respect"},
+            "lease_seconds": 4.0,
+        },
+        "engine": {"url": "http://127.0.0.1:1", "max_concurrency": 3},
+    }
+    settings = load_settings(None, given)
+    monkeypatch.setenv("BASE_RL_RUN__NAME", "anothers")
+    for name, value in as_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings() == settings

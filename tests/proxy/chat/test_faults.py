@@ -124,8 +124,10 @@ async def test_an_early_failure_has_its_status_and_leaves_no_turn(
 async def test_an_engine_that_is_down_is_503_and_serves_again_when_it_is_back(world: World) -> None:
     world.engine.down = True
     assert (await world.post({})).status_code == 503
+    assert world.swaps.doubts == 1, "who watches the engine is told"
     world.engine.down = False
     assert (await world.post({})).status_code == 200
+    assert world.swaps.doubts == 1
 
 
 async def test_an_error_in_mid_stream_is_an_event_and_the_end(world: World) -> None:

@@ -45,6 +45,10 @@ class FakeSwaps:
     def __init__(self) -> None:
         self.version: int | None = 0
         self.engine_ready = True
+        self.doubts = 0
+
+    def doubt(self) -> None:
+        self.doubts += 1
 
     def serving(self, run_id: RunId) -> int | None:
         assert run_id

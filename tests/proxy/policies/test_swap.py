@@ -382,6 +382,15 @@ async def test_the_loop_swaps_as_soon_as_a_version_is_committed(bench: Bench) ->
             await bench.until(lambda wanted=version: bench.serving == wanted)  # type: ignore[misc]
 
 
+async def test_an_engine_that_a_call_found_down_is_not_ready_until_it_was_looked_at(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    assert bench.swaps.engine_ready
+    bench.swaps.doubt()
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    await bench.swaps.reconcile()
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+
+
 async def test_the_loop_survives_whatever_happens(bench: Bench) -> None:
     bench.engine.info_error = RuntimeError("a bug")  # type: ignore[assignment]
     async with bench.running():
