@@ -7,7 +7,7 @@ SEED ?= 0
 ENGINE ?= embedded
 
 .PHONY: help demo test setup setup-dev lint types layers format test-fast test-end-to-end test-browser test-sglang \
-        sglang-cpu demo-sglang bench-demo bench-engine checkpoint clean
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine checkpoint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -57,6 +57,9 @@ demo-sglang: setup sglang-cpu  ## the demo on the real SGLang
 
 bench-demo: setup  ## the demo with five seeds -> benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.demo
+
+bench-demo-sglang: setup sglang-cpu  ## the demo on the real SGLang with three seeds -> benchmarks/results/demo-sglang.json
+	$(BIN)/python -m benchmarks.demo --engine sglang --seeds 3
 
 bench-engine: setup  ## tokens/s of the embedded engine -> benchmarks/results/engine.json
 	$(BIN)/python -m benchmarks.engine
