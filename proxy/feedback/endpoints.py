@@ -72,19 +72,22 @@ def feedback_of(request: Request) -> FeedbackService:
     return service
 
 
+@router.post("/sessions/{session_id}/v1/feedback", status_code=201)
+@router.post("/sessions/{session_id}/feedback", status_code=201)
 @router.post("/v1/feedback", status_code=201)
-async def post_feedback(request: Request) -> JSONResponse:
-    """One statement or a list of them, recorded together.
+@router.post("/feedback", status_code=201)
+async def post_feedback(request: Request, session_id: str | None = None) -> JSONResponse:
+    """One statement or a list of them, recorded together. The path's session is that of statements that name none.
 
     201, or 202 where at least one came when a trainer had its session already (`recorded_after_training`).
     """
     who = await principal(request)
     body = await json_body(request)
     if not isinstance(body, list):
-        items = [_item(validated(FeedbackBody, body), "")]
+        items = [_item(validated(FeedbackBody, body), "", session_id)]
     elif 0 < len(body) <= _MOST_ITEMS:
         items = [
-            _item(validated(FeedbackBody, value, within=f"[{index}]"), f"[{index}].")
+            _item(validated(FeedbackBody, value, within=f"[{index}]"), f"[{index}].", session_id)
             for index, value in enumerate(body)
         ]
     else:
@@ -95,7 +98,7 @@ async def post_feedback(request: Request) -> JSONResponse:
     return JSONResponse({"results": answers} if isinstance(body, list) else answers[0], 202 if late else 201)
 
 
-def _item(body: FeedbackBody, within: str) -> FeedbackItem:
+def _item(body: FeedbackBody, within: str, path_session: str | None) -> FeedbackItem:
     entries = [] if body.reward is None else [(body.name, body.reward)]
     entries += (body.components or {}).items()
     if not entries:
@@ -104,10 +107,11 @@ def _item(body: FeedbackBody, within: str) -> FeedbackItem:
         raise InvalidRequest(f"{body.name!r} is both the reward and a component", param=f"{within}components")
     if None not in (body.turn_id, body.completion_id) and body.turn_id != body.completion_id:
         raise InvalidRequest("turn_id and completion_id name different turns", param=f"{within}completion_id")
+    turn = body.turn_id if body.turn_id is not None else body.completion_id
     return FeedbackItem(
         entries=tuple(entries),
-        session_id=body.session_id,
-        turn_id=body.turn_id if body.turn_id is not None else body.completion_id,
+        session_id=body.session_id or (path_session if turn is None else None),
+        turn_id=turn,
         source=body.source,
         comment=body.comment,
         final=body.final,

@@ -149,3 +149,27 @@ async def test_a_list_answers_with_a_list(domain: DomainClient) -> None:
     answer = await domain.http.post("/v1/feedback", content=json.dumps(body))
     assert answer.status_code == 201
     assert [result["session_id"] for result in answer.json()["results"]] == [created["id"] for created in sessions]
+
+
+@pytest.mark.parametrize("prefix", ["/v1", "", "/sessions/{id}/v1", "/sessions/{id}"])
+async def test_feedback_is_where_the_model_is(domain: DomainClient, prefix: str) -> None:
+    created = await session(domain)
+    path = prefix.format(id=created["id"]) + "/feedback"
+    body = {"reward": 1} if "sessions" in prefix else {"reward": 1, "session_id": created["id"]}
+    answer = await domain.http.post(path, json=body)
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["session_id"] == created["id"]
+
+
+async def test_a_session_that_the_statement_names_goes_before_the_paths(domain: DomainClient) -> None:
+    one, other = await session(domain), await session(domain)
+    answer = await domain.http.post(
+        f"/sessions/{one['id']}/v1/feedback", json={"reward": 1, "session_id": other["id"]}
+    )
+    assert answer.json()["session_id"] == other["id"]
+
+
+async def test_feedback_for_a_path_session_that_nobody_opened_is_404(domain: DomainClient) -> None:
+    answer = await domain.http.post("/sessions/never-opened/v1/feedback", json={"reward": 1})
+    assert answer.status_code == 404
+    assert error_of(answer)["code"] == "not_found"
