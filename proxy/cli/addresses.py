@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 
 _PORTS_TO_TRY = 100
+_PRIVATE_PORTS = range(20000, 32000)
+"""Below those that the kernel gives to outgoing connections (from 32768 on Linux)."""
 
 
 class NoFreePort(Exception):
@@ -27,3 +30,13 @@ def next_free_port(host: str, first: int) -> int:
         if is_free(host, port):
             return port
     raise NoFreePort(f"no free port from {first} to {first + _PORTS_TO_TRY - 1} on {host}; name another with --port")
+
+
+def random_free_port(host: str) -> int:
+    """A port that nobody listens on, drawn at random: two installations that start at the same moment, whose engines
+    take a while to listen, would otherwise both take the first free one. Raises NoFreePort."""
+    for _ in range(_PORTS_TO_TRY):
+        port = secrets.choice(_PRIVATE_PORTS)
+        if is_free(host, port):
+            return port
+    raise NoFreePort(f"no free port on {host} between {_PRIVATE_PORTS.start} and {_PRIVATE_PORTS.stop}")

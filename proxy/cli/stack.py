@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.cli.addresses import next_free_port
+from proxy.cli.addresses import random_free_port
 from proxy.cli.local_keys import LocalKeys, load_or_make
 from proxy.cli.operations import Operations
 from proxy.cli.supervisor import Listener, Part, Supervisor
@@ -24,7 +24,6 @@ from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, sgl
 from proxy.settings import ConfigurationError, EngineKind, Settings, as_environment
 
 ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
-_ENGINE_PORT_FROM = 30000
 _READY_POLL_S = 0.1
 _ADDRESS_FILE = "address.json"
 
@@ -113,7 +112,7 @@ def _parts(
     parts = []
     engine_url = settings.engine.url
     if settings.engine.kind in (EngineKind.EMBEDDED, EngineKind.SGLANG):
-        port = next_free_port("127.0.0.1", _ENGINE_PORT_FROM)
+        port = random_free_port("127.0.0.1")
         plan = _engine_plan(settings, port=port, seed=seed)
         engine_url = plan.url
         parts.append(Part(name=ENGINE, argv=plan.argv, env=plan.env))
