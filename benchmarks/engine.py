@@ -1,4 +1,4 @@
-"""Tokens per second of the embedded engine over HTTP: `python benchmarks/engine.py MODEL [--seconds 5]`.
+"""Tokens per second of the embedded engine over HTTP: `python -m benchmarks.engine [MODEL] [--seconds 5]`.
 
 Each client sends one request after another, 20 prompt tokens and 40 new ones, and reads the whole answer. The engine
 has one thread; the clients share the machine with it, so on one core the figure includes them.
@@ -10,14 +10,13 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.machine import describe
 from proxy.contract.turn import SamplingParameters
 from proxy.engines.interface import GenerateRequest
 from proxy.engines.launch import LaunchPlan, embedded_plan, wait_until_ready
@@ -25,6 +24,7 @@ from proxy.engines.sglang import SglangEngine
 from proxy.settings import EngineSettings
 
 RESULT = Path(__file__).parent / "results" / "engine.json"
+MODEL = Path("agents_examples/calculator/checkpoint")
 CONCURRENCY = (1, 32, 64, 128)
 PROMPT = tuple(range(20))
 NEW_TOKENS = 40
@@ -88,20 +88,20 @@ def run(model: str, seconds: float) -> dict[str, dict[str, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="directory of a Hugging Face model")
+    parser.add_argument(
+        "model", nargs="?", default=str(MODEL), help="directory of a Hugging Face model (default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each figure is measured")
     options = parser.parse_args()
     figures = run(options.model, options.seconds)
     result = {
-        "tokens_per_second_by_concurrency": figures,
+        "machine": describe(),
+        "model": options.model,
         "parameters": parameters(Path(options.model)),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "processor": platform.machine(),
-            "python": platform.python_version(),
-            "torch": version("torch"),
-            "transformers": version("transformers"),
-        },
+        "prompt_tokens": len(PROMPT),
+        "new_tokens": NEW_TOKENS,
+        "seconds": options.seconds,
+        "tokens_per_second_by_concurrency": figures,
     }
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")

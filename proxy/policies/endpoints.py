@@ -15,12 +15,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from proxy.contract.claim import CommitRequest
-from proxy.credentials.http import principal, require
-from proxy.credentials.service import PrincipalKind
-from proxy.errors import PermissionDenied
 from proxy.http.messages import message_body, message_response
 from proxy.policies.service import VersionService
-from proxy.runs.service import RunDirectory, RunView
+from proxy.runs.http import trainers_run
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["trainer"])
 
@@ -33,13 +30,13 @@ def versions_of(request: Request) -> VersionService:
 @router.get("/head")
 async def head(request: Request, run: str) -> Response:
     """What the trainer continues from."""
-    return message_response(await versions_of(request).head(await _trainers_run(request, run)))
+    return message_response(await versions_of(request).head(await trainers_run(request, run)))
 
 
 @router.post("/versions")
 async def commit(request: Request, run: str) -> Response:
     """Makes the next version and consumes the claims' trajectories."""
-    of_run = await _trainers_run(request, run)
+    of_run = await trainers_run(request, run)
     commit_request = await message_body(request, CommitRequest)
     return message_response(await versions_of(request).commit(of_run, commit_request))
 
@@ -47,15 +44,5 @@ async def commit(request: Request, run: str) -> Response:
 @router.get("/versions")
 async def versions(request: Request, run: str) -> JSONResponse:
     """All versions, newest first."""
-    listed = await versions_of(request).list_(await _trainers_run(request, run))
+    listed = await versions_of(request).list_(await trainers_run(request, run))
     return JSONResponse({"versions": msgspec.to_builtins(listed)})
-
-
-async def _trainers_run(request: Request, name_or_id: str) -> RunView:
-    who = await principal(request)
-    require(who, PrincipalKind.TRAINER, PrincipalKind.ADMIN)
-    runs: RunDirectory = request.app.state.runs
-    run = await runs.by_name_or_id(name_or_id)
-    if who.kind is PrincipalKind.TRAINER and who.run_id != run.id:
-        raise PermissionDenied("this key trains another run")
-    return run

@@ -14,11 +14,8 @@ from fastapi.responses import Response
 
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId
-from proxy.credentials.http import principal, require
-from proxy.credentials.service import PrincipalKind
-from proxy.errors import PermissionDenied
 from proxy.http.messages import message_body, message_response
-from proxy.runs.service import RunDirectory, RunView
+from proxy.runs.http import trainers_run
 from proxy.trajectories.claims.service import ClaimService
 
 router = APIRouter(prefix="/api/v1/runs/{run}/claims", tags=["trainer"])
@@ -32,7 +29,7 @@ def claims_of(request: Request) -> ClaimService:
 @router.post("")
 async def claim(request: Request, run: str) -> Response:
     """Leases trajectories in whole groups. Nothing to claim is an empty batch with `claim_id` null."""
-    of_run = await _trainers_run(request, run)
+    of_run = await trainers_run(request, run)
     wish = await message_body(request, ClaimRequest)
     return message_response(await claims_of(request).claim(of_run, wish, abandoned=request.is_disconnected))
 
@@ -40,23 +37,13 @@ async def claim(request: Request, run: str) -> Response:
 @router.post("/{claim_id}/heartbeat")
 async def heartbeat(request: Request, run: str, claim_id: str) -> Response:
     """Renews the lease."""
-    of_run = await _trainers_run(request, run)
+    of_run = await trainers_run(request, run)
     return message_response(await claims_of(request).heartbeat(of_run, ClaimId(claim_id)))
 
 
 @router.post("/{claim_id}/release", status_code=204)
 async def release(request: Request, run: str, claim_id: str) -> Response:
     """Gives the trajectories back at once."""
-    of_run = await _trainers_run(request, run)
+    of_run = await trainers_run(request, run)
     await claims_of(request).release(of_run, ClaimId(claim_id))
     return Response(status_code=204)
-
-
-async def _trainers_run(request: Request, name_or_id: str) -> RunView:
-    who = await principal(request)
-    require(who, PrincipalKind.TRAINER, PrincipalKind.ADMIN)
-    runs: RunDirectory = request.app.state.runs
-    run = await runs.by_name_or_id(name_or_id)
-    if who.kind is PrincipalKind.TRAINER and who.run_id != run.id:
-        raise PermissionDenied("this key trains another run")
-    return run
