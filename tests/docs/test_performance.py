@@ -1,0 +1,58 @@
+"""The figures of the performance page are those of the result files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.docs.markdown import ROOT, rows, sections
+
+PAGE = (ROOT / "docs" / "performance.md").read_text()
+
+
+def result(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    return found
+
+
+def test_the_demo() -> None:
+    measured = result("demo.json")
+    table = [
+        [
+            str(seed["seed"]),
+            f"{seed['first_reward']:.2f}",
+            f"{seed['last_reward']:.2f}",
+            f"{seed['seconds']:.1f}",
+            str(seed["swaps"]),
+            str(seed["turns"]),
+            str(seed["failed_calls"]),
+            str(seed["max_staleness"]),
+        ]
+        for seed in measured["seeds"]
+    ]
+    told = sections(PAGE)["The demo"]
+    assert rows(told) == table
+    assert (
+        f"Reached by {measured['reached']} of {len(table)} seeds; median {measured['median_seconds']:.1f} seconds"
+        in told
+    )
+
+
+def test_the_engine() -> None:
+    measured = result("engine.json")
+    figures = measured["tokens_per_second_by_concurrency"]
+    told = sections(PAGE)["The embedded engine"]
+    assert rows(told) == [
+        [clients, str(figures["whole"][clients]), str(figures["streamed"][clients])] for clients in figures["whole"]
+    ]
+    assert f"{measured['parameters']} parameters" in told
+    assert f"{measured['prompt_tokens']} prompt tokens and up to {measured['new_tokens']} new ones" in told
+
+
+def test_the_machine() -> None:
+    for name in ("demo.json", "engine.json"):
+        machine = result(name)["machine"]
+        for fact in (f"Python {machine['python']}", f"transformers {machine['transformers']}", machine["system"]):
+            assert fact in PAGE, name
+        assert machine["cores"] == 2
+        assert machine["torch"].startswith("2.13.0+cpu")
