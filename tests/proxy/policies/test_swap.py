@@ -91,14 +91,14 @@ class Bench:
         self.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
         self.swaps = self.controller()
 
-    def controller(self) -> SwapController:
+    def controller(self, health_interval_seconds: float = 0.01) -> SwapController:
         return SwapController(
             database=self.world.database,
             engine=self.engine,
             signals=self.world.signals,
             clock=self.world.clock,
             run=self.world.run,
-            health_interval_seconds=0.01,
+            health_interval_seconds=health_interval_seconds,
             observer=self.heard,
         )
 
@@ -258,6 +258,7 @@ async def test_a_slow_engine_is_given_three_chances(bench: Bench) -> None:
 
 
 async def test_a_failed_load_goes_on_with_the_old_version(bench: Bench) -> None:
+    bench.swaps = bench.controller(health_interval_seconds=3600.0)
     await bench.swaps.reconcile()
     await bench.commit()
     bench.engine.load_error = EngineFailed("shapes differ")
@@ -273,6 +274,14 @@ async def test_a_failed_load_goes_on_with_the_old_version(bench: Bench) -> None:
     bench.engine.calls.clear()
     await bench.swaps.reconcile()
     assert bench.engine.calls == []  # it waits before the next attempt
+
+
+async def test_a_failed_load_is_tried_again(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.load_error = EngineFailed("shapes differ")
+    await bench.swaps.reconcile()
+    assert bench.serving == 0
     bench.engine.load_error = None
     async with bench.running():
         await bench.until(lambda: bench.serving == 1)
