@@ -2,14 +2,14 @@
 
 BaseRlError
 ├── InvalidRequest            400  the request is wrong; `param` names the field
-│   └── UnsupportedParameter  400  understood, and this engine or run cannot honour it
+│   ├── UnsupportedParameter  400  understood, and this engine or run cannot honour it
+│   └── ContextLengthExceeded 400  the prompt leaves no room for an answer
 ├── AuthenticationFailed      401  no key, or one that is unknown or revoked
 ├── PermissionDenied          403  a valid key that may not do this
 ├── NotFound                  404
 │   └── ModelNotFound         404
-├── Conflict                  409  the head moved, or the claim is gone; only trainers get this
+├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
 ├── PayloadTooLarge           413
-├── RateLimited               429  with Retry-After
 ├── EngineFailed              502  the engine answered with an error
 ├── Unavailable               503  with Retry-After
 │   ├── EngineUnavailable     503  no engine takes traffic
@@ -86,12 +86,6 @@ class PayloadTooLarge(BaseRlError):
     status = 413
     type = "invalid_request_error"
     code = "payload_too_large"
-
-
-class RateLimited(BaseRlError):
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limited"
 
 
 class EngineFailed(BaseRlError):

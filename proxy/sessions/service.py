@@ -115,8 +115,8 @@ class SessionService:
         ]
 
     async def identify(self, principal: Principal, run: RunView, hints: SessionHints) -> SessionContext:
-        """The session that a model call belongs to; the first that applies of path, session key, header,
-        conversation; else a new one.
+        """The session that a model call belongs to; the first that applies of session key (a path must
+        agree with it), path, header, conversation; else a new one.
 
         Raises PermissionDenied for a key of another run or session, NotFound for an unknown id of ours.
         """

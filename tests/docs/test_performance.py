@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from tests.docs.markdown import ROOT, rows, sections
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
@@ -15,8 +17,9 @@ def result(name: str) -> dict[str, Any]:
     return found
 
 
-def test_the_demo() -> None:
-    measured = result("demo.json")
+@pytest.mark.parametrize(("name", "section"), [("demo.json", "The demo"), ("demo-sglang.json", "The demo on SGLang")])
+def test_the_demo(name: str, section: str) -> None:
+    measured = result(name)
     table = [
         [
             str(seed["seed"]),
@@ -30,7 +33,7 @@ def test_the_demo() -> None:
         ]
         for seed in measured["seeds"]
     ]
-    told = sections(PAGE)["The demo"]
+    told = sections(PAGE)[section]
     assert rows(told) == table
     assert (
         f"Reached by {measured['reached']} of {len(table)} seeds; median {measured['median_seconds']:.1f} seconds"
@@ -50,7 +53,7 @@ def test_the_engine() -> None:
 
 
 def test_the_machine() -> None:
-    for name in ("demo.json", "engine.json"):
+    for name in ("demo.json", "demo-sglang.json", "engine.json"):
         machine = result(name)["machine"]
         for fact in (f"Python {machine['python']}", f"transformers {machine['transformers']}", machine["system"]):
             assert fact in PAGE, name

@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from structlog.testing import capture_logs
 
-from proxy.errors import EngineUnavailable, RateLimited
+from proxy.errors import EngineUnavailable, StoreUnavailable
 from proxy.http import errors
 from proxy.http.boundary import BodyBound, RequestBoundary
 
@@ -58,7 +58,7 @@ def application(recorder: Recorder) -> FastAPI:
 
     @app.get("/busy")
     async def busy() -> None:
-        raise RateLimited("slow down \ud800", retry_after=0.2)
+        raise StoreUnavailable("the disk is full \ud800", retry_after=0.2)
 
     @app.get("/down")
     async def down() -> None:
@@ -147,7 +147,7 @@ async def test_a_stream_that_breaks_is_cut_not_closed(client: httpx.AsyncClient,
 
 async def test_retry_after(client: httpx.AsyncClient) -> None:
     busy, down = await client.get("/busy"), await client.get("/down")
-    assert (busy.status_code, busy.headers["retry-after"], error_of(busy)["type"]) == (429, "1", "rate_limit_error")
+    assert (busy.status_code, busy.headers["retry-after"], error_of(busy)["code"]) == (503, "1", "store_unavailable")
     assert (down.status_code, down.headers["retry-after"], error_of(down)["code"]) == (503, "2", "engine_unavailable")
 
 
