@@ -222,7 +222,7 @@ async def _background(name: str, work: Awaitable[None]) -> AsyncIterator[None]:
 @health.get("/healthz")
 async def healthz() -> JSONResponse:
     """The process answers. Says nothing about its surroundings: see /readyz."""
-    return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "ok", "service": "base-rl"})
 
 
 @health.get("/readyz")

@@ -118,3 +118,9 @@ def heat(logprob: float) -> int:
 
 def probability(logprob: float) -> str:
     return f"{math.exp(min(0.0, logprob)) * 100:.3g}{_THIN}%"
+
+
+def model(name: str) -> str:
+    """A model's name in short: the last two parts of a directory; a Hugging Face id is as short as that."""
+    parts = [part for part in name.split("/") if part]
+    return name if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"

@@ -94,7 +94,7 @@ def up(
     port: Annotated[int | None, typer.Option(help="Listen here; default 8080.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where database, weights, keys and logs are kept.")] = None,
     trainer: Annotated[bool, typer.Option(help="--no-trainer serves and records without training.")] = True,
-    seed: Annotated[int, typer.Option(help="Of sampling and training.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of sampling and training; default: [trainer] seed.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the resolved configuration and end.")] = False,
 ) -> None:
     """Start engine, proxy and trainer for your own model and agent, and keep them up until Ctrl-C.
@@ -273,6 +273,8 @@ def _finish(command: Any) -> NoReturn:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except asyncio.CancelledError:  # by SIGTERM, see `end_on_sigterm`
+        raise SystemExit(143) from None
     raise SystemExit(code)
 
 

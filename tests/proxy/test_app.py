@@ -59,7 +59,10 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_it_is_alive_and_counts_what_it_does(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/healthz", headers={"authorization": ""})).json() == {"status": "ok"}
+    assert (await client.get("/healthz", headers={"authorization": ""})).json() == {
+        "status": "ok",
+        "service": "base-rl",
+    }
     created = (await client.post("/v1/sessions", json={"n": 2})).json()["sessions"]
     answer = await client.post("/v1/feedback", json={"reward": 1, "session_id": created[0]["id"]})
     assert answer.status_code == 201

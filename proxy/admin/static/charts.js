@@ -139,7 +139,7 @@
     if (known) {
       known.setData(data);
     } else {
-      const options = { ...design.options(), width: element.clientWidth, height: design.height, legend: { live: true }, cursor: { y: false, points: { size: 7 } }, padding: [8, 18, 0, 0] };
+      const options = { ...design.options(), width: element.clientWidth, height: design.height, legend: { live: true }, cursor: { y: false, points: { size: 7 } }, padding: [8, 28, 0, 0] };
       charts.set(id, new uPlot(options, data, element));
     }
     element.dataset.points = String(data[0].length);

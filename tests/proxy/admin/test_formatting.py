@@ -71,3 +71,16 @@ def test_heat_has_nine_steps_and_grows_with_surprise(logprob: float) -> None:
 def test_every_number_has_a_text(value: float) -> None:
     for write in (formatting.number, formatting.reward, formatting.compact):
         assert write(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("/home/me/models/calculator/checkpoint", "…/calculator/checkpoint"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("checkpoint", "checkpoint"),
+        ("", ""),
+    ],
+)
+def test_models(name: str, text: str) -> None:
+    assert formatting.model(name) == text
