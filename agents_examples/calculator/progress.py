@@ -11,6 +11,7 @@ from typing import Any
 
 WINDOW = 128
 CURVE_STEP = 32
+FULL_REWARD = 1.0
 WRITE_INTERVAL_SECONDS = 0.5
 
 
@@ -35,6 +36,7 @@ class Progress:
         self._curve: list[float] = []
         self._first_transcript: dict[str, Any] | None = None
         self._last_transcript: dict[str, Any] | None = None
+        self._last_success_transcript: dict[str, Any] | None = None
         self._report = report
         self._started = time.monotonic()
         self._written = -WRITE_INTERVAL_SECONDS
@@ -53,6 +55,8 @@ class Progress:
             self._block.clear()
         self._first_transcript = self._first_transcript or transcript
         self._last_transcript = transcript
+        if reward >= FULL_REWARD:
+            self._last_success_transcript = transcript
         self.write()
 
     def failed_call(self, error: Exception) -> None:
@@ -78,6 +82,7 @@ class Progress:
             "seconds": round(time.monotonic() - self._started, 3),
             "first_transcript": self._first_transcript,
             "last_transcript": self._last_transcript,
+            "last_success_transcript": self._last_success_transcript,
         }
 
     def write(self, *, final: bool = False) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _PORTS_TO_TRY = 100
 _PRIVATE_PORTS = range(20000, 32000)
@@ -30,6 +33,48 @@ def next_free_port(host: str, first: int) -> int:
         if is_free(host, port):
             return port
     raise NoFreePort(f"no free port from {first} to {first + _PORTS_TO_TRY - 1} on {host}; name another with --port")
+
+
+@contextmanager
+def claimed_port(host: str, first: int, *, or_next: bool = False) -> Iterator[int]:
+    """A port on which nobody listens and which, on Linux, no other base-rl claims while the block lasts.
+
+    `first`, or with `or_next` the next free one after it; 0 stands for any. Between the choice of a port and the
+    moment that a process listens on it lie seconds, in which a second installation would choose the same. Raises
+    NoFreePort.
+    """
+    if first == 0:
+        yield random_free_port(host)
+        return
+    for port in range(first, min(first + (_PORTS_TO_TRY if or_next else 1), 65536)):
+        claim = _claim(port)
+        if claim is None:
+            continue
+        with claim:
+            if is_free(host, port):
+                yield port
+                return
+    if or_next:
+        raise NoFreePort(f"no free port from {first} on at {host}; name another with --port")
+    raise NoFreePort(
+        f"port {first} at {host} cannot be listened on: another program has it, or the address is not one of this "
+        "machine; name another port with --port"
+    )
+
+
+def _claim(port: int) -> socket.socket | None:
+    """Marks a port as taken among the installations of this machine, until the socket is closed or the process ends.
+
+    The mark is a name in the kernel's abstract namespace, so nothing is left behind; elsewhere it marks nothing.
+    """
+    mark = socket.socket(socket.AF_UNIX)
+    if sys.platform == "linux":
+        try:
+            mark.bind(f"\0base-rl-port-{port}")
+        except OSError:
+            mark.close()
+            return None
+    return mark
 
 
 def random_free_port(host: str) -> int:

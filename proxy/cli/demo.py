@@ -18,7 +18,6 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from proxy.cli.addresses import next_free_port
 from proxy.cli.drawing import LiveRun, live_line, live_table, transcript
 from proxy.cli.operations import Operations
 from proxy.cli.stack import Stack, running_stack, wait_until_ready
@@ -94,6 +93,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
         seed=options.seed,
         listener=listener,
         prepare=lambda: _empty(options.data_dir),
+        or_next_port=True,
     ) as stack:
         with out.status("starting engine, proxy and trainer …"):
             await wait_until_ready(stack)
@@ -104,7 +104,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
         _write_summary(options.data_dir / "summary.json", summary)
         demo.report(summary)
         if options.keep:
-            out.print(f"Everything is still up at {stack.url} — Ctrl-C ends it.", highlight=False)
+            out.print(f"Everything is still up at {stack.url} — Ctrl-C ends it.", highlight=False, soft_wrap=True)
             await stack.supervisor.wait_for_failure()
     return 0 if summary.rise >= LEAST_RISE else 1
 
@@ -142,7 +142,8 @@ class _Demo:
                         self._out.print(live_line(view), highlight=False, soft_wrap=True)
         finally:
             await _stop(harness)
-        self._out.print(live_line(await self._look(operations)) if self._options.plain else "", highlight=False)
+        if self._options.plain:
+            self._out.print(live_line(await self._look(operations)), highlight=False, soft_wrap=True)
 
     async def summarise(self, operations: Operations) -> Summary:
         harness = self._at_the_end or self._harness_report()
@@ -164,8 +165,8 @@ class _Demo:
     def report(self, summary: Summary) -> None:
         harness = self._harness_report()
         for title, key in (
-            ("before: one of the first sessions", "first_transcript"),
-            ("after: the last session", "last_transcript"),
+            ("before: the first session that ended", "first_transcript"),
+            ("after: the last session that earned the full reward", "last_success_transcript"),
         ):
             if harness.get(key):
                 self._out.print(transcript(title, harness[key]))
@@ -180,13 +181,15 @@ class _Demo:
             f"in {summary.seconds:.0f} s: {summary.versions} policy versions, {summary.swaps} hot swaps, "
             f"{summary.turns} calls, {summary.failed_calls} failed. Its code knows nothing of it.",
             highlight=False,
+            soft_wrap=True,
         )
         if summary.rise < LEAST_RISE:
             self._out.print(
                 f"[red]The reward did not rise by {LEAST_RISE}.[/] Logs: {self._options.data_dir / 'logs'}",
                 highlight=False,
+                soft_wrap=True,
             )
-        self._out.print(f"[dim]{self._options.data_dir / 'summary.json'}[/]", highlight=False)
+        self._out.print(f"[dim]{self._options.data_dir / 'summary.json'}[/]", highlight=False, soft_wrap=True)
 
     async def _start_harness(self, folder: Path) -> asyncio.subprocess.Process:
         options = self._options
@@ -276,10 +279,9 @@ def _example_folder() -> Path:
 
 
 def _settings(options: DemoOptions, folder: Path) -> Settings:
-    """The example's configuration on the next free port."""
-    port = next_free_port("127.0.0.1", options.port)
+    """The example's configuration."""
     overrides: dict[str, dict[str, Any]] = {
-        "server": {"host": "127.0.0.1", "port": port, "data_dir": options.data_dir},
+        "server": {"host": "127.0.0.1", "port": options.port, "data_dir": options.data_dir},
         "engine": {"kind": EngineKind(options.engine).value, "url": None},
     }
     settings = load_settings(folder / "config.toml", overrides)

@@ -16,15 +16,16 @@ from pathlib import Path
 
 import msgspec
 
-from proxy.cli.addresses import random_free_port
+from proxy.cli.addresses import NoFreePort, claimed_port, random_free_port
 from proxy.cli.local_keys import LocalKeys, load_or_make
-from proxy.cli.operations import Operations
-from proxy.cli.supervisor import Listener, Part, Supervisor
+from proxy.cli.operations import Operations, ProxyUnreachable
+from proxy.cli.supervisor import Listener, Part, PartFailed, Supervisor
 from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, sglang_gpu_plan
 from proxy.settings import ConfigurationError, EngineKind, Settings, as_environment
 
 ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
 _READY_POLL_S = 0.1
+_MOST_RESTARTS_BEFORE_READY = 3
 _ADDRESS_FILE = "address.json"
 
 
@@ -63,21 +64,24 @@ async def running_stack(
     *,
     config_file: Path | None,
     with_trainer: bool,
-    seed: int,
+    seed: int | None,
     listener: Listener,
     prepare: Callable[[], None] = lambda: None,
+    or_next_port: bool = False,
 ) -> AsyncIterator[Stack]:
     """Starts the parts and ends them with the block. They start at the same time: `wait_until_ready` waits for them.
-    `prepare` runs before, once the data directory is known to be ours alone.
+    `prepare` runs before, once the data directory is known to be ours alone. `or_next_port` allows another port than
+    the one asked for, where that is taken.
 
-    Raises AlreadyRunning, NoFreePort.
+    Raises AlreadyRunning, NoFreePort, ConfigurationError for a data directory that cannot be used.
     """
     data_dir = settings.server.data_dir.resolve()
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with _only_one(data_dir):
+    host, wanted_port = settings.server.host, settings.server.port
+    with _only_one(data_dir), claimed_port(host, wanted_port, or_next=or_next_port) as port:
         prepare()
+        settings = settings.model_copy(update={"server": settings.server.model_copy(update={"port": port})})
         keys = load_or_make(data_dir)
-        url = f"http://{_reachable(settings.server.host)}:{settings.server.port}"
+        url = local_url(settings)
         parts = _parts(settings, url=url, keys=keys, config_file=config_file, with_trainer=with_trainer, seed=seed)
         address_file = data_dir / _ADDRESS_FILE
         async with Supervisor(parts, data_dir / "logs", listener) as supervisor:
@@ -91,23 +95,51 @@ async def running_stack(
 async def wait_until_ready(stack: Stack) -> None:
     """Waits until calls would be served: the engine has loaded its model and the proxy has verified it.
 
-    Has no bound of its own, as a large model may take long; ends by PartFailed when a part was given up.
+    Has no bound of its own, as a large model may take long; ends by PartFailed when a part was given up, or died
+    again and again without ever getting so far. Raises NoFreePort when what answers is not ours.
     """
     async with Operations(stack.url, stack.keys.admin_key) as operations:
         while not await operations.ready():
             stack.supervisor.raise_for_failure()
+            for part in stack.supervisor.parts:
+                if stack.supervisor.restarts(part) > _MOST_RESTARTS_BEFORE_READY:
+                    raise PartFailed(
+                        f"{part} ends again and again before it is ready. The end of its log, "
+                        f"{stack.supervisor.log(part)}:\n{stack.supervisor.log_tail(part)}"
+                    )
             await asyncio.sleep(_READY_POLL_S)
+        try:
+            await operations.health()
+        except ProxyUnreachable as error:
+            raise NoFreePort(f"{error}: another base-rl took the port; name another with --port") from error
 
 
 def read_address(data_dir: Path) -> Address | None:
     try:
         return msgspec.json.decode((data_dir / _ADDRESS_FILE).read_bytes(), type=Address)
-    except FileNotFoundError:
+    except (OSError, msgspec.DecodeError):
         return None
 
 
+def local_url(settings: Settings) -> str:
+    """Where a proxy with these settings answers on this machine."""
+    return f"http://{_reachable(settings.server.host)}:{settings.server.port}"
+
+
+def trainer_environment(settings: Settings, *, url: str, seed: int | None) -> dict[str, str]:
+    """What the trainer is told over its own section of the configuration."""
+    environment = {
+        "BASE_RL_TRAINER__PROXY_URL": url,
+        "BASE_RL_TRAINER__RUN": settings.run.name,
+        "BASE_RL_TRAINER__WEIGHTS__DIRECTORY": str(settings.weights_dir),
+    }
+    if seed is not None:
+        environment["BASE_RL_TRAINER__SEED"] = str(seed)
+    return environment
+
+
 def _parts(
-    settings: Settings, *, url: str, keys: LocalKeys, config_file: Path | None, with_trainer: bool, seed: int
+    settings: Settings, *, url: str, keys: LocalKeys, config_file: Path | None, with_trainer: bool, seed: int | None
 ) -> list[Part]:
     parts = []
     engine_url = settings.engine.url
@@ -143,11 +175,8 @@ def _parts(
                 name=TRAINER,
                 argv=(sys.executable, "-m", "trainer", *config),
                 env={
-                    "BASE_RL_TRAINER__PROXY_URL": url,
+                    **trainer_environment(settings, url=url, seed=seed),
                     "BASE_RL_TRAINER__API_KEY": keys.trainer_key,
-                    "BASE_RL_TRAINER__RUN": settings.run.name,
-                    "BASE_RL_TRAINER__SEED": str(seed),
-                    "BASE_RL_TRAINER__WEIGHTS__DIRECTORY": str(settings.weights_dir),
                 },
                 stop_seconds=20.0,
             )
@@ -155,7 +184,7 @@ def _parts(
     return parts
 
 
-def _engine_plan(settings: Settings, *, port: int, seed: int) -> LaunchPlan:
+def _engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPlan:
     """How the configured engine is started on this machine. Raises ConfigurationError when SGLang is not there."""
     engine, model = settings.engine, settings.run.model
     on_gpu = engine.device == "cuda" or (engine.device == "auto" and _has_gpu())
@@ -172,7 +201,7 @@ def _engine_plan(settings: Settings, *, port: int, seed: int) -> LaunchPlan:
         port=port,
         venv=engine.sglang_venv,
         threads=engine.threads,
-        flags=(f"--random-seed={seed}",),
+        flags=() if seed is None else (f"--random-seed={seed}",),
     )
 
 
@@ -194,7 +223,15 @@ def _reachable(host: str) -> str:
 
 @contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
-    with (data_dir / "lock").open("w") as lock:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        file = (data_dir / "lock").open("w")
+    except OSError as error:
+        raise ConfigurationError(
+            f"the data directory {data_dir} cannot be used ({error.strerror or error}); "
+            "choose another place with --data-dir"
+        ) from error
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

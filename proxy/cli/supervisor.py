@@ -23,13 +23,18 @@ _LONGEST_BACKOFF_S = 15.0
 _RAPID_DEATHS = 5
 _RAPID_WINDOW_S = 60.0
 _TAIL_LINES = 15
+_TAIL_LINE_ENDS = (160, 480)
+"""Characters kept of the beginning and the end of a long line: a traceback in JSON has its reason at the end."""
 _PR_SET_PDEATHSIG = 1
+
+WRONG_CONFIGURATION = 2
+"""Exit status of a part that will not run however often it is started; the last line of its log says why."""
 
 Listener = Callable[[str, str], None]
 
 
 class PartFailed(Exception):
-    """A part died again and again. The message carries the end of its log."""
+    """A part died again and again, or its configuration is wrong. The message carries the end of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +91,15 @@ class Supervisor:
         process = self._find(name).process
         return process.pid if process is not None else None
 
+    def log(self, name: str) -> Path:
+        return self._find(name).log
+
     def log_tail(self, name: str, lines: int = _TAIL_LINES) -> str:
         try:
             text = self._find(name).log.read_text(errors="replace")
         except OSError:
             return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(_shortened(line) for line in text.splitlines()[-lines:])
 
     def raise_for_failure(self) -> None:
         """Raises PartFailed if a part was given up."""
@@ -139,6 +147,8 @@ class Supervisor:
             process = running.process
             assert process is not None
             code = await process.wait()
+            if code == WRONG_CONFIGURATION:
+                raise PartFailed(f"{running.part.name}: {self.log_tail(running.part.name, 1)} (see {running.log})")
             running.deaths.append(time.monotonic())
             rapid = [death for death in running.deaths if death > time.monotonic() - _RAPID_WINDOW_S]
             if len(rapid) >= _RAPID_DEATHS:
@@ -168,6 +178,11 @@ async def _end(running: _Running) -> None:
         await process.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # what the part itself may have left behind
+
+
+def _shortened(line: str) -> str:
+    head, tail = _TAIL_LINE_ENDS
+    return line if len(line) <= head + tail else f"{line[:head]} … {line[-tail:]}"
 
 
 def _describe_exit(code: int) -> str:

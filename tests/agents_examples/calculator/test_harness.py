@@ -136,23 +136,27 @@ def test_the_report_is_whole_and_true(tmp_path: Path) -> None:
     report = tmp_path / "progress.json"
     progress = Progress(report)
     for index in range(300):
-        progress.scored(float(index >= 150), 2, {"session_id": str(index)})
+        progress.scored(float(150 <= index < 290 or index == 295), 2, {"session_id": str(index)})
         assert json.loads(report.read_text())["sessions"] >= 1
     progress.write(final=True)
     seen = json.loads(report.read_text())
     assert seen == progress.as_dict() | {"seconds": seen["seconds"]}
     assert seen["sessions"] == 300
-    assert seen["reward_sum"] == 150
+    assert seen["reward_sum"] == 141
     assert seen["first_mean"] == 0.0
-    assert seen["last_mean"] == 1.0
+    assert seen["last_mean"] == (128 - 9) / 128
     assert seen["curve"] == [0.0] * 4 + [round(10 / 32, 4)] + [1.0] * 4
     assert seen["first_transcript"] == {"session_id": "0"}
     assert seen["last_transcript"] == {"session_id": "299"}
+    assert seen["last_success_transcript"] == {"session_id": "295"}
     assert list(tmp_path.iterdir()) == [report]
 
 
 def test_before_the_first_session_there_is_no_mean() -> None:
-    assert Progress().as_dict()["last_mean"] is None
+    seen = Progress().as_dict()
+    assert seen["last_mean"] is None
+    assert seen["first_transcript"] is None
+    assert seen["last_success_transcript"] is None
 
 
 @pytest.mark.parametrize("arguments", [["--group-size", "0"], ["--purpose", "play"], ["--problems", "x"]])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
-from proxy.cli.addresses import NoFreePort, is_free, next_free_port, random_free_port
+from proxy.cli.addresses import NoFreePort, claimed_port, is_free, next_free_port, random_free_port
 
 HOST = "127.0.0.1"
 
@@ -33,3 +34,35 @@ def test_random_ports_of_two_installations_differ_and_are_no_outgoing_ones() -> 
     ports = {random_free_port(HOST) for _ in range(20)}
     assert len(ports) > 15
     assert all(20000 <= port < 32000 for port in ports)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="claims are marks in Linux's abstract namespace")
+def test_a_port_is_claimed_before_anybody_listens_on_it() -> None:
+    first = random_free_port(HOST)
+    with claimed_port(HOST, first) as port:
+        assert port == first
+        with claimed_port(HOST, first, or_next=True) as another:
+            assert another > first
+        with pytest.raises(NoFreePort, match="--port"), claimed_port(HOST, first):
+            pass
+        with socket.socket() as listener:
+            listener.bind((HOST, port))
+            listener.listen()
+    with claimed_port(HOST, first) as again:
+        assert again == first
+
+
+def test_a_port_that_another_program_has_is_not_claimed() -> None:
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        listener.listen()
+        taken = listener.getsockname()[1]
+        with pytest.raises(NoFreePort, match=str(taken)), claimed_port(HOST, taken):
+            pass
+        with claimed_port(HOST, taken, or_next=True) as port:
+            assert port != taken
+
+
+def test_port_0_stands_for_any() -> None:
+    with claimed_port(HOST, 0) as port:
+        assert is_free(HOST, port)

@@ -121,3 +121,13 @@ async def test_parts_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     async with asyncio.timeout(30):
         while Path(f"/proc/{part}/status").exists() and "Z (zombie)" not in Path(f"/proc/{part}/status").read_text():
             await asyncio.sleep(0.01)
+
+
+async def test_a_part_whose_configuration_is_wrong_is_not_started_again(tmp_path: Path) -> None:
+    heard = Heard()
+    refusing = python("import sys; sys.stderr.write('the reason\\n'); sys.exit(2)")
+    async with Supervisor([refusing], tmp_path, heard) as supervisor:
+        async with asyncio.timeout(30):
+            with pytest.raises(PartFailed, match="part: the reason"):
+                await supervisor.wait_for_failure()
+        assert supervisor.restarts("part") == 0

@@ -1,0 +1,86 @@
+"""What keeps an installation from starting, and what its trainer is told."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.cli.addresses import NoFreePort, random_free_port
+from proxy.cli.stack import AlreadyRunning, read_address, running_stack, trainer_environment
+from proxy.settings import ConfigurationError, Settings, load_settings
+
+HOST = "127.0.0.1"
+
+
+def settings(data_dir: Path, port: int) -> Settings:
+    """With an engine elsewhere, so that the proxy is the only part."""
+    overrides: dict[str, dict[str, Any]] = {
+        "server": {"data_dir": data_dir, "port": port},
+        "engine": {"kind": "http://127.0.0.1:9"},
+        "run": {"model": str(data_dir)},
+    }
+    return load_settings(None, overrides)
+
+
+async def started(data_dir: Path, port: int, **options: Any) -> str:
+    """The address of an installation that was started and ended again."""
+    options = {
+        "config_file": None,
+        "with_trainer": False,
+        "seed": None,
+        "listener": lambda part, what: None,
+    } | options
+    async with running_stack(settings(data_dir, port), **options) as stack:
+        address = read_address(data_dir)
+        assert address is not None
+        assert address.url == stack.url
+        return stack.url
+
+
+async def test_a_data_directory_has_one_installation_at_a_time(tmp_path: Path) -> None:
+    port = random_free_port(HOST)
+
+    async def start_another() -> None:
+        with pytest.raises(AlreadyRunning, match=rf":{port} \(pid \d+\) uses .*--data-dir"):
+            await started(tmp_path, random_free_port(HOST))
+
+    options: dict[str, Any] = {"config_file": None, "with_trainer": False, "seed": None}
+    async with running_stack(settings(tmp_path, port), listener=lambda part, what: None, **options):
+        await start_another()
+    assert read_address(tmp_path) is None
+    assert await started(tmp_path, port) == f"http://{HOST}:{port}"
+
+
+async def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind((HOST, 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with pytest.raises(NoFreePort, match="--port"):
+            await started(tmp_path, taken)
+        assert not (tmp_path / "logs").exists()
+        assert await started(tmp_path, taken, or_next_port=True) != f"http://{HOST}:{taken}"
+
+
+async def test_a_data_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="--data-dir"):
+        await started(tmp_path / "file", random_free_port(HOST))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]"])
+def test_an_address_file_that_is_damaged_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "address.json").write_bytes(content)
+    assert read_address(tmp_path) is None
+
+
+def test_a_seed_is_told_to_the_trainer_only_where_one_was_given(tmp_path: Path) -> None:
+    told = trainer_environment(settings(tmp_path, 1), url="http://h", seed=None)
+    assert "BASE_RL_TRAINER__SEED" not in told
+    assert trainer_environment(settings(tmp_path, 1), url="http://h", seed=3) == {
+        **told,
+        "BASE_RL_TRAINER__SEED": "3",
+    }
