@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    ValidationError,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 ENVIRONMENT_PREFIX = "BASE_RL_"
@@ -69,10 +79,16 @@ def _default_sglang_venv() -> Path:
     return Path(cache) / "base-rl" / "sglang-cpu-0.5.23"
 
 
+def _known_engine(kind: str) -> str:
+    if kind in tuple(EngineKind) or re.match(r"https?://[^/]", kind):
+        return kind
+    raise ValueError(f"{kind!r} is none of embedded, sglang, or the URL (http://…) of a running SGLang")
+
+
 class EngineSettings(_Section):
     """The inference engine: `embedded`, `sglang`, or the URL of a server that speaks SGLang's native API."""
 
-    kind: str = EngineKind.EMBEDDED.value
+    kind: Annotated[str, AfterValidator(_known_engine)] = EngineKind.EMBEDDED.value
     url: str | None = None
     """Where the engine answers. `base-rl up` fills it in for the engines that it starts."""
     connect_timeout_seconds: PositiveFloat = 5.0
@@ -173,14 +189,19 @@ def load_settings(config_file: Path | None = None, overrides: dict[str, dict[str
             raise ConfigurationError(f"cannot read {config_file}: {error.strerror or error}") from error
         except tomllib.TOMLDecodeError as error:
             raise ConfigurationError(f"{config_file} is not valid TOML: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{config_file} is not valid TOML: it is not UTF-8") from error
     try:
         settings = Settings(**values)
-        for section, keys in (overrides or {}).items():
-            current = getattr(settings, section)
-            merged = {**current.model_dump(), **keys}
-            settings = settings.model_copy(update={section: type(current).model_validate(merged)})
     except ValidationError as error:
         raise ConfigurationError(describe(error)) from error
+    for section, keys in (overrides or {}).items():
+        current = getattr(settings, section)
+        try:
+            changed = type(current).model_validate({**current.model_dump(), **keys})
+        except ValidationError as error:
+            raise ConfigurationError(describe(error, section)) from error
+        settings = settings.model_copy(update={section: changed})
     return settings
 
 
@@ -216,6 +237,11 @@ def _refuse_unknown_sections(environment: Mapping[str, str]) -> None:
             raise ConfigurationError(f"{name}: there is no section {section!r}; the sections are {known}")
 
 
-def describe(error: ValidationError) -> str:
-    """A validation error as lines of `key: what is wrong`."""
-    return "\n".join(f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}" for detail in error.errors())
+def describe(error: ValidationError, *within: str) -> str:
+    """A validation error as lines of `key: what is wrong`; `within` is the path to what was validated."""
+    lines = []
+    for detail in error.errors():
+        key = ".".join(str(part) for part in (*within, *detail["loc"]))
+        what = {"extra_forbidden": "there is no such key", "model_type": f"write it as a section, [{key}]"}
+        lines.append(f"{key}: {what.get(detail['type'], detail['msg'].removeprefix('Value error, '))}")
+    return "\n".join(lines)

@@ -16,6 +16,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.util import CommandError
 from sqlalchemy import URL, Connection, create_engine, event, make_url
+from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import NullPool
 
 import migrations
@@ -26,13 +27,20 @@ _SYNC_DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql+asyncpg": "postgresql
 
 
 def upgrade(url: str, revision: str = HEAD) -> None:
-    """Raises ConfigurationError for a database that a newer base-rl has migrated further."""
+    """Raises ConfigurationError for a database that a newer base-rl has migrated further, and for a damaged file."""
     try:
         _run(url, lambda config: command.upgrade(config, revision))
     except CommandError as error:
         raise ConfigurationError(
             f"the database {make_url(url).render_as_string()} does not fit this version of base-rl ({error}); "
             "it was probably used by a newer one: use that, or another database"
+        ) from error
+    except DatabaseError as error:
+        if type(error.orig) is not sqlite3.DatabaseError:  # its subclasses are other things than a damaged file
+            raise
+        raise ConfigurationError(
+            f"{make_url(url).database} is damaged or no database ({error.orig}): restore it from a backup, or move "
+            "it away to start with an empty store"
         ) from error
 
 

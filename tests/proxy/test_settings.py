@@ -93,3 +93,34 @@ def test_another_process_gets_the_same_settings_whatever_its_own_environment_say
     for name, value in as_environment(settings).items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
+
+
+@pytest.mark.parametrize("kind", ["nonsense", "http://", "127.0.0.1:30000", "ftp://host", ""])
+def test_an_engine_is_known_by_name_or_url(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"engine\.kind: .*embedded, sglang, or the URL"):
+        load_settings(None, {"engine": {"kind": kind}})
+
+
+@pytest.mark.parametrize("kind", ["embedded", "sglang", "http://127.0.0.1:30000", "https://host/sglang"])
+def test_engines_that_can_be_named(kind: str) -> None:
+    assert load_settings(None, {"engine": {"kind": kind}}).engine.kind == kind
+
+
+def test_what_is_wrong_is_said_with_its_whole_key(tmp_path: Path) -> None:
+    file = tmp_path / "base-rl.toml"
+    file.write_text('engine = 3\n[run]\nnmae = "x"\n')
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(file)
+    assert set(str(refused.value).splitlines()) == {
+        "engine: write it as a section, [engine]",
+        "run.nmae: there is no such key",
+    }
+    with pytest.raises(ConfigurationError, match=r"^run\.name: "):
+        load_settings(None, {"run": {"name": "my agent"}})
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "base-rl.toml"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="UTF-8"):
+        load_settings(file)

@@ -82,6 +82,15 @@ def test_a_database_of_a_newer_version_is_refused_with_a_remedy(tmp_path: Path) 
         upgrade(f"sqlite:///{path}")
 
 
+def test_a_file_that_is_no_database_is_refused_with_a_remedy_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    content = b"this is no database, but long enough to be taken for one. " * 100
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="backup"):
+        upgrade(f"sqlite:///{path}")
+    assert path.read_bytes() == content
+
+
 def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}"
     script = f"from proxy.database.migrate import upgrade, current; upgrade({url!r}); print(current({url!r}))"
