@@ -51,7 +51,10 @@ class ModelCatalog:
         Raises ModelNotFound for what is not served under this key, EngineUnavailable while nothing is.
         """
         if principal.run_id is None:
-            raise ModelNotFound(f"this key belongs to no run, so it has no model {name!r}", param="model")
+            raise ModelNotFound(
+                f"this key belongs to no run, so it has no model {name!r}: call with a run or session key",
+                param="model",
+            )
         run = await self._run(principal.run_id)
         version = self._swaps.serving(run.id)
         if not self._swaps.engine_ready or version is None:

@@ -120,6 +120,7 @@ def runs_list(
     data_dir: DataDir = _DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """List runs with their versions, sessions and rewards."""
+    from proxy.admin.formatting import model as short_model
     from proxy.cli.operations import Operations
 
     async def ask() -> list[dict[str, Any]]:
@@ -144,7 +145,7 @@ def runs_list(
                 str(one["serving_version"]),
                 reward,
                 sessions,
-                one["base_model"],
+                short_model(one["base_model"]),
             )
         _out.print(table)
         return 0
@@ -207,10 +208,10 @@ def doctor(
                 findings.append({key: getattr(finding, key) for key in ("name", "verdict", "detail", "remedy")})
                 continue
             _out.print(f"{marks[finding.verdict]} [bold]{finding.name:<10}[/] ", end="")
-            _out.print(finding.detail, markup=False, highlight=False)
+            _out.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
             if finding.remedy:
                 _out.print("             [bold]do:[/] ", end="")
-                _out.print(finding.remedy, markup=False, highlight=False)
+                _out.print(finding.remedy, markup=False, highlight=False, soft_wrap=True)
         if as_json:
             _out.print_json(json.dumps(findings))
         return 1 if failures else 0
@@ -269,7 +270,7 @@ def _finish(command: Any) -> NoReturn:
         code = command()
     except expected as error:
         _errors.print("[bold red]error:[/] ", end="")
-        _errors.print(str(error), markup=False, highlight=False)
+        _errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from proxy.cli.addresses import is_free
+from proxy.cli.stack import read_address
 from proxy.settings import EngineKind, Settings
 
 _OLDEST_PYTHON = (3, 11)
@@ -148,8 +149,18 @@ def _port(settings: Settings) -> Iterator[Finding]:
         ours = reply.status_code == 200 and reply.json().get("service") == "base-rl"
     except (httpx.HTTPError, ValueError):
         ours = False
-    if ours:
-        yield Finding(name="port", verdict=Verdict.NOTE, detail=f"a base-rl answers on {host}:{port} already")
+    address = read_address(settings.server.data_dir)
+    if ours and address is not None and address.url.endswith(f":{port}"):
+        yield Finding(
+            name="port", verdict=Verdict.NOTE, detail=f"the base-rl of this data directory is at {address.url}"
+        )
+    elif ours:
+        yield Finding(
+            name="port",
+            verdict=Verdict.FAIL,
+            detail=f"a base-rl with another data directory answers on {host}:{port}",
+            remedy="end it, or name another port with --port",
+        )
     else:
         yield Finding(
             name="port",
@@ -221,9 +232,10 @@ def _engine(settings: Settings) -> Iterator[Finding]:
 def _engine_at(url: str) -> Iterator[Finding]:
     try:
         reply = httpx.get(f"{url.rstrip('/')}/model_info", timeout=_HTTP_TIMEOUT_S)
-        reply.raise_for_status()
-        model = reply.json().get("model_path")
-    except (httpx.HTTPError, ValueError) as error:
+        if reply.status_code != httpx.codes.OK:
+            raise ValueError(f"/model_info answers {reply.status_code}")
+        model = reply.json()["model_path"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         yield Finding(
             name="engine",
             verdict=Verdict.FAIL,

@@ -95,7 +95,7 @@ def health_table(health: dict[str, Any]) -> RenderableType:
         table.add_row(
             f"run {run['name']}",
             f"{run['state']}, serving version {run['serving_version']} of {run['head_version']}; "
-            f"trainer {run['trainer']}",
+            f"trainer {'not seen yet' if run['trainer'] == 'never' else run['trainer']}",
         )
     for problem in health["problems"]:
         table.add_row("[red]problem[/]", Text(problem))

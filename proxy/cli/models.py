@@ -23,7 +23,10 @@ def resolve_model(name: str) -> Path:
     if directory.is_dir():
         return _checked(directory.resolve())
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelNotUsable(f"{name} is not a directory")
+        raise ModelNotUsable(
+            f"{name} is not a directory: name one that holds a Hugging Face model, "
+            "or a Hugging Face id such as Qwen/Qwen3-0.6B"
+        )
     return _checked(_download(name))
 
 
@@ -40,8 +43,10 @@ def _download(name: str) -> Path:
     except HFValidationError as error:
         raise ModelNotUsable(f"{name} is neither a directory here nor a Hugging Face id") from error
     except (HfHubHTTPError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
         raise ModelNotUsable(
-            f"{name} could not be downloaded: {error}. Download it where there is a network and pass its directory"
+            f"{name} is not a directory here, and could not be downloaded from Hugging Face ({reason}). "
+            "Download it where there is a network, and pass its directory"
         ) from error
 
 
@@ -49,7 +54,8 @@ def _checked(directory: Path) -> Path:
     missing = [name for name in _NEEDED if not (directory / name).is_file()]
     if missing:
         raise ModelNotUsable(
-            f"{directory} is no Hugging Face model with a fast tokenizer: {', '.join(missing)} missing"
+            f"{directory} is no Hugging Face model with a fast tokenizer: {', '.join(missing)} missing; "
+            "save model and tokenizer there with `save_pretrained`"
         )
     if not any(directory.glob("*.safetensors")):
         raise ModelNotUsable(f"{directory} holds no *.safetensors: save the model with `save_pretrained`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.panel import Panel
+from rich.console import Console, Group
+from rich.rule import Rule
 from rich.syntax import Syntax
+from rich.text import Text
 
 from proxy.cli.models import resolve_model
-from proxy.cli.stack import Stack, running_stack, wait_until_ready
+from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment, wait_until_ready
 from proxy.settings import ConfigurationError, Settings, load_settings
 
 _CHECK_TIMEOUT_S = 120.0
@@ -29,7 +31,7 @@ class UpOptions:
     config: Path | None
     overrides: dict[str, dict[str, Any]]
     trainer: bool
-    seed: int
+    seed: int | None
     dry_run: bool
 
 
@@ -37,10 +39,10 @@ async def run_up(options: UpOptions, out: Console) -> int:
     """Starts the parts, says how an agent reaches them, and waits for Ctrl-C or SIGTERM."""
     settings = load_settings(options.config, options.overrides)
     settings = with_model(settings, str(resolve_model(settings.run.model)))
-    if options.trainer:
-        _check_trainer(options.config)
+    trainer = _trainer_settings(settings, options) if options.trainer else None
     if options.dry_run:
-        out.print_json(settings.model_dump_json(exclude={"bootstrap", "trainer"}))
+        resolved = settings.model_dump(mode="json", exclude={"bootstrap", "trainer"})
+        out.print_json(json.dumps(resolved if trainer is None else {**resolved, "trainer": trainer}))
         return 0
     end_on_sigterm()
 
@@ -52,7 +54,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     ) as stack:
         with out.status("loading the model …"):
             await wait_until_ready(stack)
-        out.print(_welcome(stack, settings))
+        out.print(_welcome(stack, settings), soft_wrap=True)
         try:
             await stack.supervisor.wait_for_failure()
         except asyncio.CancelledError:
@@ -73,26 +75,40 @@ def end_on_sigterm() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _check_trainer(config: Path | None) -> None:
-    """Lets the trainer validate its own section, before anything is started. Raises ConfigurationError."""
+def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:
+    """Lets the trainer validate and resolve its own section, before anything is started, without its key.
+
+    Raises ConfigurationError.
+    """
     argv = [sys.executable, "-m", "trainer", "--dry-run"]
-    if config is not None:
-        argv += ["--config", str(config)]
-    result = subprocess.run(argv, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False)
+    if options.config is not None:
+        argv += ["--config", str(options.config)]
+    told = trainer_environment(settings, url=local_url(settings), seed=options.seed)
+    result = subprocess.run(
+        argv, env={**os.environ, **told}, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False
+    )
     if result.returncode != 0:
         raise ConfigurationError(result.stderr.strip() or result.stdout.strip())
+    resolved: dict[str, Any] = json.loads(result.stdout)
+    del resolved["api_key"]
+    return resolved
 
 
-def _welcome(stack: Stack, settings: Settings) -> Panel:
+def _welcome(stack: Stack, settings: Settings) -> Group:
+    """Lines to copy: without a frame, and not wrapped at the window's edge."""
     name = settings.run.name
     code = (
         f"export OPENAI_BASE_URL={stack.base_url}\n"
         f"export OPENAI_API_KEY={stack.keys.run_key}\n"
-        f"# your agent as ever, with model={json.dumps(name)}; then one number per session:\n"
-        f"curl {stack.base_url}/feedback -H 'Authorization: Bearer {stack.keys.run_key}' \\\n"
-        '  -H \'Content-Type: application/json\' -d \'{"session_id": "ses_…", "reward": 1}\'\n'
-        f"# admin page: {stack.admin_url}  key: {stack.keys.admin_key}"
+        f"# your agent as ever, with model={json.dumps(name)}; each answer names its session in x-base-rl-session.\n"
+        "# Then one number per session:\n"
+        'curl "$OPENAI_BASE_URL/feedback" -H "Authorization: Bearer $OPENAI_API_KEY" \\\n'
+        """  -H 'Content-Type: application/json' -d '{"session_id": "…", "reward": 1}'"""
     )
-    return Panel(
-        Syntax(code, "bash", word_wrap=True, background_color="default"), title=f"{name} is up", expand=False
+    page = Text.assemble("admin page  ", (stack.admin_url, "cyan"), f"\nits key     {stack.keys.admin_key}")
+    return Group(
+        Rule(f"{name} is up", align="left"),
+        Syntax(code, "bash", background_color="default").highlight(code),
+        page,
+        Rule("Ctrl-C ends it; what it has learnt stays", align="left"),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,39 @@ def test_a_port_that_another_program_holds(tmp_path: Path) -> None:
         taken = findings(tmp_path, server={"port": port})["port"]
     assert taken.verdict is Verdict.FAIL
     assert "--port" in str(taken.remedy)
+
+
+class _Healthz(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path in ("/healthz", "/strange/model_info") else 404)
+        self.end_headers()
+        self.wfile.write(b'{"status": "ok", "service": "base-rl"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_port_that_a_base_rl_holds(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Healthz) as server:
+        threading.Thread(target=server.serve_forever).start()
+        port = server.server_port
+        others = findings(tmp_path, server={"port": port})["port"]
+        (tmp_path / "address.json").write_text(f'{{"url": "http://127.0.0.1:{port}", "pid": 1}}')
+        own = findings(tmp_path, server={"port": port})["port"]
+        server.shutdown()
+    assert others.verdict is Verdict.FAIL
+    assert "another data directory" in others.detail
+    assert own.verdict is Verdict.NOTE
+
+
+@pytest.mark.parametrize("path", ["", "/strange"])
+def test_an_engine_that_is_another_program(tmp_path: Path, path: str) -> None:
+    with HTTPServer(("127.0.0.1", 0), _Healthz) as server:
+        threading.Thread(target=server.serve_forever).start()
+        engine = findings(tmp_path, engine={"kind": f"http://127.0.0.1:{server.server_port}{path}"})["engine"]
+        server.shutdown()
+    assert engine.verdict is Verdict.FAIL
+    assert "\n" not in engine.detail
 
 
 def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
