@@ -97,6 +97,8 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
     ) as stack:
         with out.status("starting engine, proxy and trainer …"):
             await wait_until_ready(stack)
+        if options.plain:
+            out.print(_admin_page(stack), highlight=False, soft_wrap=True)
         demo = _Demo(options, stack, settings, out, began)
         async with Operations(stack.url, stack.keys.admin_key) as operations:
             await demo.watch(operations, folder)
@@ -104,7 +106,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
         _write_summary(options.data_dir / "summary.json", summary)
         demo.report(summary)
         if options.keep:
-            out.print(f"Everything is still up at {stack.url} — Ctrl-C ends it.", highlight=False, soft_wrap=True)
+            out.print(f"Everything is still up, until Ctrl-C. {_admin_page(stack)}", highlight=False, soft_wrap=True)
             await stack.supervisor.wait_for_failure()
     return 0 if summary.rise >= LEAST_RISE else 1
 
@@ -181,7 +183,7 @@ class _Demo:
             f"in {summary.seconds:.0f} s: {summary.versions} policy versions, {summary.swaps} hot swaps, "
             f"{summary.turns} calls, {summary.failed_calls} failed. Its code knows nothing of it.",
             highlight=False,
-            soft_wrap=True,
+            soft_wrap=self._options.plain,
         )
         if summary.rise < LEAST_RISE:
             self._out.print(
@@ -286,6 +288,10 @@ def _settings(options: DemoOptions, folder: Path) -> Settings:
     }
     settings = load_settings(folder / "config.toml", overrides)
     return with_model(settings, str(folder / "checkpoint"))
+
+
+def _admin_page(stack: Stack) -> str:
+    return f"admin page {stack.admin_url}  key {stack.keys.admin_key}"
 
 
 def _empty(data_dir: Path) -> None:

@@ -14,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
+_LIVE_BARS = 40
+"""With what stands beside it, the reward's line fits a terminal of 80 columns."""
 
 
 def sparkline(values: Sequence[float], *, low: float = 0.0, high: float = 1.0, width: int = 48) -> str:
@@ -57,7 +59,7 @@ def live_table(run: LiveRun, *, title: str, admin_url: str, admin_key: str, targ
         reward = Text.assemble(
             (f"{run.reward:.2f}", f"bold {colour}"),
             "  ",
-            (sparkline(run.reward_history), colour),
+            (sparkline(run.reward_history, width=_LIVE_BARS), colour),
             f"  → {target:.2f}",
         )
     staleness = "–" if run.staleness_mean is None else f"{run.staleness_mean:.1f} mean, {run.staleness_max} max"

@@ -89,3 +89,19 @@ def test_a_transcript_shows_arguments_that_are_no_json_as_they_are() -> None:
     call = {"function": {"name": "calculator", "arguments": "{broken"}}
     text = rendered(transcript("t", {"messages": [{"role": "assistant", "tool_calls": [call]}], "reward": 0}))
     assert "calculator({broken)" in text
+
+
+def test_the_live_table_keeps_its_rows_in_80_columns() -> None:
+    console = Console(width=80, force_terminal=False)
+    picture = live_table(
+        live(reward=0.95, reward_history=[0.5] * 500),
+        title="demo",
+        admin_url="http://127.0.0.1:8080/admin",
+        admin_key="rl-admin-" + "x" * 32,
+        target=0.9,
+    )
+    with console.capture() as captured:
+        console.print(picture)
+    reward = next(line for line in captured.get().splitlines() if "mean reward" in line)
+    assert "→ 0.90" in reward
+    assert "rl-admin-" + "x" * 32 in captured.get()
