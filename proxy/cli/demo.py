@@ -21,7 +21,7 @@ from rich.live import Live
 from proxy.cli.drawing import LiveRun, live_line, live_table, transcript
 from proxy.cli.operations import Operations
 from proxy.cli.stack import Stack, running_stack, wait_until_ready
-from proxy.cli.supervisor import PartFailed
+from proxy.cli.supervisor import PartFailed, die_with_parent
 from proxy.cli.up import end_on_sigterm, with_model
 from proxy.settings import ConfigurationError, EngineKind, Settings, load_settings
 
@@ -212,6 +212,7 @@ class _Demo:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
 
     async def _over(self, harness: asyncio.subprocess.Process) -> bool:

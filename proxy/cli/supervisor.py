@@ -137,7 +137,7 @@ class Supervisor:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
         self._listener(part.name, f"started (pid {running.process.pid})")
 
@@ -191,7 +191,7 @@ def _describe_exit(code: int) -> str:
     return f"exited with status {code}"
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """For the child, between fork and exec: asks the kernel for SIGTERM when the parent dies."""
     if not sys.platform.startswith("linux"):
         return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +59,41 @@ def test_with_shuffled_rewards_the_reward_does_not_rise(tmp_path: Path) -> None:
         assert summary["seconds_to_090"] is None
         rises.append(summary["last_reward"] - summary["first_reward"])
     assert sum(rises) / len(rises) < 0.25
+
+
+def alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="looks at /proc; parts end with a killed supervisor on Linux only"
+)
+@pytest.mark.parametrize(
+    ("signal_", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_ended_in_the_middle_it_leaves_no_process_and_no_traceback(
+    tmp_path: Path, signal_: signal.Signals, status: int
+) -> None:
+    command = [sys.executable, "-u", "-m", "proxy.cli", "demo", "--plain", "--data-dir", str(tmp_path)]
+    with (
+        (tmp_path / "errors").open("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "reward" in line:
+                break
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal_)
+        assert process.wait(60) == status
+        errors.seek(0)
+        assert "Traceback" not in errors.read()
+    assert len(children) == 4, "engine, proxy, trainer and harness"
+    deadline = time.monotonic() + 30
+    while remaining := [pid for pid in children if alive(int(pid))]:
+        assert time.monotonic() < deadline, remaining
+        time.sleep(0.05)
