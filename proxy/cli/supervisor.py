@@ -148,7 +148,8 @@ class Supervisor:
             assert process is not None
             code = await process.wait()
             if code == WRONG_CONFIGURATION:
-                raise PartFailed(f"{running.part.name}: {self.log_tail(running.part.name, 1)} (see {running.log})")
+                reason = self.log_tail(running.part.name, 1).removeprefix("base-rl: ")
+                raise PartFailed(f"{reason} (said by {running.part.name}; see {running.log})")
             running.deaths.append(time.monotonic())
             rapid = [death for death in running.deaths if death > time.monotonic() - _RAPID_WINDOW_S]
             if len(rapid) >= _RAPID_DEATHS:

@@ -125,9 +125,9 @@ async def test_parts_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
 
 async def test_a_part_whose_configuration_is_wrong_is_not_started_again(tmp_path: Path) -> None:
     heard = Heard()
-    refusing = python("import sys; sys.stderr.write('the reason\\n'); sys.exit(2)")
+    refusing = python("import sys; sys.stderr.write('base-rl: the reason\\n'); sys.exit(2)")
     async with Supervisor([refusing], tmp_path, heard) as supervisor:
         async with asyncio.timeout(30):
-            with pytest.raises(PartFailed, match="part: the reason"):
+            with pytest.raises(PartFailed, match=r"^the reason \(said by part"):
                 await supervisor.wait_for_failure()
         assert supervisor.restarts("part") == 0
