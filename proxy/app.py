@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
@@ -217,6 +217,12 @@ async def _background(name: str, work: Awaitable[None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is not None:
             _LOG.error("background task ended with an error", task=name, error=repr(task.exception()))
+
+
+@health.get("/", include_in_schema=False)
+async def front_door() -> RedirectResponse:
+    """Who opens the bare address in a browser wants the admin page."""
+    return RedirectResponse("/admin", status_code=303)
 
 
 @health.get("/healthz")

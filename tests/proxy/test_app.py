@@ -58,6 +58,11 @@ async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
         yield opened
 
 
+async def test_the_bare_address_leads_to_the_admin_page(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/", headers={"authorization": ""})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/admin")
+
+
 async def test_it_is_alive_and_counts_what_it_does(client: httpx.AsyncClient) -> None:
     assert (await client.get("/healthz", headers={"authorization": ""})).json() == {
         "status": "ok",
