@@ -23,7 +23,7 @@ from proxy.admin.sign_in import SignIn, Visitor, check_origin, local_path
 from proxy.admin.templating import STATIC, content_hash, render
 from proxy.admin.transcript import draw
 from proxy.errors import AuthenticationFailed, NotFound, PermissionDenied
-from proxy.overview.endpoints import EVENT_STREAM, last_event_id, server_sent
+from proxy.overview.endpoints import EVENT_STREAM, Overview, last_event_id, server_sent
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import TRAINING_STATES, RunSummary, Snapshot
@@ -35,17 +35,11 @@ _PAGE = 20
 _FOREVER = "public, max-age=31536000, immutable"
 
 
-def _overview(request: Request) -> OverviewService:
-    service: OverviewService = request.app.state.overview
-    return service
-
-
 def _sign_in(request: Request) -> SignIn:
     service: SignIn = request.app.state.sign_in
     return service
 
 
-Overview = Annotated[OverviewService, Depends(_overview)]
 Entrance = Annotated[SignIn, Depends(_sign_in)]
 
 

@@ -27,14 +27,6 @@ def is_free(host: str, port: int) -> bool:
         return True
 
 
-def next_free_port(host: str, first: int) -> int:
-    """`first`, or the next port after it that nobody listens on. Raises NoFreePort."""
-    for port in range(first, min(first + _PORTS_TO_TRY, 65536)):
-        if is_free(host, port):
-            return port
-    raise NoFreePort(f"no free port from {first} to {first + _PORTS_TO_TRY - 1} on {host}; name another with --port")
-
-
 @contextmanager
 def claimed_port(host: str, first: int, *, or_next: bool = False) -> Iterator[int]:
     """A port on which nobody listens and which, on Linux, no other base-rl claims while the block lasts.

@@ -170,14 +170,6 @@ class OverviewService:
             rewards=tuple(rewards),
         )
 
-    async def session_run(self, session_id: str) -> str:
-        """The id of the session's run."""
-        async with self._database.read() as connection:
-            row = await OverviewRepository(connection).session(session_id)
-        if row is None:
-            raise NotFound(f"there is no session {session_id!r}")
-        return str(row.run_id)
-
     async def turn(self, turn_id: str, *, with_tokens: bool = False) -> TurnView:
         async with self._database.read() as connection:
             row = await OverviewRepository(connection).turn(turn_id)

@@ -16,7 +16,6 @@ from typing import Any
 
 import httpx
 
-from proxy.cli.addresses import next_free_port
 from proxy.cli.stack import Stack, running_stack, wait_until_ready
 from proxy.cli.up import with_model
 from proxy.settings import Settings, load_settings
@@ -78,7 +77,7 @@ class Installation:
 async def installation(data_dir: Path, *, with_trainer: bool = True, **run: Any) -> AsyncIterator[Installation]:
     """The example's installation on free ports; `run` overrides its [run] section."""
     overrides: dict[str, dict[str, Any]] = {
-        "server": {"port": next_free_port("127.0.0.1", 18080 + os.getpid() % 1000), "data_dir": data_dir},
+        "server": {"port": 0, "data_dir": data_dir},
         "run": run,
     }
     settings: Settings = load_settings(EXAMPLE / "config.toml", overrides)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from proxy.cli.addresses import NoFreePort, claimed_port, is_free, next_free_port, random_free_port
+from proxy.cli.addresses import NoFreePort, claimed_port, is_free, random_free_port
 
 HOST = "127.0.0.1"
 
@@ -18,14 +18,16 @@ def test_a_port_that_somebody_listens_on_is_passed_over() -> None:
         listener.listen()
         taken = listener.getsockname()[1]
         assert not is_free(HOST, taken)
-        assert next_free_port(HOST, taken) > taken
-    assert next_free_port(HOST, taken) == taken
+        with claimed_port(HOST, taken, or_next=True) as port:
+            assert port > taken
+    with claimed_port(HOST, taken, or_next=True) as port:
+        assert port == taken
 
 
 def test_no_free_port_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.cli.addresses.is_free", lambda host, port: False)
-    with pytest.raises(NoFreePort, match="--port"):
-        next_free_port(HOST, 8080)
+    with pytest.raises(NoFreePort, match="--port"), claimed_port(HOST, 8080, or_next=True):
+        pass
     with pytest.raises(NoFreePort):
         random_free_port(HOST)
 
