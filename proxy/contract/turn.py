@@ -58,6 +58,23 @@ class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
+class ConstraintKind(StrEnum):
+    """The languages in which a constraint can be written; the words are SGLang's."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+class Constraint(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer must match: a token that would break it is never drawn. `text` is the schema, the pattern, the
+    grammar, or the structural tag as JSON."""
+
+    kind: ConstraintKind
+    text: str
+
+
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     """How the tokens of a turn were drawn. `top_k` -1 means no cut; `temperature` 0 means greedy."""
 
@@ -72,6 +89,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: dict[str, float] | None = None
+    constraint: Constraint | None = None
 
     @property
     def is_greedy(self) -> bool:

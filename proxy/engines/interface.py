@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from proxy.contract.turn import SamplingParameters
+from proxy.contract.turn import ConstraintKind, SamplingParameters
 
 
 class EngineFinish(StrEnum):
@@ -29,12 +29,14 @@ class PauseMode(StrEnum):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation. `stream` False gives one chunk at the end, which is cheaper."""
+    """One generation. `stream` False gives one chunk at the end, which is cheaper. `top_logprobs` is how many of the
+    most probable tokens are told with each one that is generated."""
 
     request_id: str
     input_ids: tuple[int, ...]
     sampling: SamplingParameters
     stream: bool = False
+    top_logprobs: int = 0
 
 
 class LabelSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,20 +50,24 @@ class LabelSpan(msgspec.Struct, frozen=True, kw_only=True):
 class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens since the last chunk: ids and log-probabilities, of equal length.
 
-    `finish` and `spans` (over all output tokens of the request) are set on the last chunk only.
+    `top_logprobs` has for each of them the most probable (id, log-probability), best first, and is empty where they
+    were not asked for. `finish` and `spans` (over all output tokens of the request) are set on the last chunk only.
     """
 
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     finish: EngineFinish | None = None
     spans: tuple[LabelSpan, ...] = ()
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine says of itself. `weight_label` is what was last loaded under a label, or its own default."""
+    """What an engine says of itself. `weight_label` is what was last loaded under a label, or its own default.
+    `grammar` are the constraints that it enforces; a request with any other is refused."""
 
     model_path: str
     weight_label: str
+    grammar: frozenset[ConstraintKind] = frozenset()
 
 
 class Engine(Protocol):

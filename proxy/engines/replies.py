@@ -30,6 +30,7 @@ class _Meta(msgspec.Struct, frozen=True):
     weight_version: str
     finish_reason: _FinishReason | None = None
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
+    output_top_logprobs: list[list[tuple[float, int, Any]] | None] | None = None
     weight_versions: list[_Span] | None = None
 
 
@@ -72,12 +73,23 @@ class ReplyParser:
         logprobs = tuple(each[0] for each in scored if each[0] is not None)
         if len(logprobs) != len(ids):
             raise EngineFailed("the engine left out log-probabilities")
+        top = self._top(meta)
         self._seen = meta.completion_tokens
         finish = _finish_of(meta.finish_reason)
-        if finish is None:
-            return EngineChunk(output_ids=tuple(ids), logprobs=logprobs)
-        self.finished = True
-        return EngineChunk(output_ids=tuple(ids), logprobs=logprobs, finish=finish, spans=_spans_of(meta))
+        self.finished = finish is not None
+        return EngineChunk(
+            output_ids=tuple(ids),
+            logprobs=logprobs,
+            top_logprobs=top,
+            finish=finish,
+            spans=() if finish is None else _spans_of(meta),
+        )
+
+    def _top(self, meta: _Meta) -> tuple[tuple[tuple[int, float], ...], ...]:
+        if not meta.output_top_logprobs:
+            return ()
+        new = self._new(meta.output_top_logprobs, meta.completion_tokens, "lists of top log-probabilities")
+        return tuple(tuple((token, logprob) for logprob, token, _ in ranked or ()) for ranked in new)
 
     def _new(self, items: list[Any], total: int, what: str) -> list[Any]:
         if len(items) == total - self._seen:

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
-from proxy.contract.turn import SamplingParameters
+from proxy.contract.turn import ConstraintKind, SamplingParameters
 from proxy.engines.connections import Connections
 from proxy.engines.interface import (
     EngineChunk,
@@ -36,6 +36,7 @@ CONTROL_SECONDS = 120.0
 HEALTH_SECONDS = 25.0
 """SGLang's own health check answers after one second at best and gives up after twenty."""
 JSON = {"content-type": "application/json"}
+Info = TypeVar("Info")
 DATA = "data: "
 DONE = "[DONE]"
 
@@ -43,6 +44,18 @@ DONE = "[DONE]"
 class _ModelInfo(msgspec.Struct, frozen=True):
     model_path: str
     weight_version: str
+
+
+class _ServerInfo(msgspec.Struct, frozen=True):
+    grammar_backend: str | None = None
+
+
+GRAMMAR = {
+    "llguidance": frozenset(ConstraintKind),
+    "xgrammar": frozenset(ConstraintKind),
+    "outlines": frozenset({ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX}),
+}
+"""What each of SGLang's grammar back ends enforces."""
 
 
 class SglangEngine:
@@ -122,6 +135,8 @@ class SglangEngine:
             "return_logprob": True,
             "stream": request.stream,
         }
+        if request.top_logprobs:
+            body["top_logprobs_num"] = request.top_logprobs
         if prefix_key := self._interim_key or self._label:
             body["extra_key"] = prefix_key
         return msgspec.json.encode(body)
@@ -166,7 +181,7 @@ class SglangEngine:
             refusal = error
         finally:
             self._interim_key = before
-        served = (await self.info()).weight_label
+        served = (await self._model_info()).weight_version
         if served != label:
             reason = refusal.message if refusal is not None else f"it serves {served!r} afterwards"
             raise EngineFailed(f"the engine did not take the weights in {path}: {reason}") from refusal
@@ -176,17 +191,29 @@ class SglangEngine:
         await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def info(self) -> EngineInfo:
+        model = await self._model_info()
+        server = await self._look("/server_info", _ServerInfo)
+        return EngineInfo(
+            model_path=model.model_path,
+            weight_label=model.weight_version,
+            grammar=GRAMMAR.get(server.grammar_backend or "", frozenset()),
+        )
+
+    async def _model_info(self) -> _ModelInfo:
+        model = await self._look("/model_info", _ModelInfo)
+        self._label = model.weight_version
+        return model
+
+    async def _look(self, path: str, kind: type[Info]) -> Info:
         with _failures():
             async with self._control_calls.client() as client:
-                response = await client.get("/model_info", timeout=CONTROL_SECONDS)
+                response = await client.get(path, timeout=CONTROL_SECONDS)
         if response.status_code != httpx.codes.OK:
             raise failure_of(response.status_code, message_of(response.content))
         try:
-            model = msgspec.json.decode(response.content, type=_ModelInfo)
+            return msgspec.json.decode(response.content, type=kind)
         except msgspec.DecodeError as error:
-            raise EngineFailed(f"the engine's /model_info cannot be read: {error}") from error
-        self._label = model.weight_version
-        return EngineInfo(model_path=model.model_path, weight_label=model.weight_version)
+            raise EngineFailed(f"the engine's {path} cannot be read: {error}") from error
 
     async def healthy(self) -> bool:
         try:
@@ -235,7 +262,10 @@ def sampling_body(sampling: SamplingParameters) -> dict[str, Any]:
         "stop_token_ids": (sampling.stop_token_ids, ()),
         "logit_bias": (sampling.logit_bias, None),
     }
-    return body | {name: value for name, (value, default) in optional.items() if value != default}
+    body |= {name: value for name, (value, default) in optional.items() if value != default}
+    if sampling.constraint is not None:
+        body[sampling.constraint.kind.value] = sampling.constraint.text
+    return body
 
 
 @contextlib.contextmanager

@@ -101,6 +101,7 @@ class EmbeddedEngine:
         gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/model_info": self.model_info,
             "/get_model_info": self.model_info,
+            "/server_info": self.server_info,
             "/get_server_info": self.server_info,
             "/health": self.health,
             "/health_generate": self.health,
