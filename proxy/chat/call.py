@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
@@ -28,23 +29,59 @@ class RequestedSampling(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[str, float] | None = None
 
 
+class ToolUse(StrEnum):
+    """Whether the answer may hold tool calls. `required`: it is one, of any tool or of the one that is named."""
+
+    AUTO = "auto"
+    NONE = "none"
+    REQUIRED = "required"
+
+
+class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """`name` with `required` only: the one function to be called."""
+
+    use: ToolUse = ToolUse.AUTO
+    name: str | None = None
+
+
+class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """What form the answer's text must have: any JSON object, or JSON of a schema."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    strict: bool = False
+
+
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `messages` are in the shape of chat completions, whatever the dialect; `tools` are what the
-    template writes. `body` is the request as it came, without its messages. `warnings` tell the client what of its
-    request has no effect.
+    template writes, `template_arguments` what else it is given. `prompts` are those of a call without messages:
+    texts or token ids. `n` answers are generated to each prompt. `previous` is the answer that `messages` go on
+    from, where the client names it instead of sending the conversation. `body` is the request as it came, without
+    its messages. `warnings` tell the client what of its request has no effect.
     """
 
     model: str
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None
-    calls_allowed: bool
-    parallel_calls: bool
     sampling: RequestedSampling
-    stream: bool
-    include_usage: bool
-    logprobs: bool
     body: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_calls: bool = True
+    answer_format: AnswerFormat | None = None
+    template_arguments: dict[str, Any] = {}
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    previous: str | None = None
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
     warnings: tuple[str, ...] = ()
+
+    @property
+    def calls_allowed(self) -> bool:
+        """Whether tool calls are looked for in the answer."""
+        return bool(self.tools) and self.tool_choice.use is not ToolUse.NONE
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,18 +97,35 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     body_digest: bytes = b""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One shown token: its bytes, and its log-probability as sampled."""
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """A token that might have come: its bytes, and its log-probability."""
 
     token: bytes
     logprob: float
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One shown token: its bytes, and its log-probability as sampled. `top`: the most probable ones in its place,
+    best first, as many as were asked for."""
+
+    token: bytes
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
 class TextDelta(msgspec.Struct, frozen=True):
-    """More of the answer's text, with the tokens that came since the last one where they were asked for."""
+    """More of an answer's text, with the tokens that came since the last one where they were asked for."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True):
+    """More of what the model thinks before it answers."""
+
+    text: str
+    choice: int = 0
 
 
 class CallDelta(msgspec.Struct, frozen=True):
@@ -79,54 +133,90 @@ class CallDelta(msgspec.Struct, frozen=True):
 
     id: str
     call: ToolCall
+    choice: int = 0
 
 
-Delta = TextDelta | CallDelta
+Delta = TextDelta | ReasoningDelta | CallDelta
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of the answers to a call, a turn of its own. `version` is the newest that produced one of its tokens;
+    None without tokens. `logprobs` is None where they were not asked for."""
+
+    turn_id: TurnId
+    text: str
+    finish_reason: FinishReason
+    completion_tokens: int
+    reasoning: str = ""
+    tool_calls: tuple[CallDelta, ...] = ()
+    version: int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is answered. `version` is the newest that produced one of its tokens; None without tokens."""
+    """What is answered, in no dialect: every one writes it in its own form, also when the request is sent again.
+
+    `turn_id` is that of the first choice, and the answer's own. `created` is in seconds since the epoch. The prompt
+    is counted once, however many choices there are. `choices` are in order, those of the first prompt first.
+    """
 
     turn_id: TurnId
     session_id: SessionId
     model: str
     run_name: str
     created: int
-    text: str
-    tool_calls: tuple[CallDelta, ...]
-    finish_reason: FinishReason
     prompt_tokens: int
     cached_tokens: int
-    completion_tokens: int
-    version: int | None
-    logprobs: tuple[TokenLogprob, ...] | None
+    choices: tuple[Choice, ...]
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(choice.completion_tokens for choice in self.choices)
 
     @property
     def fingerprint(self) -> str | None:
-        return None if self.version is None else f"{self.run_name}@{self.version}"
+        """`run@version` of the newest version at work; None where there are no tokens."""
+        versions = [choice.version for choice in self.choices if choice.version is not None]
+        return f"{self.run_name}@{max(versions)}" if versions else None
+
+    def deltas(self) -> Iterator[Delta]:
+        """The answer as if it came in one piece: what a stream of it tells."""
+        for index, choice in enumerate(self.choices):
+            if choice.reasoning:
+                yield ReasoningDelta(choice.reasoning, index)
+            if choice.text:
+                yield TextDelta(choice.text, choice.logprobs or (), index)
+            for made in choice.tool_calls:
+                yield CallDelta(made.id, made.call, index)
 
 
-class Dialect(Protocol):
-    """A wire format. It is given answers and makes of them what its clients read."""
+class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an answer when its stream begins. `choices`: how many there will be."""
 
-    name: str
+    turn_id: TurnId
+    session_id: SessionId
+    model: str
+    created: int
+    prompt_tokens: int
+    cached_tokens: int
+    choices: int
 
-    def response(self, answer: Answer) -> dict[str, Any]:
-        """The whole answer as JSON; what is recorded, and what a repeated request gets."""
+
+class StreamWriter(Protocol):
+    """One stream of server-sent events in a dialect. Its methods are called in the order given here."""
+
+    def opening(self) -> bytes:
+        """What the stream begins with."""
         ...
 
-    def opening(self, head: StreamHead) -> bytes:
-        """What a stream begins with."""
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def ping(self) -> bytes:
+        """Something that keeps the connection alive and that clients pass over."""
         ...
 
-    def delta(self, head: StreamHead, delta: Delta) -> bytes: ...
-
-    def closing(self, head: StreamHead, response: Mapping[str, Any]) -> bytes:
-        """What a stream ends with, once the turn is recorded."""
-        ...
-
-    def replay(self, head: StreamHead, response: Mapping[str, Any]) -> bytes:
-        """A recorded answer as a whole stream."""
+    def closing(self, answer: Answer) -> bytes:
+        """What the stream ends with, once the turn is recorded."""
         ...
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
@@ -134,11 +224,13 @@ class Dialect(Protocol):
         ...
 
 
-class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What all chunks of a stream carry."""
+class Dialect(Protocol):
+    """A wire format. It is given answers and makes of them what its clients read."""
 
-    turn_id: str
-    model: str
-    created: int
-    include_usage: bool
-    logprobs: bool
+    name: str
+
+    def response(self, call: ModelCall, answer: Answer) -> dict[str, Any]:
+        """The whole answer as JSON."""
+        ...
+
+    def stream(self, call: ModelCall, head: StreamHead) -> StreamWriter: ...

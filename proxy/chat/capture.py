@@ -1,4 +1,4 @@
-"""One generation as it is recorded and shown: the engine's ids kept as they came, text and tool calls derived."""
+"""One answer as it is recorded and shown: the engine's ids kept as they came, text and tool calls derived."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOWEST_LOGPROB = -9999.0
 
 
 class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is ready to be generated."""
+    """An answer that is ready to be generated: the one of number `choice` to its call."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -33,13 +33,14 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     prompt: PromptPlan
     sampling: SamplingParameters
     started_at: float
+    choice: int = 0
 
 
 class Capture:
     """Takes the engine's chunks in order, gives what the client is shown of them, and in the end the turn."""
 
     def __init__(self, plan: CallPlan, decoder: TokenDecoder) -> None:
-        self._plan = plan
+        self.plan = plan
         self._decoder = decoder
         self._detokenizer = decoder.start()
         self._trimmer = StopTrimmer(plan.call.sampling.stop)
@@ -70,7 +71,7 @@ class Capture:
             self.first_token_at = now
         self._ids += chunk.output_ids
         self._logprobs += chunk.logprobs
-        if self._plan.call.logprobs and not self._trimmer.stopped:
+        if self.plan.call.logprobs and not self._trimmer.stopped:
             self._note_logprobs(chunk)
         if chunk.finish is not None:
             self.finish, self._spans = chunk.finish, chunk.spans
@@ -91,7 +92,7 @@ class Capture:
 
     def turn(self, state: TurnState, finished_at: float) -> Turn:
         """The contract's turn. Raises EngineFailed when its tokens cannot be attributed to versions of this run."""
-        plan = self._plan
+        plan = self.plan
         spans = self._version_spans()
         try:
             return Turn(
@@ -117,7 +118,7 @@ class Capture:
     def turn_without_tokens(self, state: TurnState, finished_at: float) -> Turn:
         """For an answer that was cut before the engine said which versions produced it: an id without its version
         cannot be recorded, so only that the call was made is."""
-        bare = Capture(self._plan, self._decoder)
+        bare = Capture(self.plan, self._decoder)
         bare.finish, bare.first_token_at = self.finish, self.first_token_at
         return bare.turn(state, finished_at)
 
@@ -125,7 +126,7 @@ class Capture:
         spans = []
         for span in self._spans:
             known = parse_weight_label(span.label)
-            if known is None or known[0] != self._plan.run_id:
+            if known is None or known[0] != self.plan.run_id:
                 raise EngineFailed(
                     f"the engine answered with weights labelled {span.label!r}, which are no version of this run: "
                     "the turn cannot be attributed"
@@ -148,12 +149,12 @@ class Capture:
         deltas: list[Delta] = []
         for event in events:
             if isinstance(event, ToolCall):
-                call = CallDelta(f"call_{secrets.token_hex(12)}", event)
+                call = CallDelta(f"call_{secrets.token_hex(12)}", event, self.plan.choice)
                 self.calls.append(call)
                 deltas.append(call)
                 continue
             self._texts.append(event)
-            deltas.append(TextDelta(event, tuple(self._unshown)))
+            deltas.append(TextDelta(event, tuple(self._unshown), self.plan.choice))
             self.token_logprobs += self._unshown
             self._unshown.clear()
         return deltas

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
-
-from proxy.chat.call import Answer, CallDelta, Delta, StreamHead, TokenLogprob
+from proxy.chat.call import (
+    Answer,
+    CallDelta,
+    Choice,
+    Delta,
+    ModelCall,
+    ReasoningDelta,
+    StreamHead,
+    TokenLogprob,
+)
+from proxy.chat.events import DONE, PING, event
 from proxy.tokens.tool_calls import ToolCall
-
-_DONE = b"data: [DONE]\n\n"
 
 
 class ChatCompletions:
@@ -18,60 +24,111 @@ class ChatCompletions:
 
     name = "chat"
 
-    def response(self, answer: Answer) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-        if answer.tool_calls:
-            message["content"] = answer.text or None
-            message["tool_calls"] = [_wire_call(made) for made in answer.tool_calls]
-        choice = {
-            "index": 0,
-            "message": message,
-            "logprobs": _wire_logprobs(answer.logprobs) if answer.logprobs is not None else None,
-            "finish_reason": answer.finish_reason.value,
-        }
+    def response(self, call: ModelCall, answer: Answer) -> dict[str, Any]:
         return {
             "id": answer.turn_id,
             "object": "chat.completion",
             "created": answer.created,
             "model": answer.model,
             "system_fingerprint": answer.fingerprint,
-            "choices": [choice],
-            "usage": {
-                "prompt_tokens": answer.prompt_tokens,
-                "completion_tokens": answer.completion_tokens,
-                "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-                "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-            },
+            "choices": [_choice(index, choice) for index, choice in enumerate(answer.choices)],
+            "usage": _usage(answer),
         }
 
-    def opening(self, head: StreamHead) -> bytes:
-        return _chunk(head, {"role": "assistant", "content": "", "refusal": None})
+    def stream(self, call: ModelCall, head: StreamHead) -> ChatStream:
+        return ChatStream(call, head)
 
-    def delta(self, head: StreamHead, delta: Delta) -> bytes:
+
+class ChatStream:
+    """The chunks of one answer."""
+
+    def __init__(self, call: ModelCall, head: StreamHead) -> None:
+        self._call = call
+        self._head = head
+
+    def opening(self) -> bytes:
+        first = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._chunk(index, first) for index in range(self._head.choices))
+
+    def delta(self, delta: Delta) -> bytes:
         if isinstance(delta, CallDelta):
-            return _call_chunks(head, delta.call.index, _wire_call(delta))
-        logprobs = _wire_logprobs(delta.logprobs) if head.logprobs else None
-        return _chunk(head, {"content": delta.text}, logprobs=logprobs)
+            return self._call_chunks(delta)
+        if isinstance(delta, ReasoningDelta):
+            return self._chunk(delta.choice, {"reasoning_content": delta.text})
+        logprobs = _wire_logprobs(delta.logprobs) if self._call.logprobs else None
+        return self._chunk(delta.choice, {"content": delta.text}, logprobs=logprobs)
 
-    def closing(self, head: StreamHead, response: Mapping[str, Any]) -> bytes:
-        fingerprint = response["system_fingerprint"]
-        last = _chunk(head, {}, finish=response["choices"][0]["finish_reason"], fingerprint=fingerprint)
-        if head.include_usage:
-            last += _event({**_envelope(head, fingerprint), "choices": [], "usage": response["usage"]})
-        return last + _DONE
+    def ping(self) -> bytes:
+        return PING
 
-    def replay(self, head: StreamHead, response: Mapping[str, Any]) -> bytes:
-        choice = response["choices"][0]
-        message = choice["message"]
-        whole = self.opening(head)
-        if message["content"]:
-            whole += _chunk(head, {"content": message["content"]}, logprobs=choice["logprobs"])
-        for index, call in enumerate(message.get("tool_calls", ())):
-            whole += _call_chunks(head, index, call)
-        return whole + self.closing(head, response)
+    def closing(self, answer: Answer) -> bytes:
+        fingerprint = answer.fingerprint
+        last = b"".join(
+            self._chunk(index, {}, finish=choice.finish_reason.value, fingerprint=fingerprint)
+            for index, choice in enumerate(answer.choices)
+        )
+        if self._call.include_usage:
+            last += event({**self._envelope(fingerprint), "choices": [], "usage": _usage(answer)})
+        return last + DONE
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
-        return _event(envelope)
+        return event(envelope)
+
+    def _call_chunks(self, made: CallDelta) -> bytes:
+        """Id, type and name once; then the arguments."""
+        index = made.call.index
+        function = {"name": made.call.name, "arguments": ""}
+        named = {"index": index, "id": made.id, "type": "function", "function": function}
+        filled = {"index": index, "function": {"arguments": made.call.arguments}}
+        return b"".join(self._chunk(made.choice, {"tool_calls": [part]}) for part in (named, filled))
+
+    def _envelope(self, fingerprint: str | None) -> dict[str, Any]:
+        return {
+            "id": self._head.turn_id,
+            "object": "chat.completion.chunk",
+            "created": self._head.created,
+            "model": self._head.model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def _chunk(
+        self,
+        choice: int,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+        fingerprint: str | None = None,
+    ) -> bytes:
+        told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        chunk = {**self._envelope(fingerprint), "choices": [told]}
+        if self._call.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+
+def _choice(index: int, choice: Choice) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [_wire_call(made) for made in choice.tool_calls]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": _wire_logprobs(choice.logprobs) if choice.logprobs is not None else None,
+        "finish_reason": choice.finish_reason.value,
+    }
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
+    }
 
 
 def _wire_call(made: CallDelta) -> dict[str, Any]:
@@ -85,50 +142,11 @@ def _wire_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
             "token": entry.token.decode(errors="replace"),
             "logprob": entry.logprob,
             "bytes": list(entry.token),
-            "top_logprobs": [],
+            "top_logprobs": [
+                {"token": other.token.decode(errors="replace"), "logprob": other.logprob, "bytes": list(other.token)}
+                for other in entry.top
+            ],
         }
         for entry in tokens
     ]
     return {"content": content, "refusal": None}
-
-
-def _call_chunks(head: StreamHead, index: int, call: Mapping[str, Any]) -> bytes:
-    """Id, type and name once; then the arguments."""
-    function = call["function"]
-    named = {
-        "index": index,
-        "id": call["id"],
-        "type": "function",
-        "function": {"name": function["name"], "arguments": ""},
-    }
-    filled = {"index": index, "function": {"arguments": function["arguments"]}}
-    return _chunk(head, {"tool_calls": [named]}) + _chunk(head, {"tool_calls": [filled]})
-
-
-def _envelope(head: StreamHead, fingerprint: str | None) -> dict[str, Any]:
-    return {
-        "id": head.turn_id,
-        "object": "chat.completion.chunk",
-        "created": head.created,
-        "model": head.model,
-        "system_fingerprint": fingerprint,
-    }
-
-
-def _chunk(
-    head: StreamHead,
-    delta: dict[str, Any],
-    *,
-    logprobs: dict[str, Any] | None = None,
-    finish: str | None = None,
-    fingerprint: str | None = None,
-) -> bytes:
-    choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-    chunk = {**_envelope(head, fingerprint), "choices": [choice]}
-    if head.include_usage:
-        chunk["usage"] = None
-    return _event(chunk)
-
-
-def _event(value: Mapping[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"

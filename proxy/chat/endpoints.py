@@ -6,11 +6,11 @@ from hashlib import blake2b
 
 from fastapi import APIRouter, Request, Response
 
-from proxy.chat.call import Caller, Dialect, ModelCall, StreamHead
+from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.chat import ChatCompletions
 from proxy.chat.generation import Generation
 from proxy.chat.service import ChatService
-from proxy.chat.streaming import EventStream, json_response, whole_answer
+from proxy.chat.streaming import EventStream, head_of, json_response, whole_answer, whole_stream
 from proxy.chat.wire import parse_chat_completion
 from proxy.credentials.http import principal
 from proxy.errors import ModelNotFound
@@ -75,29 +75,22 @@ async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialec
     """The way from a parsed call to its response, the same for every dialect."""
     started = await chat_of(request).start(call, who, dialect)
     if not isinstance(started, Generation):
-        headers = _headers(call, started.session_id, started.response["id"])
+        recorded = started.answer
+        headers = _headers(call, recorded.session_id, recorded.turn_id)
         if not call.stream:
-            return json_response(started.response, headers)
-        head = _head(call, started.response["id"], started.response["created"])
-        return Response(dialect.replay(head, started.response), 200, headers, EventStream.media_type)
-    plan = started.plan
-    headers = _headers(call, plan.session_id, plan.turn_id)
+            return json_response(dialect.response(call, recorded), headers)
+        writer = dialect.stream(call, head_of(recorded))
+        return Response(whole_stream(writer, recorded), 200, headers, EventStream.media_type)
+    headers = _headers(call, started.head.session_id, started.head.turn_id)
     if not call.stream:
-        return await whole_answer(request, started, headers)
+        return await whole_answer(request, started, call, dialect, headers)
     settings: Settings = request.app.state.settings
     return EventStream(
         started,
-        dialect,
-        _head(call, plan.turn_id, int(plan.started_at)),
+        dialect.stream(call, started.head),
         headers=headers,
         ping_seconds=settings.server.stream_ping_seconds,
-        follows=plan.call is not call,
-    )
-
-
-def _head(call: ModelCall, turn_id: str, created: int) -> StreamHead:
-    return StreamHead(
-        turn_id=turn_id, model=call.model, created=created, include_usage=call.include_usage, logprobs=call.logprobs
+        follows=started.call is not call,
     )
 
 

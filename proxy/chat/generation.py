@@ -4,13 +4,13 @@ neither tears a commit nor takes a repeated request's answer along."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
-from proxy.chat.call import Delta
-from proxy.chat.capture import CallPlan, Capture
+from proxy.chat.call import Answer, Delta, StreamHead
+from proxy.chat.capture import Capture
 from proxy.clock import Clock
 from proxy.contract.turn import TurnState
 from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest
@@ -20,14 +20,14 @@ from proxy.log import logger
 ABORT_SECONDS = 5.0
 """How long an engine may take to end a generation that was aborted and say which versions produced it."""
 
-Record = Callable[[Capture, TurnState], Awaitable[dict[str, Any]]]
-"""Commits the turn and gives the response as it was recorded."""
+Record = Callable[[Sequence[tuple[Capture, TurnState]]], Awaitable[Answer]]
+"""Commits the turns, one for every choice, and gives the answer as it was recorded."""
 
 _LOG = logger(__name__)
 
 
 class Generation:
-    """`wait` gives the recorded response; `deltas` what is shown meanwhile, for one reader.
+    """All choices of one call. `wait` gives the recorded answer; `deltas` what is shown meanwhile, for one reader.
 
     Everybody who waits holds it by `hold` and lets go by `release`; when the last one lets go of an unfinished
     generation, it is aborted and kept as truncated.
@@ -35,8 +35,8 @@ class Generation:
 
     def __init__(
         self,
-        plan: CallPlan,
-        capture: Capture,
+        head: StreamHead,
+        captures: Sequence[Capture],
         *,
         engine: Engine,
         slots: asyncio.Semaphore,
@@ -45,21 +45,22 @@ class Generation:
         engine_lost: Callable[[], None],
         ended: Callable[[Generation], None],
     ) -> None:
-        self.plan = plan
+        self.head = head
+        self.call = captures[0].plan.call
         self.abandoned = False
-        self._capture = capture
+        self._captures = tuple(captures)
         self._engine = engine
         self._slots = slots
         self._clock = clock
         self._record = record
         self._engine_lost = engine_lost
         self._holders = 0
-        self._started = False
-        self._limit = asyncio.timeout(None)
+        self._started: set[str] = set()
+        self._limits: list[asyncio.Timeout] = []
         self._deltas: list[Delta] = []
         self._news = asyncio.Event()
         self._aborting: asyncio.Task[None] | None = None
-        self._task = asyncio.create_task(self._run(), name=f"generation {plan.turn_id}")
+        self._task = asyncio.create_task(self._run(), name=f"generation {head.turn_id}")
         self._task.add_done_callback(lambda task: _end(task, partial(ended, self)))
 
     @property
@@ -67,8 +68,8 @@ class Generation:
         return self._task.done()
 
     @property
-    def response(self) -> dict[str, Any] | None:
-        """The recorded response of a generation that ended well; None before and otherwise."""
+    def answer(self) -> Answer | None:
+        """The recorded answer of a generation that ended well; None before and otherwise."""
         if not self.done or self._task.cancelled() or self._task.exception() is not None:
             return None
         return self._task.result()
@@ -87,13 +88,14 @@ class Generation:
             return
         self.abandoned = True
         now = asyncio.get_running_loop().time()
-        with suppress(RuntimeError):  # the engine's part is over: only the commit is left
-            self._limit.reschedule(now + ABORT_SECONDS if self._started else now)
+        for limit in self._limits:
+            with suppress(RuntimeError):  # the engine's part is over: only the commit is left
+                limit.reschedule(now + ABORT_SECONDS if self._started else now)
         if self._started:
             self._aborting = asyncio.create_task(self._abort())
 
-    async def wait(self) -> dict[str, Any]:
-        """The recorded response. Raises what became of the call; cancelling the waiter leaves it running."""
+    async def wait(self) -> Answer:
+        """The recorded answer. Raises what became of the call; cancelling the waiter leaves it running."""
         return await asyncio.shield(self._task)
 
     async def ended_within(self, patience: float) -> bool:
@@ -113,51 +115,66 @@ class Generation:
             self._news.clear()
         return taken
 
-    async def _run(self) -> dict[str, Any]:
+    async def _run(self) -> Answer:
         try:
-            state = await self._generate_or_record_failure()
-            if state is TurnState.TRUNCATED and not self._capture.token_count:
+            states = await self._generate_or_record_failure()
+            if TurnState.TRUNCATED in states and not any(capture.token_count for capture in self._captures):
                 raise Unavailable("the call was ended before its first token")
-            self._tell(self._capture.flush())
-            return await self._record(self._capture, state)
+            for capture in self._captures:
+                self._tell(capture.flush())
+            return await self._record(tuple(zip(self._captures, states, strict=True)))
         finally:
             self._news.set()
 
-    async def _generate_or_record_failure(self) -> TurnState:
+    async def _generate_or_record_failure(self) -> list[TurnState]:
         try:
-            return await self._generate()
+            if len(self._captures) == 1:
+                return [await self._generate(self._captures[0])]
+            return await self._generate_all()
         except BaseRlError as error:
             if isinstance(error, EngineUnavailable):
                 self._engine_lost()
-            if self._capture.token_count:
-                _LOG.warning("generation failed midway", turn=self.plan.turn_id, error=error.message)
-                await self._record(self._capture, TurnState.FAILED)
+            begun = [(capture, TurnState.FAILED) for capture in self._captures if capture.token_count]
+            if begun:
+                _LOG.warning("generation failed midway", turn=self.head.turn_id, error=error.message)
+                await self._record(begun)
             raise
 
-    async def _generate(self) -> TurnState:
+    async def _generate_all(self) -> list[TurnState]:
+        """All choices at once; when one fails, the others end and its error is raised."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._generate(capture)) for capture in self._captures]
+        except* BaseRlError as errors:
+            raise next(_leaves(errors)) from None
+        return [task.result() for task in tasks]
+
+    async def _generate(self, capture: Capture) -> TurnState:
         if self.abandoned:
             return TurnState.TRUNCATED
-        plan = self.plan
+        plan = capture.plan
         request = GenerateRequest(
             request_id=plan.turn_id,
             input_ids=plan.prompt.input_ids,
             sampling=plan.sampling,
             stream=plan.call.stream,
         )
+        limit = asyncio.timeout(None)
+        self._limits.append(limit)
         try:
-            async with self._limit, self._slots:
-                self._started = True
+            async with limit, self._slots:
+                self._started.add(plan.turn_id)
                 generated = cast("AsyncGenerator[EngineChunk, None]", self._engine.generate(request))
                 async with aclosing(generated) as chunks:
                     async for chunk in chunks:
-                        self._tell(self._capture.feed(chunk, self._clock()))
+                        self._tell(capture.feed(chunk, self._clock()))
         except TimeoutError:
-            if not self._limit.expired():
+            if not limit.expired():
                 raise
             return TurnState.TRUNCATED
-        if self._capture.finish is None:
+        if capture.finish is None:
             raise EngineFailed("the engine's answer ended without its end")
-        ended_whole = self._capture.finish is not EngineFinish.ABORT
+        ended_whole = capture.finish is not EngineFinish.ABORT
         return TurnState.COMPLETE if ended_whole else TurnState.TRUNCATED
 
     def _tell(self, deltas: list[Delta]) -> None:
@@ -166,11 +183,20 @@ class Generation:
             self._news.set()
 
     async def _abort(self) -> None:
-        with suppress(BaseRlError):  # it ends by itself then, or by the limit
-            await self._engine.abort(self.plan.turn_id)
+        for turn_id in sorted(self._started):
+            with suppress(BaseRlError):  # it ends by itself then, or by the limit
+                await self._engine.abort(turn_id)
 
 
-def _end(task: asyncio.Task[dict[str, Any]], ended: Callable[[], None]) -> None:
+def _leaves(errors: BaseExceptionGroup[BaseRlError]) -> Iterator[BaseRlError]:
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _end(task: asyncio.Task[Answer], ended: Callable[[], None]) -> None:
     """Looks at a failure, which is no news to the event loop when nobody waits for it any more."""
     if not task.cancelled():
         task.exception()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from proxy.chat.call import Answer
 from proxy.chat.generation import Generation
 from proxy.clock import Clock
-from proxy.contract.identifiers import SessionId
 from proxy.errors import InvalidRequest
 
 _KEPT = 2048
@@ -22,8 +21,7 @@ _KEPT_SECONDS = 600.0
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded answer to a request that was sent before."""
 
-    session_id: SessionId
-    response: dict[str, Any]
+    answer: Answer
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -72,11 +70,10 @@ class RecentAnswers:
             kept = self._known.get(key)
             if kept is None or kept.answer is not generation:
                 continue
-            if generation.response is None or generation.abandoned:
+            if generation.answer is None or generation.abandoned:
                 del self._known[key]
             else:
-                answer = Replayed(session_id=generation.plan.session_id, response=generation.response)
-                self._known[key] = msgspec.structs.replace(kept, answer=answer)
+                self._known[key] = msgspec.structs.replace(kept, answer=Replayed(answer=generation.answer))
 
     def _put(self, key: Hashable, kept: _Kept) -> None:
         self._known[key] = kept

@@ -15,13 +15,13 @@ Wiring (proxy/app.py):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from proxy.chat.call import Answer, Caller, Dialect, ModelCall
+from proxy.chat.call import Answer, Caller, Choice, Dialect, ModelCall, StreamHead
 from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.generation import Generation
 from proxy.chat.models import ModelCatalog, ServedModel, ServingVersions
@@ -147,8 +147,8 @@ class ChatService:
 
     async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:
         if caller.idempotency_key is not None:
-            response = await self._trajectories.answered(session.id, caller.idempotency_key)
-            return Replayed(session_id=session.id, response=response) if response is not None else None
+            recorded = await self._trajectories.answered(session.id, caller.idempotency_key)
+            return Replayed(answer=msgspec.convert(recorded, Answer)) if recorded is not None else None
         if not caller.retry_count:
             return None
         return self._recent.find((session.id, caller.body_digest), caller.body_digest)
@@ -176,29 +176,14 @@ class ChatService:
         return _Prompt(plan=plan, covered=covered, request_hash=hashes[-1], tools_hash=conversation.tools_hash)
 
     def _generate(self, call: ModelCall, caller: Caller, context: _Context) -> Generation:
-        plan = CallPlan(
-            turn_id=new_turn_id(),
-            session_id=context.session.id,
-            run_id=context.served.run.id,
-            call=call,
-            prompt=context.prompt.plan,
-            sampling=resolve_sampling(
-                call.sampling,
-                run=context.served.run.settings,
-                purpose=context.session.purpose,
-                template=self._template,
-                prompt_tokens=len(context.prompt.plan.input_ids),
-                one_call_only=call.calls_allowed and not call.parallel_calls,
-            ),
-            started_at=self._clock(),
-        )
+        plans = self._plans(call, context)
         generation = Generation(
-            plan,
-            Capture(plan, self._decoder),
+            _head(context, plans),
+            [Capture(plan, self._decoder) for plan in plans],
             engine=self._engine,
             slots=self._slots,
             clock=self._clock,
-            record=partial(self._record, context, plan),
+            record=partial(self._record, context),
             engine_lost=self._swaps.doubt,
             ended=self._ended,
         )
@@ -211,38 +196,71 @@ class ChatService:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
 
+    def _plans(self, call: ModelCall, context: _Context) -> list[CallPlan]:
+        """One for every choice."""
+        sampling = resolve_sampling(
+            call.sampling,
+            run=context.served.run.settings,
+            purpose=context.session.purpose,
+            template=self._template,
+            prompt_tokens=len(context.prompt.plan.input_ids),
+            one_call_only=call.calls_allowed and not call.parallel_calls,
+        )
+        now = self._clock()
+        return [
+            CallPlan(
+                turn_id=new_turn_id(),
+                session_id=context.session.id,
+                run_id=context.served.run.id,
+                call=call,
+                prompt=context.prompt.plan,
+                sampling=sampling,
+                started_at=now,
+                choice=index,
+            )
+            for index in range(call.n)
+        ]
+
     def _ended(self, generation: Generation) -> None:
         self._running.discard(generation)
         self._recent.finished(generation)
 
-    async def _record(self, context: _Context, plan: CallPlan, capture: Capture, state: TurnState) -> dict[str, Any]:
-        """Commits the turn. Raises EngineFailed, the turn recorded as failed, when its tokens are nobody's."""
+    async def _record(self, context: _Context, ended: Sequence[tuple[Capture, TurnState]]) -> Answer:
+        """Commits the turns. Raises EngineFailed, the turn recorded as failed, when its tokens are nobody's."""
+        if len(ended) == 1:
+            choices = [await self._record_choice(context, *ended[0])]
+        else:
+            choices = await asyncio.gather(*(self._record_choice(context, *one) for one in ended))
+        return _answer(_head(context, [capture.plan for capture, _ in ended]), context, tuple(choices))
+
+    async def _record_choice(self, context: _Context, capture: Capture, state: TurnState) -> Choice:
         now = self._clock()
         if state is TurnState.FAILED or capture.finish is None:
-            return await self._commit(context, plan, capture, capture.turn_without_tokens(state, now))
+            return await self._commit(context, capture, capture.turn_without_tokens(state, now))
         try:
             turn = capture.turn(state, now)
         except EngineFailed:
-            await self._commit(context, plan, capture, capture.turn_without_tokens(TurnState.FAILED, now))
+            await self._commit(context, capture, capture.turn_without_tokens(TurnState.FAILED, now))
             raise
-        return await self._commit(context, plan, capture, turn)
+        return await self._commit(context, capture, turn)
 
-    async def _commit(self, context: _Context, plan: CallPlan, capture: Capture, turn: Turn) -> dict[str, Any]:
-        prompt = context.prompt
-        response = context.dialect.response(_answer(context, plan, capture, turn))
+    async def _commit(self, context: _Context, capture: Capture, turn: Turn) -> Choice:
+        prompt, plan = context.prompt, capture.plan
+        choice = _choice(capture, turn)
         conversation_hash = prompt.request_hash
         if turn.output_ids:
             conversation_hash = extend_hash(conversation_hash, _reply(capture))
+        keyed = turn.state is TurnState.COMPLETE and plan.choice == 0
         record = TurnRecord(
             turn=turn,
             run_id=plan.run_id,
             conversation_hash=conversation_hash,
             tools_hash=prompt.tools_hash,
-            idempotency_key=context.idempotency_key if turn.state is TurnState.COMPLETE else None,
+            idempotency_key=context.idempotency_key if keyed else None,
             prompt_token_count=len(plan.prompt.input_ids),
             messages=plan.call.messages[prompt.covered :],
             request=plan.call.body,
-            response=response,
+            response=msgspec.to_builtins(_answer(_head(context, [plan]), context, (choice,))),
         )
         try:
             await self._trajectories.record(record)
@@ -255,7 +273,7 @@ class ChatService:
                 prompt_tokens=record.prompt_token_count,
                 dialect=context.dialect.name,
             )
-        return response
+        return choice
 
 
 def _caller_key(caller: Caller) -> Hashable:
@@ -275,19 +293,39 @@ def _reply(capture: Capture) -> dict[str, Any]:
     return {"role": "assistant", "content": capture.text, "tool_calls": calls}
 
 
-def _answer(context: _Context, plan: CallPlan, capture: Capture, turn: Turn) -> Answer:
-    return Answer(
+def _head(context: _Context, plans: Sequence[CallPlan]) -> StreamHead:
+    first = plans[0]
+    return StreamHead(
+        turn_id=first.turn_id,
+        session_id=first.session_id,
+        model=first.call.model,
+        created=int(first.started_at),
+        prompt_tokens=len(first.prompt.input_ids),
+        cached_tokens=first.prompt.prefix_tokens,
+        choices=len(plans),
+    )
+
+
+def _choice(capture: Capture, turn: Turn) -> Choice:
+    return Choice(
         turn_id=turn.id,
-        session_id=turn.session_id,
-        model=plan.call.model,
-        run_name=context.served.run.name,
-        created=int(plan.started_at),
         text=capture.text,
         tool_calls=tuple(capture.calls),
         finish_reason=capture.finish_reason(),
-        prompt_tokens=len(plan.prompt.input_ids),
-        cached_tokens=turn.prefix_tokens,
         completion_tokens=capture.token_count,
         version=max((span.version for span in turn.spans), default=None),
-        logprobs=tuple(capture.token_logprobs) if plan.call.logprobs else None,
+        logprobs=tuple(capture.token_logprobs) if capture.plan.call.logprobs else None,
+    )
+
+
+def _answer(head: StreamHead, context: _Context, choices: tuple[Choice, ...]) -> Answer:
+    return Answer(
+        turn_id=head.turn_id,
+        session_id=head.session_id,
+        model=head.model,
+        run_name=context.served.run.name,
+        created=head.created,
+        prompt_tokens=head.prompt_tokens,
+        cached_tokens=head.cached_tokens,
+        choices=choices,
     )

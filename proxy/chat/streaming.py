@@ -10,21 +10,23 @@ import msgspec
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.chat.call import Dialect, StreamHead
+from proxy.chat.call import Answer, Dialect, ModelCall, StreamHead, StreamWriter
+from proxy.chat.events import PING
 from proxy.chat.generation import Generation
 from proxy.errors import BaseRlError
 from proxy.http.errors import error_response
 from proxy.log import logger
 
-_PING = b": ping\n\n"
 _LEFT = 499
 """What is logged of a request whose client left; nobody reads it."""
 
 _LOG = logger(__name__)
 
 
-async def whole_answer(request: Request, generation: Generation, headers: Mapping[str, str]) -> Response:
-    """The recorded response, once it is. Raises what became of the call. Releases the generation."""
+async def whole_answer(
+    request: Request, generation: Generation, call: ModelCall, dialect: Dialect, headers: Mapping[str, str]
+) -> Response:
+    """The recorded answer, once it is. Raises what became of the call. Releases the generation."""
     try:
         waiting = asyncio.ensure_future(generation.wait())
         leaving = asyncio.ensure_future(client_left(request.receive))
@@ -32,7 +34,7 @@ async def whole_answer(request: Request, generation: Generation, headers: Mappin
             await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
                 return Response(status_code=_LEFT)
-            return json_response(waiting.result(), headers)
+            return json_response(dialect.response(call, waiting.result()), headers)
         finally:
             waiting.cancel()
             leaving.cancel()
@@ -50,6 +52,23 @@ async def client_left(receive: Receive) -> None:
         pass
 
 
+def head_of(answer: Answer) -> StreamHead:
+    return StreamHead(
+        turn_id=answer.turn_id,
+        session_id=answer.session_id,
+        model=answer.model,
+        created=answer.created,
+        prompt_tokens=answer.prompt_tokens,
+        cached_tokens=answer.cached_tokens,
+        choices=len(answer.choices),
+    )
+
+
+def whole_stream(writer: StreamWriter, answer: Answer) -> bytes:
+    """A recorded answer as a whole stream."""
+    return writer.opening() + b"".join(map(writer.delta, answer.deltas())) + writer.closing(answer)
+
+
 class EventStream(Response):
     """A generation as server-sent events. `follows`: it was started for another request, whose deltas are that
     one's; the answer then comes at once when it is there.
@@ -63,8 +82,7 @@ class EventStream(Response):
     def __init__(
         self,
         generation: Generation,
-        dialect: Dialect,
-        head: StreamHead,
+        writer: StreamWriter,
         *,
         headers: Mapping[str, str],
         ping_seconds: float,
@@ -73,8 +91,7 @@ class EventStream(Response):
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
-        self._dialect = dialect
-        self._head = head
+        self._writer = writer
         self._ping_seconds = ping_seconds
         self._follows = follows
         self._begun = False
@@ -94,27 +111,28 @@ class EventStream(Response):
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await (self._relay_answer(send) if self._follows else self._relay_deltas(send))
-            response = await self._generation.wait()
+            answer = await self._generation.wait()
         except BaseRlError as error:
             if not self._begun:
                 await error_response(error)(scope, receive, send)
                 return
-            await self._send(send, self._dialect.failure(error.envelope()), last=True)
+            await self._send(send, self._writer.failure(error.envelope()), last=True)
         else:
-            ending = self._dialect.replay if self._follows else self._dialect.closing
-            await self._send(send, ending(self._head, response), last=True)
+            ending = whole_stream(self._writer, answer) if self._follows else self._writer.closing(answer)
+            await self._send(send, ending, last=True)
 
     async def _relay_deltas(self, send: Send) -> None:
         while (deltas := await self._generation.deltas(self._ping_seconds)) is not None:
-            told = b"".join(self._dialect.delta(self._head, delta) for delta in deltas) or _PING
-            await self._send(send, told if self._begun else self._dialect.opening(self._head) + told)
-        if not self._begun and self._generation.response is not None:
-            await self._send(send, self._dialect.opening(self._head))
+            opening = b"" if self._begun else self._writer.opening()
+            told = b"".join(map(self._writer.delta, deltas)) or self._writer.ping()
+            await self._send(send, opening + told)
+        if not self._begun and self._generation.answer is not None:
+            await self._send(send, self._writer.opening())
 
     async def _relay_answer(self, send: Send) -> None:
         while not self._generation.done:
             if not await self._generation.ended_within(self._ping_seconds):
-                await self._send(send, _PING)
+                await self._send(send, PING)
 
     async def _send(self, send: Send, body: bytes, *, last: bool = False) -> None:
         if not self._begun:

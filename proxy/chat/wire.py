@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from proxy.chat.call import ModelCall, RequestedSampling
+from proxy.chat.call import ModelCall, RequestedSampling, ToolChoice, ToolUse
+from proxy.chat.fields import decode_body, object_at, plain, text_at
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_STOPS = 16
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def _as_list(value: Any) -> Any:
@@ -69,12 +67,12 @@ def parse_chat_completion(raw: bytes) -> ModelCall:
     messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     _refuse_unsupported(body)
     tools, warnings = _tools(body.tools or [])
-    allowed = _calls_allowed(body.tool_choice)
+    choice = _tool_choice(body.tool_choice)
     return ModelCall(
         model=body.model,
         messages=messages,
-        tools=tools if allowed and tools else None,
-        calls_allowed=allowed and bool(tools),
+        tools=tools if tools and choice.use is not ToolUse.NONE else None,
+        tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
         sampling=_sampling(body),
         stream=bool(body.stream),
@@ -83,18 +81,6 @@ def parse_chat_completion(raw: bytes) -> ModelCall:
         body={key: item for key, item in value.items() if key != "messages"},
         warnings=tuple(warnings),
     )
-
-
-def decode_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a request's body. Raises InvalidRequest."""
-    try:
-        value = msgspec.json.decode(raw)
-    except (ValueError, RecursionError) as error:
-        hint = " (an unpaired surrogate escape?)" if _SURROGATE.search(raw) else ""
-        raise InvalidRequest(f"the body is not valid JSON: {error}{hint}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequest("the body is not a JSON object")
-    return value
 
 
 def _sampling(body: ChatCompletionBody) -> RequestedSampling:
@@ -146,11 +132,11 @@ def _refuse_unsupported(body: ChatCompletionBody) -> None:
         )
 
 
-def _calls_allowed(choice: Any) -> bool:
+def _tool_choice(choice: Any) -> ToolChoice:
     if choice is None or choice == "auto":
-        return True
+        return ToolChoice()
     if choice == "none":
-        return False
+        return ToolChoice(use=ToolUse.NONE)
     if choice == "required" or (isinstance(choice, Mapping) and isinstance(choice.get("type"), str)):
         raise UnsupportedParameter(
             "tool_choice can be auto or none: to require a call needs constrained decoding, which this engine is not "
@@ -165,30 +151,25 @@ def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:
     functions, warnings = [], []
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
-        kind = _text(_object(tool, where).get("type"), f"{where}.type")
+        kind = text_at(object_at(tool, where).get("type"), f"{where}.type")
         if kind != "function":
-            warnings.append(f"{where} of type {_plain(kind)} is ignored")
+            warnings.append(f"{where} of type {plain(kind)} is ignored")
             continue
-        function = _object(tool.get("function"), f"{where}.function")
-        name = _text(function.get("name"), f"{where}.function.name")
+        function = object_at(tool.get("function"), f"{where}.function")
+        name = text_at(function.get("name"), f"{where}.function.name")
         if not name:
             raise InvalidRequest("a function has a name", param=f"{where}.function.name")
         if function.get("parameters") is not None:
-            _object(function["parameters"], f"{where}.function.parameters")
+            object_at(function["parameters"], f"{where}.function.parameters")
         if function.get("strict"):
             warnings.append(f"{where}.function.strict is not enforced")
         functions.append({key: item for key, item in tool.items() if item is not None})
     return functions, warnings
 
 
-def _plain(text: str) -> str:
-    """Client text that may stand in a header."""
-    return re.sub(r"[^A-Za-z0-9._-]", "?", text)[:40]
-
-
 def _message(value: Any, where: str) -> dict[str, Any]:
-    message = _object(value, where)
-    role = _text(message.get("role"), f"{where}.role")
+    message = object_at(value, where)
+    role = text_at(message.get("role"), f"{where}.role")
     if role == "function":
         raise UnsupportedParameter("role function is the old form of role tool", param=f"{where}.role")
     if role not in _ROLES:
@@ -204,7 +185,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         _check_calls(message["tool_calls"], f"{where}.tool_calls")
     for key in ("name", "tool_call_id", "reasoning_content"):
         if message.get(key) is not None:
-            _text(message[key], f"{where}.{key}")
+            text_at(message[key], f"{where}.{key}")
     return message
 
 
@@ -215,10 +196,10 @@ def _check_content(content: Any, where: str) -> None:
         raise InvalidRequest("content is text, a list of parts, or null", param=where)
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
-        kind = _text(_object(part, place).get("type"), f"{place}.type")
+        kind = text_at(object_at(part, place).get("type"), f"{place}.type")
         if kind not in ("text", "refusal"):
             raise UnsupportedParameter(f"content of type {kind!r} is not supported: text only", param=f"{place}.type")
-        _text(part.get(kind), f"{place}.{kind}")
+        text_at(part.get(kind), f"{place}.{kind}")
 
 
 def _check_calls(calls: Any, where: str) -> None:
@@ -226,24 +207,12 @@ def _check_calls(calls: Any, where: str) -> None:
         raise InvalidRequest("tool_calls is a list", param=where)
     for index, call in enumerate(calls):
         place = f"{where}[{index}]"
-        kind = _object(call, place).get("type")
+        kind = object_at(call, place).get("type")
         if kind not in (None, "function"):
             raise UnsupportedParameter(f"tool calls of type {kind!r} are not supported", param=f"{place}.type")
-        function = _object(call.get("function"), f"{place}.function")
-        _text(function.get("name"), f"{place}.function.name")
+        function = object_at(call.get("function"), f"{place}.function")
+        text_at(function.get("name"), f"{place}.function.name")
         if function.get("arguments") is not None:
-            _text(function["arguments"], f"{place}.function.arguments")
+            text_at(function["arguments"], f"{place}.function.arguments")
         if call.get("id") is not None:
-            _text(call["id"], f"{place}.id")
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{where} is an object", param=where)
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{where} is a string", param=where)
-    return value
+            text_at(call["id"], f"{place}.id")

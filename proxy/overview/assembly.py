@@ -142,11 +142,27 @@ def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> Turn
 
 
 def answer_of(response: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The message of a chat completion; None for an answer that has none."""
+    """A recorded answer as a message in the shape of chat completions; None where there is none."""
     match response:
-        case {"choices": [{"message": dict() as message}, *_]}:
-            return message
+        case {"choices": [{"text": str()} as choice, *_]}:
+            return _answer_message(choice)
     return None
+
+
+def _answer_message(choice: Mapping[str, Any]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.get("text", "")}
+    if choice.get("reasoning"):
+        message["reasoning_content"] = choice["reasoning"]
+    if choice.get("tool_calls"):
+        message["tool_calls"] = [
+            {
+                "id": made["id"],
+                "type": "function",
+                "function": {"name": made["call"]["name"], "arguments": made["call"]["arguments"]},
+            }
+            for made in choice["tool_calls"]
+        ]
+    return message
 
 
 def trainability(session: SessionItem) -> Trainability:

@@ -335,12 +335,11 @@ def _turns(
         if ordinal < 2:
             name, arguments, result = calls[ordinal]
             text = CALL.format(json.dumps({"name": name, "arguments": arguments}))
-            call = {"id": f"call_{ordinal}", "type": "function"}
-            call["function"] = {"name": name, "arguments": json.dumps(arguments)}  # type: ignore[assignment]
-            message: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
+            call = {"index": 0, "name": name, "arguments": json.dumps(arguments)}
+            message: dict[str, Any] = {"text": "", "tool_calls": [{"id": f"call_{ordinal}", "call": call}]}
             following: list[dict[str, Any]] = [{"role": "tool", "tool_call_id": f"call_{ordinal}", "content": result}]
         else:
-            text, message, following = result, {"role": "assistant", "content": result}, []
+            text, message, following = result, {"text": result}, []
         output = [ord(character) for character in text]
         prompt = list(range(40 if ordinal == 0 else 12))
         turn_id = new_turn_id()
@@ -365,7 +364,7 @@ def _turns(
                 "prompt_token_count": path + len(prompt),
                 "messages": added,
                 "request": {"model": "calculator", "temperature": 1.0, "tools": [{"type": "function"}]},
-                "response": {"id": turn_id, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]},
+                "response": {"turn_id": turn_id, "choices": [{"turn_id": turn_id, **message}]},
                 "started_at": start + ordinal * width,
                 "first_token_at": start + ordinal * width + 0.03,
                 "finished_at": start + (ordinal + 1) * width - 0.01,

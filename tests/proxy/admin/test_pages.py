@@ -190,14 +190,14 @@ def test_the_search_for_foreign_elements_finds_them() -> None:
 
 async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) -> None:
     session = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions[0].id
-    call = {"id": HOSTILE, "function": {"name": HOSTILE, "arguments": HOSTILE}}
     messages = [
         {"role": HOSTILE, "content": HOSTILE},
         {"role": "user", "content": [{"type": "text", "text": HOSTILE}]},
     ]
-    answer = {"role": "assistant", "content": HOSTILE, "reasoning_content": HOSTILE, "tool_calls": [call]}
+    made = {"id": HOSTILE, "call": {"index": 0, "name": HOSTILE, "arguments": HOSTILE}}
+    answer = {"text": HOSTILE, "reasoning": HOSTILE, "tool_calls": [made]}
     changes: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (TurnRow, {"messages": messages, "response": {"choices": [{"message": answer}]}, "finish_reason": HOSTILE}),
+        (TurnRow, {"messages": messages, "response": {"choices": [answer]}, "finish_reason": HOSTILE}),
         (
             SessionRow,
             {"task": HOSTILE, "metadata": {HOSTILE: HOSTILE}, "attributed_by": HOSTILE, "external_id": None},

@@ -65,7 +65,7 @@ async def test_the_turn_is_what_was_sent_to_the_engine_and_came_from_it(world: W
     assert turn.messages == [USER]
     assert turn.request["top_p"] == 0.9
     assert "messages" not in turn.request
-    assert turn.response["id"] == turn.id == request.request_id
+    assert turn.response["turn_id"] == turn.id == request.request_id
     assert [attributed for _, attributed in world.seen.turns] == ["new"]
 
 

@@ -64,7 +64,7 @@ async def test_a_truncated_answer_can_be_continued(world: World) -> None:
         call.cancel()
         turn = await recorded(world)
         world.engine.gate.set()
-        said = {"role": "assistant", "content": turn.response["choices"][0]["message"]["content"]}
+        said = {"role": "assistant", "content": turn.response["choices"][0]["text"]}
         await client.post(url, json={**ASKED, "messages": [USER, said, {"role": "user", "content": "Go on."}]})
     assert [row.continuation for row in await world.turns()] == ["new", "exact"]
 
@@ -81,7 +81,7 @@ async def test_an_engine_that_takes_no_notice_of_an_abort_is_cut_off(
         call.cancel()
         turn = await recorded(world)
     assert (turn.state, output_ids(turn), turn.spans) == ("truncated", [], [])
-    assert turn.response["choices"][0]["message"]["content"] == "The answer is 42."
+    assert turn.response["choices"][0]["text"] == "The answer is 42."
 
 
 async def test_a_client_that_leaves_while_it_waits_for_a_place_leaves_no_turn(
@@ -140,7 +140,7 @@ async def test_an_error_in_mid_stream_is_an_event_and_the_end(world: World) -> N
     assert "[DONE]" not in response.text
     turn = await recorded(world)
     assert (turn.state, output_ids(turn)) == ("failed", [])
-    assert turn.response["choices"][0]["message"]["content"]
+    assert turn.response["choices"][0]["text"]
 
 
 async def test_the_sdk_raises_an_error_in_mid_stream(world: World) -> None:
