@@ -6,7 +6,7 @@ BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
 
-.PHONY: help demo test setup setup-dev lint types layers format test-fast test-end-to-end test-browser test-sglang \
+.PHONY: help demo test setup setup-dev lint types layers format test-fast test-end-to-end test-browser test-clients test-sglang \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine checkpoint clean
 
 help:  ## list the targets
@@ -38,13 +38,16 @@ layers: setup-dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 test-fast: setup-dev  ## the tests without the slow suites below
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients"
 
 test-browser: setup-dev  ## the admin page in Chromium (needs /usr/bin/chromium)
 	BASE_RL_REQUIRE_BROWSER=1 $(BIN)/pytest -m browser
 
 test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes
 	$(BIN)/pytest -m end_to_end
+
+test-clients: setup-dev  ## real agents and SDKs, each in an environment of its own, following their pages of docs/agents
+	$(BIN)/pytest -m clients --timeout 1200
 
 sglang-cpu:  ## install the real SGLang for CPU in an environment of its own (3.3 GB, about 8 minutes)
 	bash scripts/sglang_cpu/install.sh

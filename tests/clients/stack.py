@@ -1,0 +1,109 @@
+"""A base-rl with the scripted engine, as its users start it, and what it recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from proxy.cli.local_keys import load_or_make
+
+SCRIPT = Path(__file__).parent / "script.toml"
+RUN = "my-agent"
+_READY_SECONDS = 90.0
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A session as the operating API tells of it, turns with their tokens."""
+
+    view: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.view["session"]["id"])
+
+    @property
+    def turns(self) -> list[dict[str, Any]]:
+        turns: list[dict[str, Any]] = self.view["turns"]
+        return turns
+
+    @property
+    def said(self) -> list[str]:
+        """The texts of all answers, in order."""
+        return [turn["answer"]["content"] or "" for turn in self.turns]
+
+    @property
+    def called(self) -> list[tuple[str, dict[str, Any]]]:
+        """All tool calls, in order: names and arguments."""
+        return [
+            (call["function"]["name"], json.loads(call["function"]["arguments"]))
+            for turn in self.turns
+            for call in turn["answer"].get("tool_calls", ())
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """`url` is without `/v1`."""
+
+    url: str
+    run_key: str
+    admin: httpx.Client
+
+    def session_ids(self) -> set[str]:
+        listed = self.admin.get(f"/api/v1/runs/{RUN}/sessions", params={"limit": 200}).raise_for_status().json()
+        return {session["id"] for session in listed["sessions"]}
+
+    def session(self, session_id: str) -> Recorded:
+        answer = self.admin.get(f"/api/v1/sessions/{session_id}", params={"tokens": True}).raise_for_status()
+        return Recorded(view=answer.json())
+
+
+@contextmanager
+def running_stack(data_dir: Path) -> Iterator[Stack]:
+    """`base-rl up` with the scripted engine on free ports, until the block ends."""
+    keys = load_or_make(data_dir)
+    log = (data_dir / "up.log").open("w")
+    command = [sys.executable, "-m", "proxy.cli", "up", "--engine", "scripted", "--script", str(SCRIPT)]
+    command += ["--run", RUN, "--port", "0", "--data-dir", str(data_dir)]
+    process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        url = _address(data_dir, process)
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {keys.admin_key}"}, timeout=30) as admin:
+            yield Stack(url=url, run_key=keys.run_key, admin=admin)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=30)
+        log.close()
+
+
+def _address(data_dir: Path, process: subprocess.Popen[bytes]) -> str:
+    """Where it answers, once a model call would be served."""
+    file = data_dir / "address.json"
+    attempts = int(_READY_SECONDS / _LOOK_SECONDS)
+    for _ in range(attempts):
+        if process.poll() is not None:
+            break
+        if file.is_file():
+            url = str(json.loads(file.read_text())["url"])
+            try:
+                if httpx.get(f"{url}/readyz").status_code == httpx.codes.OK:
+                    return url
+            except httpx.TransportError:
+                pass
+        try:
+            process.wait(timeout=_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError(f"base-rl is not ready:\n{(data_dir / 'up.log').read_text()[-4000:]}")
