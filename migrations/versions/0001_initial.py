@@ -119,16 +119,26 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["group_id"], ["groups.id"], name=op.f("fk_sessions_group_id_groups")),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_sessions_run_id_runs")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
-        sa.UniqueConstraint("run_id", "external_id", name=op.f("uq_sessions_run_id_external_id")),
     )
     op.create_index(op.f("ix_sessions_claim_id"), "sessions", ["claim_id"])
     op.create_index(op.f("ix_sessions_group_id_training_ended_at"), "sessions", ["group_id", "training", "ended_at"])
     op.create_index(op.f("ix_sessions_run_id_created_at"), "sessions", ["run_id", "created_at"])
     op.create_index(op.f("ix_sessions_run_id_ended_at"), "sessions", ["run_id", "ended_at"])
     op.create_index(
+        op.f("ix_sessions_run_id_external_id_created_at"), "sessions", ["run_id", "external_id", "created_at"]
+    )
+    op.create_index(
         op.f("ix_sessions_run_id_training_ready_at_id"), "sessions", ["run_id", "training", "ready_at", "id"]
     )
     op.create_index(op.f("ix_sessions_state_last_active_at"), "sessions", ["state", "last_active_at"])
+    op.create_index(
+        "uq_sessions_open_name",
+        "sessions",
+        ["run_id", "external_id"],
+        unique=True,
+        sqlite_where=sa.text("state = 'open'"),
+        postgresql_where=sa.text("state = 'open'"),
+    )
 
     op.create_table(
         "api_keys",
@@ -179,6 +189,7 @@ def upgrade() -> None:
         sa.Column("finish_reason", sa.String(length=16), nullable=False),
         sa.Column("continuation", sa.String(length=12), nullable=False),
         sa.Column("state", sa.String(length=12), nullable=False),
+        sa.Column("attributed_by", sa.String(length=32), nullable=False),
         sa.Column("conversation_hash", sa.LargeBinary(length=16), nullable=False),
         sa.Column("tools_hash", sa.LargeBinary(length=16), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=True),

@@ -254,6 +254,7 @@ class ChatService:
         record = TurnRecord(
             turn=turn,
             run_id=plan.run_id,
+            attributed_by=context.session.attributed_by.value,
             conversation_hash=conversation_hash,
             tools_hash=prompt.tools_hash,
             idempotency_key=context.idempotency_key if keyed else None,

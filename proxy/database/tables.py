@@ -86,6 +86,9 @@ class GroupRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
 
 
+_OPEN = text("state = 'open'")
+
+
 class SessionRow(Base):
     """One attempt of an agent at one task.
 
@@ -107,7 +110,10 @@ class SessionRow(Base):
         Index(None, "group_id", "training", "ended_at"),
         Index(None, "claim_id"),
         Index(None, "state", "last_active_at"),
-        UniqueConstraint("run_id", "external_id"),
+        Index(None, "run_id", "external_id", "created_at"),
+        Index(
+            "uq_sessions_open_name", "run_id", "external_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN
+        ),
         CheckConstraint("state IN ('open', 'ended')", name="state"),
         CheckConstraint(
             "training IN ('pending', 'ready', 'leased', 'consumed', 'stale', 'expired', 'excluded')", name="training"
@@ -117,14 +123,15 @@ class SessionRow(Base):
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     external_id: Mapped[str | None] = mapped_column(Text)
-    """The client's own name for the session (path or header), unique in the run."""
+    """The client's own name for the session. One open session of the run has it, and any number that ended."""
     group_id: Mapped[str | None] = mapped_column(ForeignKey("groups.id"))
     key_id: Mapped[str | None] = mapped_column(Identifier)
-    """The run key under which an unnamed conversation arrived: conversations match only within one key."""
+    """The run key whose call opened the session: conversations match only within one key."""
     task: Mapped[str | None] = mapped_column(Text)
     purpose: Mapped[str] = mapped_column(String(8))  # train | eval
     metadata_: Mapped[Json | None] = mapped_column("metadata")
-    attributed_by: Mapped[str] = mapped_column(String(32))  # created | key | path | header | conversation | new
+    attributed_by: Mapped[str] = mapped_column(String(32))
+    """How it came into being (`sessions.identification.AttributedBy`)."""
     state: Mapped[str] = mapped_column(String(8))
     training: Mapped[str] = mapped_column(String(12))
     outcome: Mapped[str | None] = mapped_column(String(16))  # completed | failed | cancelled
@@ -174,6 +181,8 @@ class TurnRow(Base):
     finish_reason: Mapped[str] = mapped_column(String(16))
     continuation: Mapped[str] = mapped_column(String(12))
     state: Mapped[str] = mapped_column(String(12))
+    attributed_by: Mapped[str] = mapped_column(String(32))
+    """How the call came to its session (`sessions.identification.AttributedBy`)."""
     conversation_hash: Mapped[bytes] = mapped_column(LargeBinary(16))
     """Hash chain over the canonical messages up to and including the answer that was sent."""
     tools_hash: Mapped[bytes] = mapped_column(LargeBinary(16))

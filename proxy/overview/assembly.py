@@ -123,6 +123,7 @@ def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> Turn
         ordinal=row.ordinal,
         parent_id=row.parent_id,
         state=row.state,
+        attributed_by=row.attributed_by,
         continuation=row.continuation,
         finish_reason=row.finish_reason,
         prompt_tokens=row.prompt_token_count,

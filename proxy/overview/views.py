@@ -106,7 +106,7 @@ class TurnTokens(msgspec.Struct, frozen=True, kw_only=True):
 class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     """A model call with its text. `messages` are those that the call added; `answer` is the message that was sent
     back, None where the call failed before there was one. `prefix_tokens` of the `prompt_tokens` were shared with
-    the parent. `tokens` only where asked for."""
+    the parent. `attributed_by` is how the call came to its session. `tokens` only where asked for."""
 
     id: str
     session_id: str
@@ -114,6 +114,7 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     ordinal: int
     parent_id: str | None
     state: str
+    attributed_by: str
     continuation: str
     finish_reason: str
     prompt_tokens: int

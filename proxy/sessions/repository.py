@@ -103,6 +103,7 @@ class SessionRepository:
                 TurnRow.finish_reason,
                 TurnRow.continuation,
                 TurnRow.state,
+                TurnRow.attributed_by,
                 TurnRow.prompt_token_count,
                 func.length(TurnRow.output_ids).label("output_bytes"),
                 TurnRow.started_at,

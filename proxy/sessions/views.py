@@ -17,7 +17,8 @@ AnyRow = Row[*tuple[Any, ...]]
 
 
 class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """`prompt_tokens` counts the full prompt, shared tokens included."""
+    """`attributed_by` is how the call came to the session. `prompt_tokens` counts the full prompt, shared tokens
+    included."""
 
     id: str
     ordinal: int
@@ -25,6 +26,7 @@ class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     continuation: str
     state: str
+    attributed_by: str
     prompt_tokens: int
     output_tokens: int
     started_at: float
@@ -46,7 +48,8 @@ class RewardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """`trainable`: it is with the trainer now or will be; `explanation` is the reason in a sentence."""
+    """`attributed_by` is how the session came into being. `trainable`: it is with the trainer now or will be;
+    `explanation` is the reason in a sentence."""
 
     id: str
     run: str
@@ -159,6 +162,7 @@ def _turn(row: AnyRow) -> TurnSummary:
         finish_reason=row.finish_reason,
         continuation=row.continuation,
         state=row.state,
+        attributed_by=row.attributed_by,
         prompt_tokens=row.prompt_token_count,
         output_tokens=row.output_bytes // _ID_BYTES,
         started_at=row.started_at,

@@ -24,13 +24,14 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A turn with everything that is stored of it.
 
     `conversation_hash` is over the conversation including the answer, `tools_hash` over what else the template
-    renders. `messages` are those the call added to its parent's conversation, the answer not among them; `request`
-    is the body without its messages; `response` is the answer as it was sent. `prompt_token_count` counts the full
-    prompt, shared tokens included.
+    renders. `attributed_by` is how the call came to its session. `messages` are those the call added to its parent's
+    conversation, the answer not among them; `request` is the body without its messages; `response` is the answer as
+    it was sent. `prompt_token_count` counts the full prompt, shared tokens included.
     """
 
     turn: Turn
     run_id: RunId
+    attributed_by: str
     conversation_hash: bytes
     tools_hash: bytes
     idempotency_key: str | None
@@ -178,6 +179,7 @@ def _columns(record: TurnRecord) -> dict[str, Any]:
         "finish_reason": turn.finish_reason.value,
         "continuation": turn.continuation.value,
         "state": turn.state.value,
+        "attributed_by": record.attributed_by,
         "conversation_hash": record.conversation_hash,
         "tools_hash": record.tools_hash,
         "idempotency_key": record.idempotency_key,

@@ -359,6 +359,7 @@ def _turns(
                 "finish_reason": "tool_calls" if ordinal < 2 else "stop",
                 "continuation": "new" if ordinal == 0 else "exact",
                 "state": "complete",
+                "attributed_by": "key",
                 "conversation_hash": rng.randbytes(16),
                 "tools_hash": bytes(16),
                 "prompt_token_count": path + len(prompt),

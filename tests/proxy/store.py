@@ -74,6 +74,7 @@ class Store:
                     finish_reason="stop",
                     continuation="new",
                     state="complete",
+                    attributed_by="key",
                     conversation_hash=conversation_hash,
                     tools_hash=b"\0" * 16,
                     prompt_token_count=1,

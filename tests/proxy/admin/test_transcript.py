@@ -89,6 +89,7 @@ def _turn(
         ordinal=0,
         parent_id=parent_id,
         state="complete",
+        attributed_by="key",
         continuation="new",
         finish_reason="stop",
         prompt_tokens=0,

@@ -196,6 +196,7 @@ def turn_record(
     return TurnRecord(
         turn=turn,
         run_id=run_id,
+        attributed_by="key",
         conversation_hash=conversation.encode().ljust(16, b"\0")[:16],
         tools_hash=b"\0" * 16,
         idempotency_key=idempotency_key,
