@@ -24,6 +24,8 @@ from pydantic import (
     PositiveInt,
     SecretStr,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -71,6 +73,7 @@ class DatabaseSettings(_Section):
 class EngineKind(StrEnum):
     EMBEDDED = "embedded"
     SGLANG = "sglang"
+    SCRIPTED = "scripted"
 
 
 def _default_sglang_venv() -> Path:
@@ -82,11 +85,12 @@ def _default_sglang_venv() -> Path:
 def _known_engine(kind: str) -> str:
     if kind in tuple(EngineKind) or re.match(r"https?://[^/]", kind):
         return kind
-    raise ValueError(f"{kind!r} is none of embedded, sglang, or the URL (http://…) of a running SGLang")
+    raise ValueError(f"{kind!r} is none of embedded, sglang, scripted, or the URL (http://…) of a running SGLang")
 
 
 class EngineSettings(_Section):
-    """The inference engine: `embedded`, `sglang`, or the URL of a server that speaks SGLang's native API."""
+    """The inference engine: `embedded`, `sglang`, `scripted`, or the URL of a server that speaks SGLang's native
+    API."""
 
     kind: Annotated[str, AfterValidator(_known_engine)] = EngineKind.EMBEDDED.value
     url: str | None = None
@@ -102,6 +106,18 @@ class EngineSettings(_Section):
     """CPU threads of engines that `base-rl up` starts."""
     sglang_venv: Path = Field(default_factory=_default_sglang_venv)
     """The environment that SGLang is installed in (`make sglang-cpu`, or one of your own on a GPU machine)."""
+    script: Path | None = None
+    """What the scripted engine answers; default: a script that repeats what it is told."""
+
+    @field_validator("script")
+    @classmethod
+    def _only_the_scripted_engine_reads_it(cls, script: Path | None, info: ValidationInfo) -> Path | None:
+        kind = info.data.get("kind")
+        if script is not None and kind != EngineKind.SCRIPTED:
+            raise ValueError(
+                f"only the scripted engine reads a script (--engine scripted), and engine.kind is {kind!r}"
+            )
+        return script
 
 
 class SamplingMode(StrEnum):

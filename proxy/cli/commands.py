@@ -87,25 +87,32 @@ def demo(
 @app.command()
 def up(
     model: Annotated[str | None, typer.Option(help="Directory or Hugging Face id of the base model.")] = None,
-    engine: Annotated[str | None, typer.Option(help="embedded, sglang, or the URL of a running SGLang.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="embedded, sglang, scripted, or the URL of a running SGLang.")
+    ] = None,
+    script: Annotated[Path | None, typer.Option(help="What --engine scripted answers; default: it echoes.")] = None,
     config: Config = None,
     run: Annotated[str | None, typer.Option(help="The run's name: the `model` that agents ask for.")] = None,
     host: Annotated[str | None, typer.Option(help="Listen here; 0.0.0.0 for every address.")] = None,
     port: Annotated[int | None, typer.Option(help="Listen here; default 8080.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where database, weights, keys and logs are kept.")] = None,
-    trainer: Annotated[bool, typer.Option(help="--no-trainer serves and records without training.")] = True,
+    trainer: Annotated[
+        bool | None, typer.Option(help="--no-trainer serves and records without training.", show_default="trainer")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of sampling and training; default: [trainer] seed.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the resolved configuration and end.")] = False,
 ) -> None:
     """Start engine, proxy and trainer for your own model and agent, and keep them up until Ctrl-C.
 
     A part that dies is started again; state is in the data directory, so stopping and starting goes on where it was.
+
+    `--engine scripted` needs no model and no GPU: it answers by the rules of a script, to check an agent's wiring.
     """
     from proxy.cli.up import UpOptions, run_up
 
     given: dict[str, dict[str, Any]] = {
         "server": {"host": host, "port": port, "data_dir": data_dir},
-        "engine": {"kind": engine},
+        "engine": {"kind": engine, "script": script},
         "run": {"name": run, "model": model},
     }
     overrides = {
@@ -180,7 +187,7 @@ def status(
 @app.command()
 def doctor(
     config: Config = None,
-    engine: Annotated[str | None, typer.Option(help="embedded, sglang, or a URL.")] = None,
+    engine: Annotated[str | None, typer.Option(help="embedded, sglang, scripted, or a URL.")] = None,
     port: Annotated[int | None, typer.Option(help="The port that the proxy would take.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The data directory that would be used.")] = None,
     as_json: AsJson = False,

@@ -18,7 +18,8 @@ import httpx
 
 from proxy.cli.addresses import is_free
 from proxy.cli.stack import read_address
-from proxy.settings import EngineKind, Settings
+from proxy.engines.scripted.script import BUILT_IN, read_script
+from proxy.settings import ConfigurationError, EngineKind, Settings
 
 _OLDEST_PYTHON = (3, 11)
 _LEAST_FREE_GIB = 2.0
@@ -214,6 +215,8 @@ def _engine(settings: Settings) -> Iterator[Finding]:
     kind = settings.engine.kind
     if kind == EngineKind.EMBEDDED:
         yield Finding(name="engine", verdict=Verdict.OK, detail="embedded (PyTorch, in a process of its own)")
+    elif kind == EngineKind.SCRIPTED:
+        yield _scripted_engine(settings)
     elif kind == EngineKind.SGLANG:
         environment = settings.engine.sglang_venv
         if (environment / "bin" / "python").exists():
@@ -227,6 +230,16 @@ def _engine(settings: Settings) -> Iterator[Finding]:
             )
     else:
         yield from _engine_at(kind)
+
+
+def _scripted_engine(settings: Settings) -> Finding:
+    script = settings.engine.script or BUILT_IN
+    try:
+        rules = len(read_script(script).rule)
+    except ConfigurationError as error:
+        return Finding(name="engine", verdict=Verdict.FAIL, detail=str(error), remedy=f"mend {script}")
+    detail = f"scripted, {rules} rules of {script}; no model runs"
+    return Finding(name="engine", verdict=Verdict.OK, detail=detail)
 
 
 def _engine_at(url: str) -> Iterator[Finding]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 _NEEDED = ("config.json", "tokenizer.json")
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+_PATTERNS_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+_PATTERNS = [*_PATTERNS_WITHOUT_WEIGHTS, "*.safetensors"]
 
 
 class ModelNotUsable(Exception):
     """The model cannot be found or read. The message says what to do."""
 
 
-def resolve_model(name: str) -> Path:
+def resolve_model(name: str, *, weights: bool = True) -> Path:
     """A local directory as it is; anything else as a Hugging Face id, downloaded (with a progress bar) or cached.
+    Without `weights` tokenizer and chat template are enough.
 
     Raises ModelNotUsable.
     """
@@ -21,21 +23,21 @@ def resolve_model(name: str) -> Path:
         raise ModelNotUsable("no model: name a directory or a Hugging Face id with --model or [run] model")
     directory = Path(name).expanduser()
     if directory.is_dir():
-        return _checked(directory.resolve())
+        return _checked(directory.resolve(), weights=weights)
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelNotUsable(
             f"{name} is not a directory: name one that holds a Hugging Face model, "
             "or a Hugging Face id such as Qwen/Qwen3-0.6B"
         )
-    return _checked(_download(name))
+    return _checked(_download(name, weights=weights), weights=weights)
 
 
-def _download(name: str) -> Path:
+def _download(name: str, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=_PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=_PATTERNS if weights else _PATTERNS_WITHOUT_WEIGHTS))
     except RepositoryNotFoundError as error:
         raise ModelNotUsable(
             f"{name} is neither a directory here nor a model on Hugging Face (private ones need `hf auth login`)"
@@ -50,13 +52,13 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def _checked(directory: Path) -> Path:
+def _checked(directory: Path, *, weights: bool) -> Path:
     missing = [name for name in _NEEDED if not (directory / name).is_file()]
     if missing:
         raise ModelNotUsable(
             f"{directory} is no Hugging Face model with a fast tokenizer: {', '.join(missing)} missing; "
             "save model and tokenizer there with `save_pretrained`"
         )
-    if not any(directory.glob("*.safetensors")):
+    if weights and not any(directory.glob("*.safetensors")):
         raise ModelNotUsable(f"{directory} holds no *.safetensors: save the model with `save_pretrained`")
     return directory

@@ -20,13 +20,14 @@ from proxy.cli.addresses import NoFreePort, claimed_port, random_free_port
 from proxy.cli.local_keys import LocalKeys, load_or_make
 from proxy.cli.operations import Operations, ProxyUnreachable
 from proxy.cli.supervisor import Listener, Part, PartFailed, Supervisor
-from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, sglang_gpu_plan
+from proxy.engines.launch import LaunchPlan, embedded_plan, scripted_plan, sglang_cpu_plan, sglang_gpu_plan
 from proxy.settings import ConfigurationError, EngineKind, Settings, as_environment
 
 ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
 _READY_POLL_S = 0.1
 _MOST_RESTARTS_BEFORE_READY = 3
 _ADDRESS_FILE = "address.json"
+_SCRIPTED_MARK = "scripted"
 
 
 class AlreadyRunning(Exception):
@@ -79,6 +80,7 @@ async def running_stack(
     host, wanted_port = settings.server.host, settings.server.port
     with _only_one(data_dir), claimed_port(host, wanted_port, or_next=or_next_port) as port:
         prepare()
+        _keep_apart(data_dir, settings)
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"port": port})})
         keys = load_or_make(data_dir)
         url = local_url(settings)
@@ -143,7 +145,7 @@ def _parts(
 ) -> list[Part]:
     parts = []
     engine_url = settings.engine.url
-    if settings.engine.kind in (EngineKind.EMBEDDED, EngineKind.SGLANG):
+    if settings.engine.kind in tuple(EngineKind):
         port = random_free_port("127.0.0.1")
         plan = _engine_plan(settings, port=port, seed=seed)
         engine_url = plan.url
@@ -187,6 +189,8 @@ def _parts(
 def _engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPlan:
     """How the configured engine is started on this machine. Raises ConfigurationError when SGLang is not there."""
     engine, model = settings.engine, settings.run.model
+    if engine.kind == EngineKind.SCRIPTED:
+        return scripted_plan(model=model, port=port, script=engine.script and engine.script.resolve())
     on_gpu = engine.device == "cuda" or (engine.device == "auto" and _has_gpu())
     if engine.kind == EngineKind.EMBEDDED:
         device = "cuda" if on_gpu else "cpu"
@@ -219,6 +223,25 @@ def _reachable(host: str) -> str:
     if host in ("0.0.0.0", ""):  # noqa: S104  (compared with, not bound to)
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
+
+
+def _keep_apart(data_dir: Path, settings: Settings) -> None:
+    """What a scripted engine says has invented log-probabilities, and must never be trained on: a data directory
+    belongs to scripted engines or to none. Raises ConfigurationError."""
+    mark = data_dir / _SCRIPTED_MARK
+    scripted = settings.engine.kind == EngineKind.SCRIPTED
+    if scripted and not mark.exists() and (data_dir / "base-rl.sqlite3").exists():
+        raise ConfigurationError(
+            f"the data directory {data_dir} has sessions of a model, which must not be mixed with scripted ones; "
+            "choose another place with --data-dir"
+        )
+    if not scripted and mark.exists():
+        raise ConfigurationError(
+            f"the data directory {data_dir} has sessions of a scripted engine, which must not be mixed with those of "
+            "a model; choose another place with --data-dir"
+        )
+    if scripted:
+        mark.touch()
 
 
 @contextmanager

@@ -19,18 +19,20 @@ from rich.text import Text
 
 from proxy.cli.models import resolve_model
 from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment, wait_until_ready
-from proxy.settings import ConfigurationError, Settings, load_settings
+from proxy.engines.scripted.script import BUILT_IN, MODEL, read_script
+from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, load_settings
 
 _CHECK_TIMEOUT_S = 120.0
+_SCRIPTED_DATA_DIR = "scripted"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """`overrides` are the command line's, by section."""
+    """`overrides` are the command line's, by section. `trainer` None: where there is something to learn."""
 
     config: Path | None
     overrides: dict[str, dict[str, Any]]
-    trainer: bool
+    trainer: bool | None
     seed: int | None
     dry_run: bool
 
@@ -38,8 +40,12 @@ class UpOptions:
 async def run_up(options: UpOptions, out: Console) -> int:
     """Starts the parts, says how an agent reaches them, and waits for Ctrl-C or SIGTERM."""
     settings = load_settings(options.config, options.overrides)
-    settings = with_model(settings, str(resolve_model(settings.run.model)))
-    trainer = _trainer_settings(settings, options) if options.trainer else None
+    scripted = settings.engine.kind == EngineKind.SCRIPTED
+    if scripted:
+        settings = _for_a_script(settings, options)
+    settings = with_model(settings, str(resolve_model(settings.run.model, weights=not scripted)))
+    with_trainer = not scripted and options.trainer is not False
+    trainer = _trainer_settings(settings, options) if with_trainer else None
     if options.dry_run:
         resolved = settings.model_dump(mode="json", exclude={"bootstrap", "trainer"})
         out.print_json(json.dumps(resolved if trainer is None else {**resolved, "trainer": trainer}))
@@ -50,7 +56,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
         out.print(f"[dim]{part:<8}[/] {what}", highlight=False)
 
     async with running_stack(
-        settings, config_file=options.config, with_trainer=options.trainer, seed=options.seed, listener=listener
+        settings, config_file=options.config, with_trainer=with_trainer, seed=options.seed, listener=listener
     ) as stack:
         with out.status("loading the model …"):
             await wait_until_ready(stack)
@@ -58,7 +64,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
         try:
             await stack.supervisor.wait_for_failure()
         except asyncio.CancelledError:
-            out.print("ending: trainer, proxy, engine …")
+            out.print(f"ending: {'trainer, ' if with_trainer else ''}proxy, engine …")
             raise
     return 0
 
@@ -66,6 +72,22 @@ async def run_up(options: UpOptions, out: Console) -> int:
 def with_model(settings: Settings, model: str) -> Settings:
     """The settings with the run's model replaced by what was found for it."""
     return settings.model_copy(update={"run": settings.run.model_copy(update={"model": model})})
+
+
+def _for_a_script(settings: Settings, options: UpOptions) -> Settings:
+    """What a scripted engine needs of the settings: a tokenizer, and a data directory of its own. Checks the script.
+
+    Raises ConfigurationError.
+    """
+    if options.trainer:
+        raise ConfigurationError("--trainer: a scripted engine has no weights that could be trained")
+    if options.seed is not None:
+        raise ConfigurationError("--seed: a scripted engine draws nothing and there is no trainer; leave it out")
+    read_script(settings.engine.script or BUILT_IN)
+    server = settings.server
+    if server.data_dir == ServerSettings().data_dir:
+        server = server.model_copy(update={"data_dir": server.data_dir / _SCRIPTED_DATA_DIR})
+    return with_model(settings.model_copy(update={"server": server}), settings.run.model or str(MODEL))
 
 
 def end_on_sigterm() -> None:
@@ -106,9 +128,29 @@ def _welcome(stack: Stack, settings: Settings) -> Group:
         """  -H 'Content-Type: application/json' -d '{"session_id": "…", "reward": 1}'"""
     )
     page = Text.assemble("admin page  ", (stack.admin_url, "cyan"), f"\nits key     {stack.keys.admin_key}")
+    scripted = settings.engine.kind == EngineKind.SCRIPTED
     return Group(
         Rule(f"{name} is up", align="left"),
         Syntax(code, "bash", background_color="default").highlight(code),
         page,
-        Rule("Ctrl-C ends it; what it has learnt stays", align="left"),
+        *([_about_the_script(settings)] if scripted else []),
+        Rule(f"Ctrl-C ends it; what it has {'recorded' if scripted else 'learnt'} stays", align="left"),
     )
+
+
+def _about_the_script(settings: Settings) -> Text:
+    script = settings.engine.script
+    lines = [
+        "",
+        "No model runs: the scripted engine answers by rules, and there is no trainer, as nothing can learn.",
+    ]
+    if script is None:
+        lines += [
+            "It repeats what it is told. To answer as your agent needs it, copy its script, change it, and name it:",
+            f"  cp {BUILT_IN} script.toml",
+            "  base-rl up --engine scripted --script script.toml",
+        ]
+    else:
+        lines += [f"Its rules are in {script}; a changed file is read at the next start."]
+    lines += [f"For `base-rl status` and `runs list`: --data-dir {settings.server.data_dir}"]
+    return Text("\n".join(lines))

@@ -63,6 +63,17 @@ def embedded_plan(
     return LaunchPlan(argv=tuple(argv), env={"OMP_NUM_THREADS": str(threads)}, url=_url(port))
 
 
+def scripted_plan(
+    *, model: str, port: int, script: Path | None = None, weight_label: str = "default", python: str = sys.executable
+) -> LaunchPlan:
+    """The scripted engine, in the proxy's own environment. Without a `script` it repeats what it is told."""
+    argv = [python, "-m", "proxy.engines.scripted", "--model", model, "--host", HOST, "--port", str(port)]
+    argv += ["--weight-version", weight_label]
+    if script is not None:
+        argv += ["--script", str(script)]
+    return LaunchPlan(argv=tuple(argv), env={}, url=_url(port))
+
+
 def sglang_cpu_plan(
     *, model: str, port: int, venv: Path, weight_label: str = "default", threads: int = 1, flags: tuple[str, ...] = ()
 ) -> LaunchPlan:

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 import proxy.__main__
 import proxy.engines.embedded.__main__
+import proxy.engines.scripted.__main__
 import trainer.__main__
 from proxy import errors
 from proxy.app import create_app
@@ -141,6 +142,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "python -m proxy": proxy.__main__.main,
     "python -m trainer": trainer.__main__.main,
     "python -m proxy.engines.embedded": proxy.engines.embedded.__main__.parse,
+    "python -m proxy.engines.scripted": proxy.engines.scripted.__main__.parse,
 }
 
 
