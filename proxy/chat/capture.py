@@ -9,13 +9,13 @@ from collections.abc import Iterable
 import msgspec
 
 from proxy.chat.call import CallDelta, Delta, ModelCall, TextDelta, TokenLogprob
+from proxy.chat.prompts import PlannedPrompt
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.policy import parse_weight_label
 from proxy.contract.turn import FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
 from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
 from proxy.errors import EngineFailed
 from proxy.tokens.detokenizer import TokenDecoder
-from proxy.tokens.prefix import PromptPlan
 from proxy.tokens.stop_strings import StopTrimmer
 from proxy.tokens.tool_calls import Event, ToolCall, ToolCallParser
 
@@ -30,7 +30,7 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     session_id: SessionId
     run_id: RunId
     call: ModelCall
-    prompt: PromptPlan
+    prompt: PlannedPrompt
     sampling: SamplingParameters
     started_at: float
     choice: int = 0
@@ -92,21 +92,21 @@ class Capture:
 
     def turn(self, state: TurnState, finished_at: float) -> Turn:
         """The contract's turn. Raises EngineFailed when its tokens cannot be attributed to versions of this run."""
-        plan = self.plan
+        plan, prompt = self.plan, self.plan.prompt.plan
         spans = self._version_spans()
         try:
             return Turn(
                 id=plan.turn_id,
                 session_id=plan.session_id,
-                parent_id=plan.prompt.parent_id,
-                prefix_tokens=plan.prompt.prefix_tokens,
-                prompt_ids=plan.prompt.new_ids,
+                parent_id=prompt.parent_id,
+                prefix_tokens=prompt.prefix_tokens,
+                prompt_ids=prompt.new_ids,
                 output_ids=tuple(self._ids),
                 output_logprobs=tuple(self._logprobs),
                 spans=spans,
                 sampling=plan.sampling,
                 finish_reason=self.finish_reason(),
-                continuation=plan.prompt.continuation,
+                continuation=prompt.continuation,
                 state=state,
                 started_at=plan.started_at,
                 first_token_at=self.first_token_at,

@@ -155,7 +155,7 @@ class Generation:
         plan = capture.plan
         request = GenerateRequest(
             request_id=plan.turn_id,
-            input_ids=plan.prompt.input_ids,
+            input_ids=plan.prompt.plan.input_ids,
             sampling=plan.sampling,
             stream=plan.call.stream,
         )

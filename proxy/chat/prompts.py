@@ -1,0 +1,78 @@
+"""What a call gives the engine, in token ids: those of the recorded turn that it extends, and what is new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proxy.chat.call import ModelCall
+from proxy.contract.turn import Continuation
+from proxy.sessions.identification import AttributedBy, SessionContext
+from proxy.tokens.canonical import answered_hashes, conversation_hashes, normalise, tools_hash
+from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, plan_branch, plan_continuation
+from proxy.tokens.template import ChatTemplate
+from proxy.trajectories.service import ParentTurn, TrajectoryStore
+
+_RECENT_TURNS = 8
+"""Where a call extends no recorded conversation, this many latest turns are looked at for common tokens."""
+
+
+class AskedConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """The hashes by which a call's conversation is known: of it up to each message, and of it up to each answer in
+    it, longest first."""
+
+    hashes: list[bytes]
+    answered: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, call: ModelCall) -> AskedConversation:
+        hashes = conversation_hashes(call.messages)
+        return cls(hashes=hashes, answered=answered_hashes(call.messages, hashes))
+
+
+class PlannedPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt, and what is recorded of it: the messages that are not recorded along its parent's path, the hash of
+    its conversation, and that of what else the template writes."""
+
+    plan: PromptPlan
+    messages: list[dict[str, Any]]
+    request_hash: bytes
+    tools_hash: bytes
+
+
+class PromptPlanner:
+    """Plans the prompts of calls."""
+
+    def __init__(self, template: ChatTemplate, trajectories: TrajectoryStore) -> None:
+        self._template = template
+        self._trajectories = trajectories
+
+    async def plan(self, call: ModelCall, asked: AskedConversation, session: SessionContext) -> PlannedPrompt:
+        """Raises InvalidRequest when the template refuses the messages."""
+        conversation = Conversation(
+            messages=[normalise(message) for message in call.messages],
+            tools=call.tools,
+            tools_hash=tools_hash(call.tools),
+        )
+        opened = session.attributed_by is AttributedBy.NEW
+        parent = None if opened else await self._trajectories.find_parent(session.id, asked.answered)
+        covered = 0
+        if parent is not None:
+            extended = asked.hashes.index(parent.conversation_hash) + 1
+            plan = plan_continuation(self._template, conversation, _known(parent), extended)
+            if plan.continuation in (Continuation.EXACT, Continuation.RETEMPLATED):
+                covered = extended
+        else:
+            recent = [] if opened else await self._trajectories.recent_turns(session.id, _RECENT_TURNS)
+            plan = plan_branch(self._template, conversation, [_known(turn) for turn in recent])
+        return PlannedPrompt(
+            plan=plan,
+            messages=call.messages[covered:],
+            request_hash=asked.hashes[-1],
+            tools_hash=conversation.tools_hash,
+        )
+
+
+def _known(turn: ParentTurn) -> KnownTurn:
+    return KnownTurn(id=turn.id, path_ids=turn.path_ids, tools_hash=turn.tools_hash)
