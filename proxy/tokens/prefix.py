@@ -13,6 +13,7 @@ import msgspec
 
 from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Continuation
+from proxy.tokens.shortcut import Rendering, Shortcuts
 from proxy.tokens.template import ChatTemplate, Message
 
 
@@ -46,24 +47,32 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_continuation(
-    template: ChatTemplate, conversation: Conversation, parent: KnownTurn, covered: int
+    template: ChatTemplate,
+    conversation: Conversation,
+    parent: KnownTurn,
+    covered: int,
+    shortcuts: Shortcuts | None = None,
 ) -> PromptPlan:
     """The prompt of a request whose first `covered` messages are `parent`'s messages and its answer.
 
     `exact` where the template only adds to what `parent` recorded; `retemplated` where it writes the past
-    differently now (reasoning stripped, say); `edited` where other tools change the past.
+    differently now (reasoning stripped, say); `edited` where other tools change the past. With `shortcuts` the
+    history is not rendered where that is known to change nothing.
     """
-    full = template.render(conversation.messages, conversation.tools, generation_prompt=True)
     same_tools = conversation.tools_hash == parent.tools_hash
     if same_tools:
-        suffix = _suffix(template, conversation, parent, covered, full)
-        if suffix is not None:
+        rendering = Rendering(tools=conversation.tools)
+        rest = shortcuts.behind(conversation.messages, rendering, covered) if shortcuts is not None else None
+        if rest is None:
+            rest = behind(template, conversation.messages, rendering, covered)
+        if rest is not None:
             return PromptPlan(
-                input_ids=parent.path_ids + suffix,
+                input_ids=parent.path_ids + _suffix(template, parent, rest),
                 parent_id=parent.id,
                 prefix_tokens=len(parent.path_ids),
                 continuation=Continuation.EXACT,
             )
+    full = template.render(conversation.messages, conversation.tools, generation_prompt=True)
     plan = _branch(template.encode(full), [parent], Continuation.RETEMPLATED if same_tools else Continuation.EDITED)
     if plan.prefix_tokens == len(parent.path_ids):
         return msgspec.structs.replace(plan, continuation=Continuation.EXACT)
@@ -104,19 +113,20 @@ def _branch(full_ids: tuple[int, ...], turns: Sequence[KnownTurn], changed: Cont
     return PromptPlan(input_ids=full_ids, parent_id=best.id, prefix_tokens=shared, continuation=changed)
 
 
-def _suffix(
-    template: ChatTemplate, conversation: Conversation, parent: KnownTurn, covered: int, full: str
-) -> tuple[int, ...] | None:
-    """Ids that follow the parent's path; None when the template does not simply add to its text.
+def behind(template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
+    """The text that follows the answer which is the last of `covered` messages, the template's closing of it
+    included; None when the template does not simply add to its text. Raises InvalidRequest."""
+    full = template.render(messages, rendering.tools, generation_prompt=True)
+    rest = _behind_history(template, messages, rendering, covered, full)
+    return _behind_answer(template, messages, rendering, covered, full) if rest is None else rest
+
+
+def _suffix(template: ChatTemplate, parent: KnownTurn, rest: str) -> tuple[int, ...]:
+    """Ids that follow the parent's path.
 
     The template closes an answer with some text (`<|im_end|>` and a line break). As much of it as the model wrote
     itself, up to its stop token, is in the path already; the rest is prompt.
     """
-    rest = _behind_history(template, conversation, covered, full)
-    if rest is None:
-        rest = _behind_answer(template, conversation, covered, full)
-    if rest is None:
-        return None
     last = parent.path_ids[-1] if parent.path_ids else None
     if last not in template.stop_ids:
         return template.encode(rest)
@@ -127,24 +137,28 @@ def _suffix(
     return template.encode_after(last, rest)
 
 
-def _behind_history(template: ChatTemplate, conversation: Conversation, covered: int, full: str) -> str | None:
+def _behind_history(
+    template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int, full: str
+) -> str | None:
     """What follows the answer's text when the conversation up to it is written the same with and without the rest."""
-    history = template.render(conversation.messages[:covered], conversation.tools, generation_prompt=False)
+    history = template.render(messages[:covered], rendering.tools, generation_prompt=False)
     if not full.startswith(history) or not history.endswith(template.closing):
         return None
     return template.closing + full[len(history) :]
 
 
-def _behind_answer(template: ChatTemplate, conversation: Conversation, covered: int, full: str) -> str | None:
+def _behind_answer(
+    template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int, full: str
+) -> str | None:
     """The same for templates that write an answer differently when it is the last message: looks for the parent's
     prompt, and behind it for the answer's text and closing."""
     closing = template.closing
-    answer = conversation.messages[covered - 1]
+    answer = messages[covered - 1]
     spoken = str(answer["content"]).strip()
     calls = str(answer.get("tool_calls", ""))
     if not closing.strip() or closing.strip() in spoken or closing.strip() in calls:
         return None
-    prompt = template.render(conversation.messages[: covered - 1], conversation.tools, generation_prompt=True)
+    prompt = template.render(messages[: covered - 1], rendering.tools, generation_prompt=True)
     if not full.startswith(prompt):
         return None
     end = full.find(closing, len(prompt))

@@ -1,0 +1,163 @@
+"""A request's conversation at the cost of what is new in it.
+
+Clients send the whole conversation with every call, and write what they sent before in the same bytes. So of a
+request that goes on from an earlier one, the messages up to the last answer are recognised by a digest of their
+bytes; only that answer and what follows are decoded, checked and hashed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Any, overload
+
+import msgspec
+
+from proxy.tokens.canonical import EMPTY, extend_hash, text_of
+
+Message = dict[str, Any]
+ReadMessage = Callable[[msgspec.Raw, int], Message]
+"""Decodes and checks the message of that number. Raises InvalidRequest."""
+
+_DIGEST_BYTES = 16
+_KEPT = 1 << 16
+_LOOK_BACK = 64
+"""How many messages behind the last answer are looked at before the conversation is read from its beginning."""
+
+
+class WireMessages(Sequence[Message]):
+    """The messages of a body, each read when it is first looked at."""
+
+    def __init__(self, raws: Sequence[msgspec.Raw], read: ReadMessage) -> None:
+        self._raws = raws
+        self._read = read
+        self._known: dict[int, Message] = {}
+
+    def __len__(self) -> int:
+        return len(self._raws)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        if isinstance(index, slice):
+            return [self._at(position) for position in range(*index.indices(len(self._raws)))]
+        return self._at(range(len(self._raws))[index])
+
+    def _at(self, position: int) -> Message:
+        message = self._known.get(position)
+        if message is None:
+            message = self._known[position] = self._read(self._raws[position], position)
+        return message
+
+    def digests(self, split: int) -> tuple[bytes, bytes]:
+        """Of the bytes of the first `split` messages, and of all. JSON values need no mark between them."""
+        hasher = blake2b(b",".join(self._raws[:split]), digest_size=_DIGEST_BYTES)
+        first = hasher.digest()
+        hasher.update(b"," + b",".join(self._raws[split:]))
+        return first, hasher.digest()
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What the index keeps of messages: their canonical hash, and whether all of them are plain."""
+
+    hash: bytes
+    plain: bool
+
+
+class ReadConversation:
+    """The messages of one request with their hash chain, which is made as far as somebody asks for it.
+
+    `digest` is that of its bytes, None where they are not at hand. `plain`: no message holds reasoning, which templates write differently once it is past.
+    """
+
+    def __init__(self, messages: Sequence[Message], *, start: int, known: _Known, digest: bytes | None) -> None:
+        self.messages = messages
+        self._start = start
+        self.digest = digest
+        self._tail: list[bytes] = []
+        self._all: list[bytes] | None = None
+        current, plain = known.hash, known.plain
+        for message in messages[start:]:
+            current = extend_hash(current, message)
+            plain = plain and _is_plain(message)
+            self._tail.append(current)
+        self.plain = plain
+
+    @property
+    def hash(self) -> bytes:
+        """Of the whole conversation."""
+        return self._tail[-1] if self._tail else EMPTY
+
+    def answered(self) -> Iterator[bytes]:
+        """The hashes behind every answer in it, longest conversation first: where a recorded turn may have ended.
+
+        The first costs nothing; what lies before the recognised messages is read when it is asked for.
+        """
+        for position in range(len(self.messages) - 1, self._start - 1, -1):
+            if self.messages[position]["role"] == "assistant":
+                yield self._tail[position - self._start]
+        if self._start:
+            whole = self._whole()
+            for position in range(self._start - 1, -1, -1):
+                if self.messages[position]["role"] == "assistant":
+                    yield whole[position]
+
+    def length_at(self, digest: bytes) -> int:
+        """How many messages that hash is over. Raises ValueError for one that is not in the chain."""
+        if digest in self._tail:
+            return self._start + self._tail.index(digest) + 1
+        return self._whole().index(digest) + 1
+
+    def _whole(self) -> list[bytes]:
+        if self._all is None:
+            current, self._all = EMPTY, []
+            for message in self.messages:
+                current = extend_hash(current, message)
+                self._all.append(current)
+        return self._all
+
+
+class ConversationIndex:
+    """Which bytes have which canonical hash: nothing about clients, so that it is one for all. Bounded; what is
+    forgotten is computed again."""
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._kept = kept
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+
+    def read(self, messages: Sequence[Message]) -> ReadConversation:
+        """Checks every message that was not checked before in these very bytes. Raises InvalidRequest."""
+        if not isinstance(messages, WireMessages):
+            return ReadConversation(messages, start=0, known=_Known(EMPTY, plain=True), digest=None)
+        split = _last_answer(messages)
+        before, whole = messages.digests(split)
+        known = self._known.get(before) if split else None
+        if known is None:
+            return ReadConversation(messages, start=0, known=_Known(EMPTY, plain=True), digest=whole)
+        self._known.move_to_end(before)
+        return ReadConversation(messages, start=split, known=known, digest=whole)
+
+    def keep(self, conversation: ReadConversation) -> None:
+        """So that the request which goes on from this one is recognised."""
+        if conversation.digest is None:
+            return
+        self._known[conversation.digest] = _Known(conversation.hash, conversation.plain)
+        if len(self._known) > self._kept:
+            self._known.popitem(last=False)
+
+
+def _last_answer(messages: Sequence[Message]) -> int:
+    """The position of the last message of the assistant; 0 where there is none near the end."""
+    for position in range(len(messages) - 1, max(-1, len(messages) - _LOOK_BACK), -1):
+        if messages[position]["role"] == "assistant":
+            return position
+    return 0
+
+
+def _is_plain(message: Message) -> bool:
+    return not message.get("reasoning_content") and "</think>" not in text_of(message.get("content"))

@@ -1,0 +1,130 @@
+"""Rendering the end of a conversation without its beginning.
+
+Most chat templates write a message the same whatever stands before the last answer. For those, what a request adds
+to a recorded turn is rendered behind a short stand-in for the history, so that a turn costs what is new in it. That a
+template is one of them is not assumed: it is tried on conversations of many shapes, and in use the short way is
+compared with the whole one at every doubling of a conversation's length.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from proxy.errors import InvalidRequest
+from proxy.log import logger
+from proxy.tokens.template import ChatTemplate, Message
+
+_STAND_IN = {"role": "user", "content": "…"}
+_SYSTEM_STAND_IN = {"role": "system", "content": "…"}
+_KEPT_PROOFS = 64
+
+_LOG = logger(__name__)
+
+
+class Rendering(msgspec.Struct, frozen=True, kw_only=True):
+    """What a template is given beside messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None = None
+    arguments: Mapping[str, Any] = {}
+
+
+Behind = Callable[[ChatTemplate, Sequence[Message], Rendering, int], str | None]
+"""The text behind the answer that is the last of so many messages; None where the template does not simply add."""
+
+
+def shortened(messages: Sequence[Message], covered: int) -> tuple[list[Message], int]:
+    """The last answer and what follows behind a stand-in for what was before, and how many messages are covered."""
+    head: list[Message] = [_SYSTEM_STAND_IN, _STAND_IN] if messages[0]["role"] == "system" else [_STAND_IN]
+    return [*head, *messages[covered - 1 :]], len(head) + 1
+
+
+class Shortcuts:
+    """Where `behind` may be asked for a shortened conversation, for one template."""
+
+    def __init__(self, template: ChatTemplate, behind: Behind) -> None:
+        self._template = template
+        self._behind = behind
+        self._proofs: OrderedDict[bytes, bool] = OrderedDict()
+
+    def behind(self, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
+        """The text behind the answer, the short way. None where that is not known to be right."""
+        key = _key(rendering)
+        proved = self._proofs.get(key)
+        if proved is None:
+            proved = self._proofs[key] = self._prove(rendering)
+            if len(self._proofs) > _KEPT_PROOFS:
+                self._proofs.popitem(last=False)
+        if not proved:
+            return None
+        try:
+            text = self._behind(self._template, *_short(messages, rendering, covered))
+        except InvalidRequest:  # of the stand-in perhaps: the whole way tells
+            return None
+        if covered & (covered - 1) == 0 and text != self._behind(self._template, messages, rendering, covered):
+            _LOG.warning("the chat template depends on earlier messages: conversations are rendered whole")
+            self._proofs[key] = False
+            return None
+        return text
+
+    def _prove(self, rendering: Rendering) -> bool:
+        return all(self._equal(messages, rendering, covered) for messages, covered in _trials())
+
+    def _equal(self, messages: Sequence[Message], rendering: Rendering, covered: int) -> bool:
+        """Whether both ways agree; a conversation that the template refuses is no argument."""
+        try:
+            whole = self._behind(self._template, messages, rendering, covered)
+        except InvalidRequest:
+            return True
+        try:
+            return whole is not None and whole == self._behind(self._template, *_short(messages, rendering, covered))
+        except InvalidRequest:
+            return False
+
+
+def _short(messages: Sequence[Message], rendering: Rendering, covered: int) -> tuple[list[Message], Rendering, int]:
+    short, short_covered = shortened(messages, covered)
+    return short, rendering, short_covered
+
+
+def _key(rendering: Rendering) -> bytes:
+    """Templates may look at whether there are tools, and at any of the arguments."""
+    return msgspec.json.encode([bool(rendering.tools), rendering.arguments], order="deterministic")
+
+
+def _trials() -> list[tuple[list[Message], int]]:
+    """Conversations of the shapes that agents have, and how many of their messages a recorded turn covers."""
+    system: Message = {"role": "system", "content": "Be brief."}
+    asked: Message = {"role": "user", "content": "What is it?"}
+    more: Message = {"role": "user", "content": "And then?"}
+    said: Message = {"role": "assistant", "content": "It is this."}
+    called = _called("It needs a tool.", "look")
+    twice = _called("", "look", "listen")
+    seen: Message = {"role": "tool", "tool_call_id": "call00000", "name": "look", "content": "a tree"}
+    heard: Message = {"role": "tool", "tool_call_id": "call00001", "name": "listen", "content": "wind"}
+    trials: list[tuple[list[Message], int]] = []
+    for opening in ([asked], [system, asked]):
+        chat = [*opening, said, more, said, more, said]
+        loop = [*opening, called, seen, said, more, called, seen]
+        trials += [
+            ([*opening, said, more], len(opening) + 1),
+            ([*chat, more], len(chat)),
+            ([*chat, more, asked], len(chat)),
+            ([*opening, called, seen], len(opening) + 1),
+            ([*loop, said, more], len(loop) + 1),
+            ([*loop, called, seen], len(loop) + 1),
+            ([*loop, twice, seen, heard], len(loop) + 1),
+            ([*loop, twice, seen, heard, more], len(loop) + 1),
+        ]
+    return trials
+
+
+def _called(text: str, *names: str) -> Message:
+    calls = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": '{"at": "the tree"}'}}
+        for number, name in enumerate(names)
+    ]
+    return {"role": "assistant", "content": text, "tool_calls": calls}

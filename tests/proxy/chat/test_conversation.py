@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.chat.conversation import ConversationIndex, ReadConversation, WireMessages
+from proxy.errors import InvalidRequest
+from proxy.tokens.canonical import answered_hashes, conversation_hashes
+
+ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
+MESSAGES = st.builds(lambda role, text: {"role": role, "content": text}, ROLES, st.text(max_size=3))
+
+
+class Wire:
+    """Messages as they come, and which of them were looked at."""
+
+    def __init__(self, messages: list[dict[str, Any]], *, indent: int | None = None) -> None:
+        encoded = json.dumps(messages, indent=indent).encode()
+        self.looked_at: list[int] = []
+        self.messages = WireMessages(msgspec.json.decode(encoded, type=list[msgspec.Raw]), self._read)
+
+    def _read(self, raw: msgspec.Raw, position: int) -> dict[str, Any]:
+        self.looked_at.append(position)
+        message: dict[str, Any] = msgspec.json.decode(raw)
+        if message["role"] not in ("system", "user", "assistant", "tool"):
+            raise InvalidRequest("no such role", param=f"messages[{position}].role")
+        return message
+
+
+def talk(turns: int) -> list[dict[str, Any]]:
+    messages = [{"role": "user", "content": "first"}]
+    for number in range(turns):
+        messages += [{"role": "assistant", "content": f"said {number}"}, {"role": "user", "content": f"and {number}"}]
+    return messages
+
+
+def same(read: ReadConversation, messages: list[dict[str, Any]]) -> None:
+    hashes = conversation_hashes(messages)
+    assert read.hash == hashes[-1]
+    assert tuple(read.answered()) == answered_hashes(messages, hashes)
+    for answered in read.answered():
+        assert read.length_at(answered) == hashes.index(answered) + 1
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=8), st.data())
+def test_recognised_or_not_a_conversation_has_the_same_hashes(messages: list[dict[str, Any]], data: Any) -> None:
+    index = ConversationIndex()
+    for _ in range(3):
+        read = index.read(Wire(messages, indent=data.draw(st.sampled_from([None, 1]))).messages)
+        same(read, messages)
+        same(index.read(messages), messages)
+        index.keep(read)
+        messages = messages[: data.draw(st.integers(1, len(messages)))] + data.draw(st.lists(MESSAGES, max_size=3))
+
+
+def test_of_a_conversation_that_goes_on_only_what_is_new_is_read() -> None:
+    index = ConversationIndex()
+    index.keep(index.read(Wire(talk(50)).messages))
+    wire = Wire(talk(51))
+    read = index.read(wire.messages)
+    assert sorted(wire.looked_at) == [101, 102]
+    same(read, talk(51))
+
+
+@pytest.mark.parametrize("changed", [0, 50, 99])
+def test_a_changed_message_is_noticed_wherever_it_stands(changed: int) -> None:
+    index = ConversationIndex()
+    index.keep(index.read(Wire(talk(50)).messages))
+    messages = talk(51)
+    messages[changed] = {**messages[changed], "content": "something else"}
+    wire = Wire(messages)
+    same(index.read(wire.messages), messages)
+    assert len(wire.looked_at) == len(messages)
+
+
+def test_every_message_is_checked_unless_it_was_in_these_very_bytes() -> None:
+    index = ConversationIndex()
+    index.keep(index.read(Wire(talk(3)).messages))
+    for position in range(9):
+        messages = talk(4)
+        messages[position] = {"role": "nobody", "content": ""}
+        with pytest.raises(InvalidRequest) as refused:
+            index.read(Wire(messages).messages)
+        assert refused.value.param == f"messages[{position}].role"
+
+
+def test_reasoning_in_the_past_is_remembered() -> None:
+    index = ConversationIndex()
+    thought = [*talk(1), {"role": "assistant", "content": "<think>hm</think>yes"}, {"role": "user", "content": "?"}]
+    index.keep(index.read(Wire(thought).messages))
+    more = [*thought, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "!"}]
+    assert not index.read(Wire(more).messages).plain
+    assert index.read(Wire(talk(3)).messages).plain
+
+
+def test_what_is_kept_is_bounded() -> None:
+    index = ConversationIndex(kept=2)
+    for turns in (1, 2, 3):
+        index.keep(index.read(Wire([{"role": "system", "content": str(turns)}, *talk(turns)]).messages))
+    wire = Wire([{"role": "system", "content": "1"}, *talk(2)])
+    index.read(wire.messages)
+    assert len(wire.looked_at) == 6
