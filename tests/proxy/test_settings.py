@@ -97,13 +97,20 @@ def test_another_process_gets_the_same_settings_whatever_its_own_environment_say
 
 @pytest.mark.parametrize("kind", ["nonsense", "http://", "127.0.0.1:30000", "ftp://host", ""])
 def test_an_engine_is_known_by_name_or_url(kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"engine\.kind: .*embedded, sglang, or the URL"):
+    with pytest.raises(ConfigurationError, match=r"engine\.kind: .*embedded, sglang, scripted, or the URL"):
         load_settings(None, {"engine": {"kind": kind}})
 
 
-@pytest.mark.parametrize("kind", ["embedded", "sglang", "http://127.0.0.1:30000", "https://host/sglang"])
+@pytest.mark.parametrize("kind", ["embedded", "sglang", "scripted", "http://127.0.0.1:30000", "https://host/sglang"])
 def test_engines_that_can_be_named(kind: str) -> None:
     assert load_settings(None, {"engine": {"kind": kind}}).engine.kind == kind
+
+
+def test_only_the_scripted_engine_has_a_script() -> None:
+    settings = load_settings(None, {"engine": {"kind": "scripted", "script": "my.toml"}})
+    assert settings.engine.script == Path("my.toml")
+    with pytest.raises(ConfigurationError, match=r"^engine\.script: only the scripted engine"):
+        load_settings(None, {"engine": {"script": "my.toml"}})
 
 
 def test_what_is_wrong_is_said_with_its_whole_key(tmp_path: Path) -> None:

@@ -158,7 +158,10 @@ def _faults(rule: Rule) -> Iterator[str]:
         yield f"{' and '.join(sorted(answers))}: only one of them can be the answer"
     if rule.raw is not None and (rule.reasoning is not None or rule.tool_calls):
         yield "raw: is the whole answer, so neither reasoning nor tool_calls can stand beside it"
-    if not answers and not rule.tool_calls and rule.error is None and rule.reasoning is None:
+    speaks = bool(answers or rule.tool_calls or rule.reasoning)
+    if rule.error is not None and rule.error.after_tokens > 0 and not speaks:
+        yield "error.after_tokens: there is no answer whose tokens could come before"
+    if not speaks and rule.error is None:
         yield "it says no answer: text, echo, json, raw, tool_calls or error"
     yield from _regex_faults(rule)
     yield from _argument_faults(rule)
