@@ -114,7 +114,7 @@ class EventStream(Response):
             answer = await self._generation.wait()
         except BaseRlError as error:
             if not self._begun:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             await self._send(send, self._writer.failure(error.envelope()), last=True)
         else:

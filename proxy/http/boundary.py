@@ -58,7 +58,7 @@ class RequestBoundary:
                 if status:
                     raise  # half an answer is out: only closing the connection tells the client
                 failure = BaseRlError(f"an error in base-rl; its log has more under the request id {request_id}")
-                await error_response(failure)(scope, receive, send_with_id)
+                await error_response(failure, scope)(scope, receive, send_with_id)
             finally:
                 seconds = time.perf_counter() - started
                 route = getattr(scope.get("route"), "path", "unmatched")
@@ -79,7 +79,7 @@ class BodyBound:
             return
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdecimal() and int(announced) > self._limit:
-            await error_response(self._error())(scope, receive, send)
+            await error_response(self._error(), scope)(scope, receive, send)
             return
         bound = _Bound(receive, send, self._limit)
         try:
@@ -88,7 +88,7 @@ class BodyBound:
             if bound.answered:
                 raise
         if bound.exceeded and not bound.answered:
-            await error_response(self._error())(scope, receive, send)
+            await error_response(self._error(), scope)(scope, receive, send)
 
     def _error(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"the body is larger than {self._limit} bytes (server.max_body_mib)")

@@ -1,4 +1,4 @@
-"""Every error as the envelope that OpenAI clients read; never FastAPI's `detail`."""
+"""Every error as the envelope that OpenAI's clients read, or Anthropic's; never FastAPI's `detail`."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from proxy.errors import BaseRlError, InvalidRequest
+from proxy.http.anthropic import anthropic_envelope, request_id_of, speaks_anthropic
 from proxy.http.body import invalid
 
 _LOCATIONS = ("body", "query", "path", "header", "cookie")
 
 
-def error_response(error: BaseRlError) -> Response:
+def error_response(error: BaseRlError, scope: Scope) -> Response:
+    """In the words of the client whose request `scope` is."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
-    return _response(error.envelope(), error.status, headers)
+    return _response(scope, error.envelope(), error.status, headers)
 
 
 def install(app: FastAPI) -> None:
@@ -30,21 +33,21 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_framework)
 
 
-async def _on_ours(_request: Request, error: Exception) -> Response:
+async def _on_ours(request: Request, error: Exception) -> Response:
     assert isinstance(error, BaseRlError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
-async def _on_validation(_request: Request, error: Exception) -> Response:
+async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     faults = error.errors()
     if faults and faults[0]["type"] == "json_invalid":
-        return error_response(InvalidRequest("the body is not valid JSON"))
+        return error_response(InvalidRequest("the body is not valid JSON"), request.scope)
     located = [
         {**fault, "loc": fault["loc"][1:] if fault["loc"] and fault["loc"][0] in _LOCATIONS else fault["loc"]}
         for fault in faults
     ]
-    return error_response(invalid(located))
+    return error_response(invalid(located), request.scope)
 
 
 async def _on_framework(request: Request, error: Exception) -> Response:
@@ -59,9 +62,14 @@ async def _on_framework(request: Request, error: Exception) -> Response:
     if error.status_code >= 500:
         kind = "server_error"
     envelope = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    return _response(envelope, error.status_code, dict(error.headers or {}))
+    return _response(request.scope, envelope, error.status_code, dict(error.headers or {}))
 
 
-def _response(envelope: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
+def _response(scope: Scope, envelope: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
     """ASCII, because a message may quote text that no encoding takes."""
+    if speaks_anthropic(scope):
+        request_id = request_id_of(scope)
+        envelope = anthropic_envelope(envelope, request_id)
+        if request_id is not None:
+            headers["request-id"] = request_id
     return Response(json.dumps(envelope), status, headers, "application/json")
