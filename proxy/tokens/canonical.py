@@ -2,7 +2,9 @@
 
 Clients echo answers with small changes: content as parts, null for empty, tool arguments written anew, ids replaced.
 Two messages are equal here when role, text and tool calls (name, and arguments as JSON values) are. The order of
-keys in arguments does not matter; 1, 1.0 and true are different.
+keys in arguments does not matter, and numbers are what JavaScript makes of them: 1.0 is 1, and integers beyond 2^53
+are the nearest double. White space around an answer does not count: Anthropic's API refuses texts of nothing else,
+and answers that end with it, so clients cut it off.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from typing import Any
 HASH_BYTES = 16
 EMPTY = bytes(HASH_BYTES)
 """The hash of a conversation without messages."""
+
+_EXACT_INTEGERS = 2**53
+"""Doubles hold integers up to here exactly."""
 
 
 def text_of(content: Any) -> str:
@@ -61,17 +66,21 @@ def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def canonical_arguments(arguments: Any) -> str:
     """Equal for equal JSON values. Text that is not JSON equals only itself."""
-    if not isinstance(arguments, str):
-        return "json:" + json.dumps(arguments, sort_keys=True, separators=(",", ":"))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     try:
-        value = json.loads(arguments, parse_constant=_refuse)
+        value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_refuse)
         return "json:" + json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
-        return "text:" + arguments
+        return "text:" + text
 
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) <= _EXACT_INTEGERS else value
 
 
 def canonical_message(message: Mapping[str, Any]) -> str:
@@ -81,7 +90,10 @@ def canonical_message(message: Mapping[str, Any]) -> str:
         [call["function"]["name"], canonical_arguments(call["function"].get("arguments") or "{}")]
         for call in message.get("tool_calls") or ()
     ]
-    return json.dumps(["system" if role == "developer" else role, text_of(message.get("content")), calls])
+    text = text_of(message.get("content"))
+    if role == "assistant":
+        text = text.strip()
+    return json.dumps(["system" if role == "developer" else role, text, calls])
 
 
 def extend_hash(previous: bytes, message: Mapping[str, Any]) -> bytes:

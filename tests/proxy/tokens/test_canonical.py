@@ -38,11 +38,13 @@ def calling(arguments: str, **more: Any) -> dict[str, Any]:
 
 
 def typed(value: Any) -> Any:
-    """JSON equality with types: in Python 1 == 1.0 == True."""
+    """JSON equality as JavaScript has it: one kind of number, which is not a boolean."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):
         return [typed(item) for item in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number", float(value)
     return type(value).__name__, repr(value)
 
 
@@ -62,8 +64,34 @@ def test_arguments_are_equal_exactly_when_the_json_is(left: Any, right: Any) -> 
 
 
 def test_numbers_and_booleans_are_told_apart() -> None:
-    texts = ['{"a": 1}', '{"a": 1.0}', '{"a": true}', '{"a": "1"}', '{"a": null}', "{}"]
+    texts = ['{"a": 1}', '{"a": 1.5}', '{"a": true}', '{"a": "1"}', '{"a": null}', "{}"]
     assert len({canonical_arguments(text) for text in texts}) == len(texts)
+
+
+@pytest.mark.parametrize(
+    ("written", "echoed"),
+    [
+        ("1.0", "1"),
+        ("-0.0", "0"),
+        ("1e3", "1000"),
+        ("12345678901234567890", "12345678901234567000"),
+        ("1e21", "1e+21"),
+        ("0.1", "0.10"),
+    ],
+)
+def test_numbers_that_javascript_writes_anew_are_equal(written: str, echoed: str) -> None:
+    left, right = (canonical_message(calling(f'{{"a": {number}}}')) for number in (written, echoed))
+    assert left == right
+    assert canonical_arguments({"a": json.loads(written)}) == canonical_arguments(f'{{"a": {echoed}}}')
+
+
+def test_white_space_around_an_answer_does_not_count() -> None:
+    """Clients of Anthropic cut it off, because their API refuses it."""
+    texts = ["a b", "\n\na b ", "a b\n"]
+    assert len({canonical_message({"role": "assistant", "content": text}) for text in texts}) == 1
+    assert len({canonical_message({"role": "user", "content": text}) for text in texts}) == len(texts)
+    blank = calling("{}", content="\n")
+    assert canonical_message(blank) == canonical_message(calling("{}"))
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', "{", "", "nul", "[" * 100_000, "9" * 5000])
@@ -130,7 +158,10 @@ def test_different_conversations_have_different_hashes(
     left: list[tuple[str, str]], right: list[tuple[str, str]]
 ) -> None:
     hashes = [conversation_hashes([{"role": r, "content": t} for r, t in pairs])[-1:] for pairs in (left, right)]
-    assert (hashes[0] == hashes[1]) == (left == right)
+    plain = [
+        [(role, text.strip() if role == "assistant" else text) for role, text in pairs] for pairs in (left, right)
+    ]
+    assert (hashes[0] == hashes[1]) == (plain[0] == plain[1])
 
 
 def test_normalised_messages_have_text_and_no_nulls() -> None:
