@@ -85,13 +85,13 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and what it says of the session. `body_digest` tells equal requests; `retry_count` is what the
-    client's SDK says of this one, None where it says nothing."""
+    """Who asks, and what the request says of the session beside its body: the path, and the headers that
+    `sessions.identification` reads. `body_digest` tells equal requests; `retry_count` is what the client's SDK says
+    of this one, None where it says nothing."""
 
     principal: Principal
     path_session: str | None = None
-    header_session: str | None = None
-    group: str | None = None
+    session_headers: dict[str, str] = {}
     idempotency_key: str | None = None
     retry_count: int | None = None
     body_digest: bytes = b""
@@ -153,11 +153,13 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is answered, in no dialect: every one writes it in its own form, also when the request is sent again.
 
-    `turn_id` is that of the first choice, and the answer's own. `created` is in seconds since the epoch. The prompt
-    is counted once, however many choices there are. `choices` are in order, those of the first prompt first.
+    `turn_id` is that of the first choice, and the answer's own. `created` is in seconds since the epoch. A prompt is
+    counted once, however many choices it has. `choices` are in order, those of the first prompt first. In the store
+    every turn has the answer with its own choice alone; the first one's names its `siblings`, the turns of the
+    others in order.
     """
 
     turn_id: TurnId
@@ -168,6 +170,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     choices: tuple[Choice, ...]
+    siblings: tuple[TurnId, ...] = ()
 
     @property
     def completion_tokens(self) -> int:

@@ -14,6 +14,7 @@ from proxy.chat.streaming import EventStream, head_of, json_response, whole_answ
 from proxy.chat.wire import parse_chat_completion
 from proxy.credentials.http import principal
 from proxy.errors import ModelNotFound
+from proxy.sessions.identification import session_headers
 from proxy.settings import Settings
 
 router = APIRouter(tags=["models"])
@@ -63,8 +64,7 @@ async def caller(request: Request) -> Caller:
     return Caller(
         principal=await principal(request),
         path_session=request.path_params.get("session_id"),
-        header_session=headers.get("x-base-rl-session"),
-        group=headers.get("x-base-rl-group"),
+        session_headers=session_headers(request.scope["headers"]),
         idempotency_key=headers.get("idempotency-key"),
         retry_count=int(retries) if retries.isascii() and retries.isdigit() else None,
         body_digest=blake2b(await request.body(), digest_size=16).digest(),

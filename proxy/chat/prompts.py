@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.chat.call import ModelCall
 from proxy.contract.turn import Continuation
-from proxy.sessions.identification import AttributedBy, SessionContext
+from proxy.sessions.identification import SessionContext
 from proxy.tokens.canonical import answered_hashes, conversation_hashes, normalise, tools_hash
 from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, plan_branch, plan_continuation
 from proxy.tokens.template import ChatTemplate
@@ -55,8 +55,7 @@ class PromptPlanner:
             tools=call.tools,
             tools_hash=tools_hash(call.tools),
         )
-        opened = session.attributed_by is AttributedBy.NEW
-        parent = None if opened else await self._trajectories.find_parent(session.id, asked.answered)
+        parent = None if session.is_new else await self._trajectories.find_parent(session.id, asked.answered)
         covered = 0
         if parent is not None:
             extended = asked.hashes.index(parent.conversation_hash) + 1
@@ -64,7 +63,7 @@ class PromptPlanner:
             if plan.continuation in (Continuation.EXACT, Continuation.RETEMPLATED):
                 covered = extended
         else:
-            recent = [] if opened else await self._trajectories.recent_turns(session.id, _RECENT_TURNS)
+            recent = [] if session.is_new else await self._trajectories.recent_turns(session.id, _RECENT_TURNS)
             plan = plan_branch(self._template, conversation, [_known(turn) for turn in recent])
         return PlannedPrompt(
             plan=plan,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +12,11 @@ from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.models import ServedModel
 from proxy.chat.observer import TurnObserver
 from proxy.clock import Clock
+from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, EngineFailed
 from proxy.sessions.identification import SessionContext
+from proxy.sessions.service import SessionService
 from proxy.tokens.canonical import extend_hash
 from proxy.trajectories.service import TrajectoryStore, TurnRecord
 
@@ -32,74 +33,96 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 class TurnRecorder:
     """Records what was generated."""
 
-    def __init__(self, trajectories: TrajectoryStore, clock: Clock, observer: TurnObserver | None) -> None:
+    def __init__(
+        self, trajectories: TrajectoryStore, sessions: SessionService, clock: Clock, observer: TurnObserver | None
+    ) -> None:
         self._trajectories = trajectories
+        self._sessions = sessions
         self._clock = clock
         self._observer = observer
 
     async def record(self, context: CallContext, ended: Sequence[tuple[Capture, TurnState]]) -> Answer:
-        """Commits the turns. Raises EngineFailed, the turn recorded as failed, when its tokens are nobody's."""
-        if len(ended) == 1:
-            choices = [await self._record_choice(context, *ended[0])]
-        else:
-            choices = await asyncio.gather(*(self._record_choice(context, *one) for one in ended))
-        return _answer(stream_head([capture.plan for capture, _ in ended]), context, tuple(choices))
-
-    async def _record_choice(self, context: CallContext, capture: Capture, state: TurnState) -> Choice:
+        """Commits the turns, all or none. Raises EngineFailed, the turn recorded as failed, when its tokens are
+        nobody's."""
         now = self._clock()
-        if state is TurnState.FAILED or capture.finish is None:
-            return await self._commit(context, capture, capture.turn_without_tokens(state, now))
-        try:
-            turn = capture.turn(state, now)
-        except EngineFailed:
-            await self._commit(context, capture, capture.turn_without_tokens(TurnState.FAILED, now))
-            raise
-        return await self._commit(context, capture, turn)
+        turns, failure = [], None
+        for capture, state in ended:
+            try:
+                turns.append(_turn(capture, state, now))
+            except EngineFailed as error:
+                turns.append(capture.turn_without_tokens(TurnState.FAILED, now))
+                failure = failure or error
+        captures = [capture for capture, _ in ended]
+        choices = [_choice(capture, turn) for capture, turn in zip(captures, turns, strict=True)]
+        await self._commit(context, captures, turns, choices)
+        if failure is not None:
+            raise failure
+        return _answer(context, captures, choices)
 
-    async def _commit(self, context: CallContext, capture: Capture, turn: Turn) -> Choice:
-        plan = capture.plan
-        choice = _choice(capture, turn)
-        conversation_hash = plan.prompt.request_hash
-        if turn.output_ids:
-            conversation_hash = extend_hash(conversation_hash, _reply(capture))
-        keyed = turn.state is TurnState.COMPLETE and plan.choice == 0
-        record = TurnRecord(
-            turn=turn,
-            run_id=plan.run_id,
-            attributed_by=context.session.attributed_by.value,
-            conversation_hash=conversation_hash,
-            tools_hash=plan.prompt.tools_hash,
-            idempotency_key=context.idempotency_key if keyed else None,
-            prompt_token_count=len(plan.prompt.plan.input_ids),
-            messages=plan.prompt.messages,
-            request=plan.call.body,
-            response=msgspec.to_builtins(_answer(stream_head([plan]), context, (choice,))),
-        )
+    async def _commit(
+        self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], choices: Sequence[Choice]
+    ) -> None:
+        siblings = tuple(turn.id for turn in turns[1:])
+        records = [
+            _record(context, capture, turn, _answer(context, [capture], [choice], siblings if index == 0 else ()))
+            for index, (capture, turn, choice) in enumerate(zip(captures, turns, choices, strict=True))
+        ]
+        if all(turn.state is TurnState.COMPLETE for turn in turns):
+            records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
         try:
-            await self._trajectories.record(record)
-        except Conflict:  # another process answered this Idempotency-Key meanwhile; this turn was generated as well
-            await self._trajectories.record(msgspec.structs.replace(record, idempotency_key=None))
-        if self._observer is not None:
-            self._observer.turn_finished(
-                turn,
-                attributed_by=context.session.attributed_by.value,
-                prompt_tokens=record.prompt_token_count,
-                dialect=context.dialect.name,
-            )
-        return choice
+            await self._trajectories.record(*records)
+        except Conflict:  # another process answered this Idempotency-Key meanwhile; these turns were generated as well
+            records[0] = msgspec.structs.replace(records[0], idempotency_key=None)
+            await self._trajectories.record(*records)
+        for record in records:
+            if record.turn.state is not TurnState.FAILED:
+                self._sessions.answered(context.session, record.conversation_hash)
+            if self._observer is not None:
+                self._observer.turn_finished(
+                    record.turn,
+                    attributed_by=record.attributed_by,
+                    prompt_tokens=record.prompt_token_count,
+                    dialect=context.dialect.name,
+                )
 
 
 def stream_head(plans: Sequence[CallPlan]) -> StreamHead:
     """What is known of the answer that these plans lead to."""
     first = plans[0]
+    prompts = {id(plan.prompt): plan.prompt.plan for plan in plans}.values()
     return StreamHead(
         turn_id=first.turn_id,
         session_id=first.session_id,
         model=first.call.model,
         created=int(first.started_at),
-        prompt_tokens=len(first.prompt.plan.input_ids),
-        cached_tokens=first.prompt.plan.prefix_tokens,
+        prompt_tokens=sum(len(prompt.input_ids) for prompt in prompts),
+        cached_tokens=sum(prompt.prefix_tokens for prompt in prompts),
         choices=len(plans),
+    )
+
+
+def _turn(capture: Capture, state: TurnState, now: float) -> Turn:
+    if state is TurnState.FAILED or capture.finish is None:
+        return capture.turn_without_tokens(state, now)
+    return capture.turn(state, now)
+
+
+def _record(context: CallContext, capture: Capture, turn: Turn, answer: Answer) -> TurnRecord:
+    plan, prompt = capture.plan, capture.plan.prompt
+    conversation_hash = prompt.request_hash
+    if turn.output_ids:
+        conversation_hash = extend_hash(conversation_hash, _reply(capture))
+    return TurnRecord(
+        turn=turn,
+        run_id=plan.run_id,
+        attributed_by=context.session.attributed_by.value,
+        conversation_hash=conversation_hash,
+        tools_hash=prompt.tools_hash,
+        idempotency_key=None,
+        prompt_token_count=len(prompt.plan.input_ids),
+        messages=prompt.messages,
+        request=plan.call.body,
+        response=msgspec.to_builtins(answer),
     )
 
 
@@ -121,7 +144,13 @@ def _choice(capture: Capture, turn: Turn) -> Choice:
     )
 
 
-def _answer(head: StreamHead, context: CallContext, choices: tuple[Choice, ...]) -> Answer:
+def _answer(
+    context: CallContext,
+    captures: Sequence[Capture],
+    choices: Sequence[Choice],
+    siblings: tuple[TurnId, ...] = (),
+) -> Answer:
+    head = stream_head([capture.plan for capture in captures])
     return Answer(
         turn_id=head.turn_id,
         session_id=head.session_id,
@@ -130,5 +159,6 @@ def _answer(head: StreamHead, context: CallContext, choices: tuple[Choice, ...])
         created=head.created,
         prompt_tokens=head.prompt_tokens,
         cached_tokens=head.cached_tokens,
-        choices=choices,
+        choices=tuple(choices),
+        siblings=siblings,
     )

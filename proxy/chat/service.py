@@ -33,7 +33,7 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import new_turn_id
 from proxy.engines.interface import Engine
 from proxy.runs.service import RunDirectory
-from proxy.sessions.identification import SessionContext, SessionHints
+from proxy.sessions.identification import SessionContext, SessionHints, session_hints
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.detokenizer import TokenDecoder
@@ -64,7 +64,7 @@ class ChatService:
         self._sessions = sessions
         self._trajectories = trajectories
         self._prompts = PromptPlanner(template, trajectories)
-        self._recorder = TurnRecorder(trajectories, clock, observer)
+        self._recorder = TurnRecorder(trajectories, sessions, clock, observer)
         self._engine = engine
         self._clock = clock
         self._slots = asyncio.Semaphore(settings.engine.max_concurrency)
@@ -80,12 +80,13 @@ class ChatService:
         A generation comes held: `release` it. Raises what is wrong with the call before anything is generated.
         """
         served = await self.models.resolve(caller.principal, call.model)
-        key = _caller_key(caller)
+        hints = session_hints(path=caller.path_session, headers=caller.session_headers, body=call.body)
+        key = _caller_key(caller, hints)
         if key is None:
-            return await self._start(call, caller, dialect, served)
+            return await self._start(call, caller, hints, dialect, served)
         async with self._recent.turnstile(key):
             repeated = self._recent.find(key, caller.body_digest)
-            return repeated or await self._start(call, caller, dialect, served)
+            return repeated or await self._start(call, caller, hints, dialect, served)
 
     async def aclose(self) -> None:
         """Ends what still generates; each turn is recorded with what it has."""
@@ -95,25 +96,17 @@ class ChatService:
         await asyncio.gather(*(generation.wait() for generation in running), return_exceptions=True)
 
     async def _start(
-        self, call: ModelCall, caller: Caller, dialect: Dialect, served: ServedModel
+        self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
         asked = AskedConversation.of(call)
-        session = await self._sessions.identify(
-            caller.principal,
-            served.run,
-            SessionHints(
-                path_id=caller.path_session,
-                header_id=caller.header_session,
-                group=caller.group,
-                conversation_hashes=asked.answered,
-            ),
-        )
+        hints = msgspec.structs.replace(hints, conversation_hashes=asked.answered)
+        session = await self._sessions.identify(caller.principal, served.run, hints)
         found = await self._answered_before(session, caller)
         if found is not None:
             return found
         prompt = await self._prompts.plan(call, asked, session)
         context = CallContext(dialect=dialect, served=served, session=session, idempotency_key=caller.idempotency_key)
-        return self._generate(call, caller, context, prompt)
+        return self._generate(call, caller, hints, context, prompt)
 
     async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:
         if caller.idempotency_key is not None:
@@ -123,7 +116,9 @@ class ChatService:
             return None
         return self._recent.find((session.id, caller.body_digest), caller.body_digest)
 
-    def _generate(self, call: ModelCall, caller: Caller, context: CallContext, prompt: PlannedPrompt) -> Generation:
+    def _generate(
+        self, call: ModelCall, caller: Caller, hints: SessionHints, context: CallContext, prompt: PlannedPrompt
+    ) -> Generation:
         plans = self._plans(call, context, prompt)
         generation = Generation(
             stream_head(plans),
@@ -139,7 +134,7 @@ class ChatService:
         self._running.add(generation)
         if caller.retry_count is not None:
             self._recent.keep((context.session.id, caller.body_digest), caller.body_digest, generation)
-        key = _caller_key(caller)
+        key = _caller_key(caller, hints)
         if key is not None:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
@@ -174,8 +169,8 @@ class ChatService:
         self._recent.finished(generation)
 
 
-def _caller_key(caller: Caller) -> Hashable:
+def _caller_key(caller: Caller, hints: SessionHints) -> Hashable:
     """Under which an explicit Idempotency-Key is known before the session is; None without one."""
     if caller.idempotency_key is None:
         return None
-    return (caller.principal.key_id, caller.path_session, caller.header_session, caller.idempotency_key)
+    return (caller.principal.key_id, hints.name, caller.idempotency_key)

@@ -7,6 +7,7 @@ process could not give only costs that bound.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 
 class Signal:
@@ -37,11 +38,27 @@ class Signal:
         return True
 
 
-class Signals:
-    """`trajectories`: a session may have become claimable. `versions`: a version was committed or served.
-    `events`: something was appended to the event log."""
+class Endings:
+    """Tells listeners at once which sessions may have ended. A listener neither raises nor waits."""
 
     def __init__(self) -> None:
+        self._listeners: list[Callable[[Sequence[str]], None]] = []
+
+    def listen(self, listener: Callable[[Sequence[str]], None]) -> None:
+        self._listeners.append(listener)
+
+    def notify(self, session_ids: Sequence[str]) -> None:
+        """To be called after the commit."""
+        for listener in self._listeners:
+            listener(session_ids)
+
+
+class Signals:
+    """`trajectories`: a session may have become claimable. `versions`: a version was committed or served.
+    `events`: something was appended to the event log. `endings`: sessions may have ended."""
+
+    def __init__(self) -> None:
+        self.endings = Endings()
         self.trajectories = Signal()
         self.versions = Signal()
         self.events = Signal()

@@ -20,15 +20,15 @@ class FeedbackRepository:
         self._connection = connection
 
     async def session(self, name: str, *, run_id: str | None) -> AnyRow | None:
-        """By our id or, within a run, by the client's own name."""
+        """By our id or, within a run, by the client's own name: the newest that has it."""
         statement = select(SessionRow.id, SessionRow.run_id, SessionRow.training)
         if run_id is None:
             statement = statement.where(SessionRow.id == name)
         else:
             statement = statement.where(
                 SessionRow.run_id == run_id, or_(SessionRow.id == name, SessionRow.external_id == name)
-            )
-        return (await self._connection.execute(statement)).one_or_none()
+            ).order_by(SessionRow.id != name, SessionRow.created_at.desc(), SessionRow.id.desc())
+        return (await self._connection.execute(statement.limit(1))).one_or_none()
 
     async def session_of_turn(self, turn_id: str, *, run_id: str | None) -> str | None:
         statement = select(TurnRow.session_id).where(TurnRow.id == turn_id)

@@ -98,6 +98,7 @@ class FeedbackService:
         touched: dict[RunId, dict[str, None]] = {}
         new_entries: list[tuple[int, Effect]] = []
         changed: list[str] = []
+        ended: list[str] = []
         async with self._database.write() as connection:
             for index, item in enumerate(items):
                 try:
@@ -109,9 +110,13 @@ class FeedbackService:
                     receipt = await self._append(connection, target, item, now)
                     touched.setdefault(target.run_id, {})[target.session_id] = None
                     new_entries.append((len(item.entries), receipt.effect))
+                    if _is_final(item, target):
+                        ended.append(target.session_id)
                 receipts.append(receipt)
             for run_id, sessions in touched.items():
                 changed += await settle(connection, list(sessions), reward_weights=weights[run_id], now=now)
+        if ended:
+            self._signals.endings.notify(ended)
         if changed:
             self._signals.trajectories.notify()
         if self._observer is not None:
@@ -186,7 +191,7 @@ class FeedbackService:
             for name, value in item.entries
         ]
         await FeedbackRepository(connection).insert(rows)
-        if item.final if item.final is not None else target.turn_id is None:
+        if _is_final(item, target):
             await end_session(connection, target.session_id, reason=EndReason.REWARD, outcome=None, now=now)
         return _receipt(
             session_id=target.session_id,
@@ -194,6 +199,10 @@ class FeedbackService:
             rewards=[row["id"] for row in rows],
             after_training=after_training,
         )
+
+
+def _is_final(item: FeedbackItem, target: _Target) -> bool:
+    return item.final if item.final is not None else target.turn_id is None
 
 
 async def _session(repository: FeedbackRepository, name: str, principal: Principal) -> AnyRow:

@@ -1,49 +1,131 @@
-"""What a model call says about its session, and what we answer."""
+"""What a model call says about its session: the rules that read it, and what they find.
+
+Ten rules, the first that applies decides. 1 to 9 give a name, and names are one namespace in a run: `x` in a header
+and `x` in `metadata.session_id` are the same session. 10 needs no name.
+
+     1  path              /sessions/{id}/v1/…
+     2  key               a session's own key
+     3  header            X-Base-RL-Session
+     4  agent_header      what agents send anyway: Codex, OpenCode, Claude Code
+     5  prompt_cache_key  of the body
+     6  metadata          metadata.session_id; the session in metadata.user_id, as Claude Code writes it
+     7  project           OpenAI-Project
+     8  traceparent       its trace id
+     9  user              user; metadata.user_id
+    10  conversation      a recorded conversation that the messages extend; otherwise `new`
+
+The path and our own headers are meant for us: a fault in them is an error. The rest is not, and a value that can be
+no name is passed over.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
-from proxy.contract.identifiers import GroupId, RunId, SessionId
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId
 from proxy.contract.trajectory import Purpose
 from proxy.errors import InvalidRequest
 
 _OWN_ID = re.compile(r"ses_[0-9a-hjkmnp-tv-z]{26}")
 _NAME_LENGTH = 200
+_FOREIGN_LENGTH = 2000
+"""Longer values of others are not looked into."""
 
 
 class AttributedBy(StrEnum):
     """How a call came to its session, or a session into being."""
 
     CREATED = "created"
-    KEY = "key"
     PATH = "path"
+    KEY = "key"
     HEADER = "header"
+    AGENT_HEADER = "agent_header"
+    PROMPT_CACHE_KEY = "prompt_cache_key"
+    METADATA = "metadata"
+    PROJECT = "project"
+    TRACEPARENT = "traceparent"
+    USER = "user"
     CONVERSATION = "conversation"
     NEW = "new"
 
+    @property
+    def outlives_sessions(self) -> bool:
+        """Whether the rule's names are used on for attempts to come, so that one of an ended session opens the next:
+        a cache key, a project, a user. The others name an attempt."""
+        return self in _OUTLIVING
+
+    @property
+    def meaning(self) -> str:
+        """In a sentence, for people."""
+        return _MEANINGS[self]
+
+
+_OUTLIVING = frozenset(
+    {
+        AttributedBy.PROMPT_CACHE_KEY,
+        AttributedBy.METADATA,
+        AttributedBy.PROJECT,
+        AttributedBy.TRACEPARENT,
+        AttributedBy.USER,
+    }
+)
+
+_MEANINGS = {
+    AttributedBy.CREATED: "Opened by POST /v1/sessions.",
+    AttributedBy.PATH: "Named by the address: /sessions/NAME/v1.",
+    AttributedBy.KEY: "Sent with the session's own API key.",
+    AttributedBy.HEADER: "Named by the header X-Base-RL-Session.",
+    AttributedBy.AGENT_HEADER: "Named by a header that the agent sends by itself, such as Codex's session-id.",
+    AttributedBy.PROMPT_CACHE_KEY: "Named by prompt_cache_key in the request.",
+    AttributedBy.METADATA: "Named by metadata.session_id, or by the session in Claude Code's metadata.user_id.",
+    AttributedBy.PROJECT: "Named by the header OpenAI-Project (OPENAI_PROJECT_ID).",
+    AttributedBy.TRACEPARENT: "Named by the trace id in the header traceparent.",
+    AttributedBy.USER: "Named by user in the request: one session per user until it ends.",
+    AttributedBy.CONVERSATION: "Named nothing: the messages extend a conversation of this session.",
+    AttributedBy.NEW: "Named nothing and extended no conversation, so it opened a session of its own.",
+}
+
+
+class Name(msgspec.Struct, frozen=True):
+    """A session's name, and the rule that found it."""
+
+    by: AttributedBy
+    text: str
+
 
 class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
-    """`path_id` and `header_id` are our session ids or the client's own names. `group` matters where a session is
-    opened. `conversation_hashes` are those of the conversation's recorded answers, longest conversation first."""
+    """`path` and the text of `named`, the first of rules 3 to 9 that applies, are our session ids or the client's own
+    names. `group` matters where a session is opened. `conversation_hashes` are those of the conversation's recorded
+    answers, longest conversation first."""
 
-    path_id: str | None = None
-    header_id: str | None = None
+    path: str | None = None
+    named: Name | None = None
     group: str | None = None
     conversation_hashes: tuple[bytes, ...] = ()
 
+    @property
+    def name(self) -> str | None:
+        """By which rules 1 and 3 to 9 find a session."""
+        return self.path if self.path is not None or self.named is None else self.named.text
+
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of a call. Only `attributed_by` differs between calls of one session."""
+    """The session of a call. Only `attributed_by` and `is_new` (this very call opened it) differ between calls of one
+    session. `key_id`: the run key whose call opened it."""
 
     id: SessionId
     run_id: RunId
     purpose: Purpose
     attributed_by: AttributedBy
     group_id: GroupId | None
+    key_id: KeyId | None = None
+    is_new: bool = False
 
 
 def is_own_id(name: str) -> bool:
@@ -53,6 +135,134 @@ def is_own_id(name: str) -> bool:
 
 def checked_name(name: str, *, param: str) -> str:
     """A client's own name for a session or group. Raises InvalidRequest."""
-    if not 0 < len(name) <= _NAME_LENGTH or not name.isprintable():
+    if not _is_name(name):
         raise InvalidRequest(f"{param} is 1 to {_NAME_LENGTH} printable characters", param=param)
     return name
+
+
+OWN_HEADER = "x-base-rl-session"
+GROUP_HEADER = "x-base-rl-group"
+
+_AGENT_HEADERS = (
+    "session-id",  # Codex: shared by its sub-agents, whose thread-id differs
+    "session_id",  # Codex before 0.131
+    "thread-id",
+    "thread_id",
+    "x-session-id",  # OpenCode, to providers that are not its own
+    "x-session-affinity",
+    "x-opencode-session",  # OpenCode, to providers whose id begins with opencode
+    "x-claude-code-session-id",
+)
+
+_HEADERS = {
+    name.encode(): name for name in (OWN_HEADER, GROUP_HEADER, *_AGENT_HEADERS, "openai-project", "traceparent")
+}
+
+
+def session_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The headers that rules read, out of all (names in lower case, as ASGI has them)."""
+    found: dict[str, str] = {}
+    for key, value in raw:
+        name = _HEADERS.get(key)
+        if name is not None:
+            found.setdefault(name, value.decode("latin-1"))
+    return found
+
+
+def session_hints(
+    *,
+    path: str | None,
+    headers: Mapping[str, str],
+    body: Mapping[str, Any],
+    conversation_hashes: tuple[bytes, ...] = (),
+) -> SessionHints:
+    """What a call says, in any dialect. Raises InvalidRequest for a name that we were told by path or own header and
+    that can be none."""
+    if path is not None:
+        checked_name(path, param="session_id")
+    metadata = body.get("metadata")
+    if not isinstance(metadata, Mapping):
+        metadata = {}
+    group = headers.get(GROUP_HEADER)
+    return SessionHints(
+        path=path,
+        named=_named(headers, body, metadata),
+        group=_usable(metadata.get("group")) if group is None else checked_name(group, param="X-Base-RL-Group"),
+        conversation_hashes=conversation_hashes,
+    )
+
+
+def _named(headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Name | None:
+    """Rules 3 to 9."""
+    own = headers.get(OWN_HEADER)
+    if own is not None:
+        return Name(AttributedBy.HEADER, checked_name(own, param="X-Base-RL-Session"))
+    for by, value in _foreign(headers, body, metadata):
+        name = _usable(value)
+        if name is not None:
+            return Name(by, name)
+    return None
+
+
+def _foreign(
+    headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mapping[str, Any]
+) -> Iterable[tuple[AttributedBy, Any]]:
+    """Rules 4 to 9 in their order, with what each finds."""
+    for header in _AGENT_HEADERS:
+        yield AttributedBy.AGENT_HEADER, headers.get(header)
+    yield AttributedBy.PROMPT_CACHE_KEY, body.get("prompt_cache_key")
+    yield AttributedBy.METADATA, metadata.get("session_id")
+    users = (metadata.get("user_id"), body.get("user"))
+    for user in users:
+        yield AttributedBy.METADATA, claude_code_session(user)
+    yield AttributedBy.PROJECT, headers.get("openai-project")
+    yield AttributedBy.TRACEPARENT, trace_id(headers.get("traceparent"))
+    for user in reversed(users):
+        yield AttributedBy.USER, user
+
+
+def _usable(value: Any) -> str | None:
+    """A foreign value as a name; None where it can be none. Whole numbers are written out."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
+        value = str(value)
+    if not isinstance(value, str) or len(value) > _FOREIGN_LENGTH:
+        return None
+    name = value.strip()
+    return name if _is_name(name) else None
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= _NAME_LENGTH and text.isprintable()
+
+
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """Of a valid W3C `traceparent`. Later versions than 00 may have more fields; all zeros is no id."""
+    found = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
+    if found is None or (found[1] == "00" and found[3] is not None):
+        return None
+    return found[2]
+
+
+_CLAUDE_CODE_USER = re.compile(r"user_\w+_account_[\w-]*_session_([0-9A-Za-z-]{8,64})")
+
+
+def claude_code_session(user_id: Any) -> str | None:
+    """The session in a `metadata.user_id` of Claude Code, or in the `user` that gateways make of it.
+
+    JSON `{"device_id", "account_uuid", "session_id"}` since 2.1.78, before that
+    `user_<hash>_account_<uuid or nothing>_session_<uuid>`.
+    """
+    if not isinstance(user_id, str) or len(user_id) > _FOREIGN_LENGTH:
+        return None
+    if not user_id.startswith("{"):
+        found = _CLAUDE_CODE_USER.fullmatch(user_id)
+        return found[1] if found else None
+    try:
+        value = json.loads(user_id)
+    except (ValueError, RecursionError):
+        return None
+    session = value.get("session_id") if isinstance(value, dict) else None
+    return session if isinstance(session, str) else None

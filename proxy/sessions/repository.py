@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, and_, func, insert, or_, select, update
+from sqlalchemy import Row, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from proxy.contract.identifiers import GroupId, new_group_id
+from proxy.contract.turn import Continuation, TurnState
 from proxy.database.lifecycle import SessionState, TrainingState
 from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.errors import Conflict
 
 _HASHES = 64
 
@@ -24,47 +28,36 @@ class SessionRepository:
         self._connection = connection
 
     async def context(self, *, name: str, run_id: str | None) -> AnyRow | None:
-        """A session by our id or, within a run, by the client's own name."""
-        statement = select(
-            SessionRow.id, SessionRow.run_id, SessionRow.purpose, SessionRow.group_id, SessionRow.external_id
-        )
+        """A session by our id or, within a run, by the client's own name: the newest that has it."""
+        statement = select(*_CONTEXT)
         if run_id is None:
             statement = statement.where(SessionRow.id == name)
         else:
             statement = statement.where(
                 SessionRow.run_id == run_id, or_(SessionRow.id == name, SessionRow.external_id == name)
-            )
-        return (await self._connection.execute(statement)).one_or_none()
+            ).order_by(SessionRow.id != name, SessionRow.created_at.desc(), SessionRow.id.desc())
+        return (await self._connection.execute(statement.limit(1))).one_or_none()
 
-    async def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> str | None:
-        """The open session of this key with the longest of these conversations (`hashes`, longest first).
-
-        Of several with the same one, that with the fewest turns: equal conversations that run in parallel then
-        tend to go on apart.
-        """
-        statement = (
-            select(TurnRow.conversation_hash, SessionRow.id)
-            .join(SessionRow, SessionRow.id == TurnRow.session_id)
-            .where(
-                TurnRow.run_id == run_id,
-                SessionRow.key_id == key_id,
-                SessionRow.state == SessionState.OPEN.value,
-            )
-            .order_by(SessionRow.turn_count.desc(), SessionRow.last_active_at)
-        )
+    async def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
+        """Who holds the longest of these conversations (`hashes`, longest first) that any session of the key holds:
+        its sessions, open or ended, first recorded first, each with the `conversation_hash` and how often it was
+        continued from there (`times`)."""
         for start in range(0, len(hashes), _HASHES):
             part = hashes[start : start + _HASHES]
-            rows = await self._connection.execute(statement.where(TurnRow.conversation_hash.in_(part)))
-            found: dict[bytes, str] = {}
-            for row in rows:
-                found[row.conversation_hash] = row.id
-            for value in part:
-                if value in found:
-                    return found[value]
-        return None
+            values = {"run": run_id, "key": key_id, "hashes": list(part)}
+            rows = (await self._connection.execute(_OF_CONVERSATION, values)).all()
+            held = {row.conversation_hash for row in rows}
+            longest = next((value for value in part if value in held), None)
+            if longest is not None:
+                return [row for row in rows if row.conversation_hash == longest]
+        return []
 
     async def insert(self, rows: Sequence[dict[str, Any]]) -> None:
-        await self._connection.execute(insert(SessionRow), list(rows))
+        """Raises Conflict where the name of one is that of an open session."""
+        try:
+            await self._connection.execute(insert(SessionRow), list(rows))
+        except IntegrityError as error:
+            raise Conflict(f"the session cannot be opened: {error.orig}") from error
 
     async def group(self, *, run_id: str, name: str) -> AnyRow | None:
         statement = select(GroupRow.id, GroupRow.size).where(GroupRow.run_id == run_id, GroupRow.name == name)
@@ -170,3 +163,39 @@ class SessionRepository:
             .group_by(RunRow.name, SessionRow.training)
         )
         return list((await self._connection.execute(statement)).all())
+
+
+_CONTEXT = (
+    SessionRow.id,
+    SessionRow.run_id,
+    SessionRow.purpose,
+    SessionRow.group_id,
+    SessionRow.key_id,
+    SessionRow.external_id,
+    SessionRow.state,
+)
+
+_FOLLOWING = aliased(TurnRow)
+
+_OF_CONVERSATION = (
+    select(
+        TurnRow.conversation_hash,
+        *_CONTEXT,
+        select(func.count())
+        .where(
+            _FOLLOWING.session_id == TurnRow.session_id,
+            _FOLLOWING.parent_id == TurnRow.id,
+            _FOLLOWING.continuation.in_((Continuation.EXACT.value, Continuation.RETEMPLATED.value)),
+        )
+        .scalar_subquery()
+        .label("times"),
+    )
+    .join(SessionRow, SessionRow.id == TurnRow.session_id)
+    .where(
+        TurnRow.run_id == bindparam("run"),
+        TurnRow.conversation_hash.in_(bindparam("hashes", expanding=True)),
+        TurnRow.state != TurnState.FAILED.value,
+        SessionRow.key_id == bindparam("key"),
+    )
+    .order_by(TurnRow.finished_at, TurnRow.id)
+)

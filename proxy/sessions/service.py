@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.clock import Clock
-from proxy.contract.identifiers import GroupId, RunId, SessionId, new_session_id
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import require
 from proxy.credentials.service import Credentials, KeyRequest, Principal, PrincipalKind
@@ -25,13 +24,13 @@ from proxy.database.lifecycle import (
 )
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
-from proxy.errors import InvalidRequest, NotFound, PermissionDenied
+from proxy.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from proxy.runs.service import RunDirectory, RunView
-from proxy.sessions.identification import AttributedBy, SessionContext, SessionHints, checked_name, is_own_id
+from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints, is_own_id
+from proxy.sessions.memory import KnownSession, Look, SessionMemory
 from proxy.sessions.repository import AnyRow, SessionRepository
 from proxy.sessions.views import SessionView, session_view
 
-_CACHED_SESSIONS = 8192
 _SWEEP_BATCH = 500
 _SWEEP_BATCHES = 20
 
@@ -62,23 +61,40 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
     expired: int
 
 
-class _Known(msgspec.Struct, frozen=True):
-    context: SessionContext
-    external_id: str | None
+class SessionObserver(Protocol):
+    """Hears of sessions after their commit: metrics. It must not raise and not wait."""
+
+    def session_opened(self, *, attributed_by: str) -> None: ...
+
+
+class _Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session that a call opens is made of, beside its name."""
+
+    run: RunView
+    key_id: KeyId
+    group: str | None
 
 
 class SessionService:
-    """Every model call goes through `identify`, so what never changes of a session is kept in memory."""
+    """Every model call goes through `identify`: what memory knows is not looked up."""
 
     def __init__(
-        self, database: Database, runs: RunDirectory, credentials: Credentials, signals: Signals, clock: Clock
+        self,
+        database: Database,
+        runs: RunDirectory,
+        credentials: Credentials,
+        signals: Signals,
+        clock: Clock,
+        observer: SessionObserver | None = None,
     ) -> None:
         self._database = database
         self._runs = runs
         self._credentials = credentials
         self._signals = signals
         self._clock = clock
-        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._observer = observer
+        self._memory = SessionMemory(clock)
+        signals.endings.listen(self._memory.forget)
 
     async def create(self, run: RunView, spec: SessionSpec, n: int | None = None) -> list[CreatedSession]:
         """Opens a session with a key of its own; with `n` that many of one group, in one transaction.
@@ -109,36 +125,40 @@ class SessionService:
                 connection,
                 [KeyRequest(kind=PrincipalKind.SESSION, run_id=run.id, session_id=row["id"]) for row in rows],
             )
+        if self._observer is not None:
+            for _ in rows:
+                self._observer.session_opened(attributed_by=AttributedBy.CREATED.value)
         return [
             CreatedSession(id=row["id"], api_key=key.text, group_id=group_id)
             for row, key in zip(rows, keys, strict=True)
         ]
 
     async def identify(self, principal: Principal, run: RunView, hints: SessionHints) -> SessionContext:
-        """The session that a model call belongs to; the first that applies of session key (a path must
-        agree with it), path, header, conversation; else a new one.
+        """The session that a model call belongs to, by the rules of `identification`; a new one if none finds any.
 
-        Raises PermissionDenied for a key of another run or session, NotFound for an unknown id of ours.
+        A session key decides over every other name; a path must agree with it. Raises PermissionDenied for a key of
+        another run or session, NotFound for an unknown id of ours.
         """
         require(principal, PrincipalKind.RUN, PrincipalKind.SESSION)
         if principal.run_id != run.id:
             raise PermissionDenied(f"this key belongs to another run than {run.name!r}", param="model")
         if principal.session_id is not None:
             return await self._of_session_key(principal.session_id, run, hints)
-        if hints.path_id is not None:
-            return await self._named(run, hints.path_id, AttributedBy.PATH, hints.group)
-        if hints.header_id is not None:
-            return await self._named(run, hints.header_id, AttributedBy.HEADER, hints.group)
+        opening = _Opening(run=run, key_id=principal.key_id, group=hints.group)
+        if hints.path is not None:
+            return await self._named(opening, Name(AttributedBy.PATH, hints.path))
+        if hints.named is not None:
+            return await self._named(opening, hints.named)
         if hints.conversation_hashes:
-            async with self._database.read() as connection:
-                session_id = await SessionRepository(connection).of_conversation(
-                    run_id=run.id, key_id=principal.key_id, hashes=hints.conversation_hashes
-                )
-            if session_id is not None:
-                known = await self._find(session_id, run.id)
-                if known is not None:
-                    return _attributed(known, AttributedBy.CONVERSATION)
-        return await self._open(run, hints.group, AttributedBy.NEW, key_id=principal.key_id)
+            known = await self._continued(run, principal.key_id, hints.conversation_hashes)
+            if known is not None and known.is_open:
+                return _attributed(known, AttributedBy.CONVERSATION)
+        return await self._open(opening, None)
+
+    def answered(self, session: SessionContext, conversation_hash: bytes) -> None:
+        """An answer of this session was recorded: calls may go on from this conversation."""
+        if session.key_id is not None:
+            self._memory.add_conversation(session.key_id, conversation_hash, session.id)
 
     async def get(self, principal: Principal, name: str) -> SessionView:
         """A session by our id or the client's own name. Raises NotFound, PermissionDenied."""
@@ -158,6 +178,7 @@ class SessionService:
             await end_session(connection, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
             changed = await settle(connection, [session_id], reward_weights=weights, now=now)
             view = await _view(connection, session_id)
+        self._signals.endings.notify([session_id])
         if changed:
             self._signals.trajectories.notify()
         return view
@@ -205,6 +226,7 @@ class SessionService:
                 await append_event(
                     connection, run_id=run.id, kind="session.expired", data={"count": expired}, now=now
                 )
+        self._signals.endings.notify(idle)
         return Swept(ended=ended, expired=expired)
 
     async def _group_for(
@@ -227,79 +249,110 @@ class SessionService:
         return GroupId(known.id)
 
     async def _of_session_key(self, session_id: SessionId, run: RunView, hints: SessionHints) -> SessionContext:
-        known = await self._find(session_id, run.id)
+        known = self._memory.by_id(session_id) or await self._look_up(run.id, session_id)
         if known is None:
             raise NotFound("the session of this key is no longer there")
-        if hints.path_id is None:
+        if hints.path is None:
             return _attributed(known, AttributedBy.KEY)
-        if hints.path_id not in (session_id, known.external_id):
-            raise PermissionDenied(f"this key belongs to the session {session_id}, not to {hints.path_id!r}")
+        if hints.path not in (session_id, known.external_id):
+            raise PermissionDenied(f"this key belongs to the session {session_id}, not to {hints.path!r}")
         return _attributed(known, AttributedBy.PATH)
 
-    async def _named(self, run: RunView, name: str, by: AttributedBy, group: str | None) -> SessionContext:
-        known = await self._find(checked_name(name, param="session"), run.id)
-        if known is not None:
-            return _attributed(known, by)
-        if is_own_id(name):
-            raise NotFound(f"there is no session {name!r} in the run {run.name!r}")
-        return await self._open(run, group, by, external_id=name)
+    async def _named(self, opening: _Opening, name: Name) -> SessionContext:
+        run = opening.run
+        known = self._memory.by_name(run.id, name.text)
+        if known is None and (is_own_id(name.text) or self._memory.has_heard_of(run.id, name.text)):
+            known = await self._look_up(run.id, name.text)
+        if known is not None and _takes_calls_of(known, name):
+            return _attributed(known, name.by)
+        if known is None and is_own_id(name.text) and name.by in (AttributedBy.PATH, AttributedBy.HEADER):
+            raise NotFound(f"there is no session {name.text!r} in the run {run.name!r}")
+        return await self._open(opening, name)
 
-    async def _open(
-        self,
-        run: RunView,
-        group: str | None,
-        by: AttributedBy,
-        *,
-        external_id: str | None = None,
-        key_id: str | None = None,
-    ) -> SessionContext:
+    async def _continued(self, run: RunView, key_id: KeyId, hashes: tuple[bytes, ...]) -> KnownSession | None:
+        """The session, open or ended, that holds the longest of these conversations under this key."""
+        known = self._memory.continued(key_id, hashes[0])
+        if known is not None:
+            return known
+        look = self._memory.look()
+        async with self._database.read() as connection:
+            rows = await SessionRepository(connection).of_conversation(run_id=run.id, key_id=key_id, hashes=hashes)
+        if not rows:
+            return None
+        times: dict[SessionId, int] = {}
+        for row in rows:
+            times[row.id] = times.get(row.id, 0) + row.times
+            self._remember(row, look)
+        held = rows[0].conversation_hash
+        self._memory.put_conversation(key_id, held, times)
+        return self._memory.continued(key_id, held) or self._remember(rows[0], look)
+
+    async def _open(self, opening: _Opening, name: Name | None) -> SessionContext:
         """A session on its first call. Of calls that name it at the same time, one opens it."""
-        now = self._clock()
+        try:
+            return await self._find_or_insert(opening, name)
+        except Conflict:  # a proxy beside this one was quicker: now it is found
+            return await self._find_or_insert(opening, name)
+
+    async def _find_or_insert(self, opening: _Opening, name: Name | None) -> SessionContext:
+        by = name.by if name is not None else AttributedBy.NEW
+        run, now, look = opening.run, self._clock(), self._memory.look()
         async with self._database.write() as connection:
             repository = SessionRepository(connection)
-            row = await repository.context(name=external_id, run_id=run.id) if external_id is not None else None
-            if row is None:
-                group_id: GroupId | None = None
-                if group is not None:
-                    group = checked_name(group, param="group")
-                    spec = SessionSpec(group=group)
-                    group_id = await self._group_for(repository, run, spec, None, now)
-                values = _row(
-                    run_id=run.id,
-                    group_id=group_id,
-                    attributed_by=by,
-                    now=now,
-                    external_id=external_id,
-                    key_id=key_id,
-                )
-                await repository.insert([values])
-                row = await repository.context(name=values["id"], run_id=run.id)
-        assert row is not None  # inserted or found in this transaction
-        return _attributed(self._remember(row), by)
+            found = await repository.context(name=name.text, run_id=run.id) if name is not None else None
+            if name is not None and found is not None:
+                known = self._remember(found, look)
+                self._memory.put_name(run.id, name.text, known.context.id, look)
+                if _takes_calls_of(known, name):
+                    return _attributed(known, by)
+            group_id: GroupId | None = None
+            if opening.group is not None:
+                spec = SessionSpec(group=opening.group)
+                group_id = await self._group_for(repository, run, spec, None, now)
+            row = _row(
+                run_id=run.id,
+                group_id=group_id,
+                attributed_by=by,
+                now=now,
+                external_id=name.text if name is not None else None,
+                key_id=opening.key_id,
+            )
+            await repository.insert([row])
+        context = SessionContext(
+            id=row["id"],
+            run_id=run.id,
+            purpose=Purpose.TRAIN,
+            attributed_by=by,
+            group_id=group_id,
+            key_id=opening.key_id,
+        )
+        self._memory.put(context, external_id=row["external_id"], is_open=True, look=look)
+        if name is not None:
+            self._memory.put_name(run.id, name.text, context.id, look)
+        if self._observer is not None:
+            self._observer.session_opened(attributed_by=by.value)
+        return msgspec.structs.replace(context, is_new=True)
 
-    async def _find(self, name: str, run_id: RunId) -> _Known | None:
-        known = self._known.get((run_id, name))
-        if known is not None:
-            self._known.move_to_end((run_id, name))
-            return known
+    async def _look_up(self, run_id: RunId, name: str) -> KnownSession | None:
+        look = self._memory.look()
         async with self._database.read() as connection:
             row = await SessionRepository(connection).context(name=name, run_id=run_id)
-        return self._remember(row) if row is not None else None
+        if row is None:
+            return None
+        self._memory.put_name(run_id, name, row.id, look)
+        return self._remember(row, look)
 
-    def _remember(self, row: AnyRow) -> _Known:
+    def _remember(self, row: AnyRow, look: Look) -> KnownSession:
         context = SessionContext(
             id=row.id,
             run_id=row.run_id,
             purpose=Purpose(row.purpose),
             attributed_by=AttributedBy.CREATED,
             group_id=row.group_id,
+            key_id=row.key_id,
         )
-        known = _Known(context, row.external_id)
-        for name in {row.id, row.external_id} - {None}:
-            self._known[row.run_id, name] = known
-        while len(self._known) > _CACHED_SESSIONS:
-            self._known.popitem(last=False)
-        return known
+        is_open = row.state == SessionState.OPEN.value
+        return self._memory.put(context, external_id=row.external_id, is_open=is_open, look=look)
 
     async def _visible(self, principal: Principal, name: str) -> tuple[SessionId, RunId]:
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
@@ -319,7 +372,12 @@ async def _view(connection: AsyncConnection, session_id: str) -> SessionView:
     )
 
 
-def _attributed(known: _Known, by: AttributedBy) -> SessionContext:
+def _takes_calls_of(known: KnownSession, name: Name) -> bool:
+    """Whether a call by this name belongs to the session: not where the name outlived it."""
+    return known.is_open or not name.by.outlives_sessions or known.context.id == name.text
+
+
+def _attributed(known: KnownSession, by: AttributedBy) -> SessionContext:
     return msgspec.structs.replace(known.context, attributed_by=by)
 
 

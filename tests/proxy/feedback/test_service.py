@@ -216,7 +216,7 @@ async def test_keys_reach_as_far_as_their_run(store: Store) -> None:
 
 
 async def test_a_clients_own_name_can_be_rewarded(store: Store) -> None:
-    context = await store.sessions.identify(store.owner, store.run, SessionHints(path_id="task-17"))
+    context = await store.sessions.identify(store.owner, store.run, SessionHints(path="task-17"))
     receipt = await record(store, reward(session_id="task-17"))
     assert receipt.session_id == context.id
 
