@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from proxy.chat.call import ModelCall, RequestedSampling, ToolChoice, ToolUse
+from proxy.chat.call import ModelCall, ToolChoice, ToolUse
 from proxy.chat.fields import decode_body, object_at, plain, text_at
+from proxy.chat.sampling_fields import SamplingFields
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
-_MOST_STOPS = 16
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
 
 
 class StreamOptions(BaseModel):
@@ -26,13 +22,11 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class ChatCompletionBody(BaseModel):
+class ChatCompletionBody(SamplingFields):
     """Explicit null is the same as absent; fields that are not named here are ignored.
 
     `messages` and `tools` are checked by hand, so that a fault names its exact place whatever else is allowed there.
     """
-
-    model_config = ConfigDict(strict=True)
 
     model: str
     messages: list[Any] = Field(min_length=1)
@@ -45,15 +39,6 @@ class ChatCompletionBody(BaseModel):
     n: int | None = Field(default=None, ge=1, le=128)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = Field(default=None, max_length=_MOST_STOPS)
-    logit_bias: dict[str, float] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     stream: bool | None = None
@@ -74,40 +59,13 @@ def parse_chat_completion(raw: bytes) -> ModelCall:
         tools=tools if tools and choice.use is not ToolUse.NONE else None,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
-        sampling=_sampling(body),
+        sampling=body.requested(body.max_completion_tokens or body.max_tokens),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
         body={key: item for key, item in value.items() if key != "messages"},
         warnings=tuple(warnings),
     )
-
-
-def _sampling(body: ChatCompletionBody) -> RequestedSampling:
-    for index, stop in enumerate(body.stop or ()):
-        if not stop:
-            raise InvalidRequest("a stop string may not be empty", param=f"stop[{index}]")
-    return RequestedSampling(
-        max_new_tokens=body.max_completion_tokens or body.max_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k or None,
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        seed=body.seed,
-        stop=tuple(body.stop or ()),
-        logit_bias=_logit_bias(body.logit_bias),
-    )
-
-
-def _logit_bias(bias: dict[str, float] | None) -> dict[str, float] | None:
-    for token, value in (bias or {}).items():
-        if not token.isascii() or not token.isdigit():
-            raise InvalidRequest(f"logit_bias names tokens by their ids, not {token!r}", param="logit_bias")
-        if not -100 <= value <= 100:
-            raise InvalidRequest("a bias is between -100 and 100", param=f"logit_bias.{token}")
-    return bias or None
 
 
 def _refuse_unsupported(body: ChatCompletionBody) -> None:
