@@ -6,12 +6,14 @@ import argparse
 import gc
 import logging
 import sys
+import threading
 from collections.abc import Sequence
 
 DESCRIPTION = """\
 Serves a Hugging Face causal language model over SGLang's native HTTP API: /generate with exact token ids and
 log-probabilities, weights replaced between two decode steps while requests go on. It is for machines without SGLang
-and for small models; it keeps no prefix cache and answers token ids, not text.
+and for small models; it keeps no prefix cache and answers token ids, not text. Answers can be held to a JSON schema,
+a regular expression or a grammar.
 
   python -m proxy.engines.embedded --model ./my-model --port 30000
   curl 127.0.0.1:30000/generate -d '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
@@ -63,10 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
     import uvicorn
 
+    from proxy.engines.embedded.grammar import STACK_BYTES
     from proxy.engines.embedded.model import ModelUnsupported, ServedModel
     from proxy.engines.embedded.server import create_app
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    threading.stack_size(STACK_BYTES)
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
     seed = options.seed if options.seed is not None else torch.seed() % 2**63

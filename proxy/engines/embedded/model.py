@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxy.engines.embedded.cache import SlotCache
+from proxy.engines.embedded.grammar import GrammarCompiler
 from proxy.engines.embedded.stopping import Decode
 from proxy.engines.embedded.weights import check, put
+
+log = logging.getLogger("base_rl.embedded")
 
 FULL_ATTENTION = {"full_attention", "sliding_attention"}
 
@@ -24,7 +28,8 @@ class ServedModel:
     """Loaded weights, the cache of what runs, and what requests are checked against.
 
     `context` is in tokens, prompt and output together. `eos_ids` end a request unless it asks otherwise. `decode` is
-    None where the model directory has no tokenizer: stop strings are then refused.
+    None where the model directory has no tokenizer, `grammars` where it has none that grammars can be compiled for:
+    stop strings, and constraints, are then refused.
     """
 
     def __init__(self, path: str, *, device: str, dtype: str, seed: int, max_total_tokens: int) -> None:
@@ -39,8 +44,14 @@ class ServedModel:
         self.context = min(_context_of(config), max_total_tokens)
         self.cache = SlotCache(config.num_hidden_layers)
         self.generator = torch.Generator(device=self.device).manual_seed(seed)
-        self.decode, tokenizer_eos = _tokenizer_of(path)
-        self.eos_ids = _ids(config.eos_token_id) | _ids(self.network.generation_config.eos_token_id) | tokenizer_eos
+        tokenizer = _tokenizer_of(path)
+        self.decode = _decode_of(tokenizer) if tokenizer is not None else None
+        self.eos_ids = (
+            _ids(config.eos_token_id)
+            | _ids(self.network.generation_config.eos_token_id)
+            | _ids(getattr(tokenizer, "eos_token_id", None))
+        )
+        self.grammars = _grammars_of(tokenizer, self.vocabulary, self.eos_ids)
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.network.forward).parameters
 
     def prefill(self, contexts: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
@@ -103,17 +114,32 @@ def _context_of(config: Any) -> int:
     return min(context, window) if window and getattr(config, "use_sliding_window", True) else context
 
 
-def _tokenizer_of(path: str) -> tuple[Decode | None, frozenset[int]]:
+def _tokenizer_of(path: str) -> Any:
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError):
-        return None, frozenset()
+        return None
 
+
+def _decode_of(tokenizer: Any) -> Decode:
     def decode(ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    return decode, _ids(tokenizer.eos_token_id)
+    return decode
+
+
+def _grammars_of(tokenizer: Any, vocabulary: int, eos_ids: frozenset[int]) -> GrammarCompiler | None:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    ends = [token for token in eos_ids if token < vocabulary]
+    if backend is None or not ends:
+        log.warning("constraints are refused: the model has no fast tokenizer or no end token")
+        return None
+    try:
+        return GrammarCompiler(backend.to_str(), vocabulary=vocabulary, eos_ids=ends)
+    except ValueError as error:
+        log.warning("constraints are refused: llguidance cannot read the tokenizer: %s", error)
+        return None
 
 
 def _ids(value: int | list[int] | None) -> frozenset[int]:

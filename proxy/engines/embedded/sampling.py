@@ -1,12 +1,14 @@
 """Draws one token for every row of a batch, and gives its log-probability: pure tensor functions.
 
-The log-probability is that of the temperature-scaled distribution, after penalties and bias and before top-p, top-k
-and min-p cut it: SGLang's convention. Greedy rows are scaled by 1.
+The log-probability is that of the temperature-scaled distribution, after penalties, bias and a grammar's mask and
+before top-p, top-k and min-p cut it: SGLang's convention. Greedy rows are scaled by 1.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -19,11 +21,25 @@ SEED_STRIDE = 0x9E3779B97F4A7C15
 TINY = torch.finfo(torch.float32).tiny
 
 
+TopLogprobs = list[tuple[float, int]]
+"""The most probable tokens, best first; without those that cannot come."""
+
+
+class Draw(NamedTuple):
+    """Next tokens `[B]`, their log-probabilities `[B]` in float32, and the tops by row, where they were asked for."""
+
+    tokens_b: torch.Tensor
+    logprobs_b: torch.Tensor
+    tops: dict[int, TopLogprobs]
+
+
 class BatchRules:
     """The sampling rules of a batch as tensors, built when its membership changes."""
 
     def __init__(self, rules: Sequence[SamplingRules], device: torch.device) -> None:
         self.rules = rules
+        self.constrained_rows = [row for row, each in enumerate(rules) if each.constraint is not None]
+        self.top_rows = [row for row, each in enumerate(rules) if each.top_logprobs]
         self.greedy_b = torch.tensor([each.greedy for each in rules], device=device)
         self.all_greedy = all(each.greedy for each in rules)
         self.any_greedy = any(each.greedy for each in rules)
@@ -45,15 +61,19 @@ def sample(
     batch: BatchRules,
     outputs: Sequence[Sequence[int]],
     generator: torch.Generator,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Next tokens `[B]` and their log-probabilities `[B]` in float32.
+    allowed_cv: torch.Tensor | None = None,
+) -> Draw:
+    """The next token of every row.
 
     `outputs` are the tokens that each row has generated so far: penalties count them, and a seeded row's draw
-    depends on its seed and their number alone, so it is the same in any batch.
+    depends on its seed and their number alone, so it is the same in any batch. `allowed_cv` has for each of the
+    batch's `constrained_rows` the tokens that may come.
     """
     logits_bv = logits_bv.float()
     if batch.adjusted_rows:
         logits_bv = adjust(logits_bv, batch, outputs)
+    if allowed_cv is not None:
+        logits_bv = restrict(logits_bv, batch.constrained_rows, allowed_cv)
     if batch.temperature_b1 is not None:
         logits_bv = logits_bv / batch.temperature_b1
     logprobs_bv = torch.log_softmax(logits_bv, dim=-1)
@@ -63,7 +83,27 @@ def sample(
         tokens_b = _draw(logprobs_bv, batch, outputs, generator)
         if batch.any_greedy:
             tokens_b = torch.where(batch.greedy_b, logits_bv.argmax(dim=-1), tokens_b)
-    return tokens_b, logprobs_bv.gather(1, tokens_b[:, None])[:, 0]
+    return Draw(tokens_b, logprobs_bv.gather(1, tokens_b[:, None])[:, 0], _tops(logprobs_bv, batch))
+
+
+def restrict(logits_bv: torch.Tensor, rows: list[int], allowed_cv: torch.Tensor) -> torch.Tensor:
+    """Logits with minus infinity, in the given rows, for every token that is not allowed."""
+    if len(rows) == len(logits_bv):
+        return logits_bv.masked_fill(~allowed_cv, -torch.inf)
+    index = torch.tensor(rows, device=logits_bv.device)
+    return logits_bv.index_copy(0, index, logits_bv[index].masked_fill(~allowed_cv, -torch.inf))
+
+
+def _tops(logprobs_bv: torch.Tensor, batch: BatchRules) -> dict[int, TopLogprobs]:
+    if not batch.top_rows:
+        return {}
+    counts = [batch.rules[row].top_logprobs for row in batch.top_rows]
+    best = logprobs_bv[batch.top_rows].topk(min(max(counts), logprobs_bv.shape[1]), dim=-1)
+    rows = zip(batch.top_rows, counts, best.values.tolist(), best.indices.tolist(), strict=True)
+    return {
+        row: [(value, token) for value, token in zip(values[:count], tokens, strict=False) if value > -math.inf]
+        for row, count, values, tokens in rows
+    }
 
 
 def adjust(logits_bv: torch.Tensor, batch: BatchRules, outputs: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -12,11 +12,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 import torch
 
 from proxy.engines.embedded.generation import Generation
+from proxy.engines.embedded.grammar import allowed_next
 from proxy.engines.embedded.model import ServedModel
 from proxy.engines.embedded.sampling import BatchRules, sample
 
@@ -214,12 +216,26 @@ class Scheduler:
         self._sweep()
 
     def _accept(self, generations: Sequence[Generation], logits: torch.Tensor, rules: BatchRules) -> None:
-        tokens, logprobs = sample(logits, rules, [each.output for each in generations], self.model.generator)
+        allowed = self._allowed(generations, rules) if rules.constrained_rows else None
+        draw = sample(logits, rules, [each.output for each in generations], self.model.generator, allowed)
         label = self.weight_label
-        for generation, token, logprob in zip(generations, tokens.tolist(), logprobs.tolist(), strict=True):
-            generation.accept(token, logprob, label)
+        drawn = zip(generations, draw.tokens_b.tolist(), draw.logprobs_b.tolist(), strict=True)
+        for row, (generation, token, logprob) in enumerate(drawn):
+            if generation.finish is not None:
+                continue
+            generation.accept(token, logprob, label, draw.tops.get(row))
             if generation.stream and generation.finish is None:
                 self._woken.append(generation)
+
+    def _allowed(self, generations: Sequence[Generation], rules: BatchRules) -> torch.Tensor:
+        """What the constrained requests may say next. One whose grammar cannot tell any more ends here."""
+        constrained = [generations[row] for row in rules.constrained_rows]
+        states = [each.grammar for each in constrained if each.grammar is not None]
+        allowed = allowed_next(states, self.model.vocabulary)
+        for generation, state in zip(constrained, states, strict=True):
+            if (failure := state.failure) is not None:
+                generation.abort(f"the constraint cannot be followed any further: {failure}", HTTPStatus.BAD_REQUEST)
+        return allowed.to(self.model.device)
 
     def _reserve(self, rows: int, length: int) -> None:
         used = max((each.position for each in self._running), default=0)
@@ -278,5 +294,6 @@ def figures(scheduler: Scheduler) -> dict[str, Any]:
         "model_path": scheduler.model.path,
         "weight_version": scheduler.weight_label,
         "context_length": scheduler.model.context,
+        "grammar_backend": "none" if scheduler.model.grammars is None else "llguidance",
         **scheduler.load_counts(),
     }

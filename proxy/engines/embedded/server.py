@@ -226,7 +226,7 @@ class GenerateEndpoint:
         ready = asyncio.Event()
         try:
             body = self._decoder.decode(raw)
-            generation = self._generation(body, ready.set)
+            generation = await self._generation(body, ready.set)
         except (RequestRefused, msgspec.DecodeError) as error:
             await _refused(str(error))(scope, receive, send)
             return
@@ -243,9 +243,14 @@ class GenerateEndpoint:
             if generation.finish is None:
                 scheduler.submit(partial(scheduler.drop, generation))
 
-    def _generation(self, body: GenerateBody, notify: Callable[[], None]) -> Generation:
+    async def _generation(self, body: GenerateBody, notify: Callable[[], None]) -> Generation:
         model = self._engine.model
         rules = rules_of(body, vocabulary=model.vocabulary, context=model.context)
+        grammar = None
+        if rules.constraint is not None:
+            if model.grammars is None:
+                raise RequestRefused("constraints need a fast tokenizer and an end token, and the model lacks one.")
+            grammar = await model.grammars.compile(rules.constraint, rules.stop_token_ids)
         stop_strings = None
         if rules.stop:
             if model.decode is None:
@@ -255,8 +260,10 @@ class GenerateEndpoint:
             rid=body.rid or uuid.uuid4().hex,
             prompt=body.input_ids,
             rules=rules,
-            stop_ids=frozenset() if rules.ignore_eos else model.eos_ids | rules.stop_token_ids,
+            # An answer that its grammar ends can only end, also where the end was to be ignored.
+            stop_ids=frozenset() if rules.ignore_eos and grammar is None else model.eos_ids | rules.stop_token_ids,
             stop_strings=stop_strings,
+            grammar=grammar,
             stream=body.stream,
             notify=notify,
         )
@@ -314,6 +321,10 @@ class GenerateEndpoint:
             meta["output_token_logprobs"] = [
                 (logprob, token, None) for logprob, token in zip(logprobs, ids, strict=True)
             ]
+            if generation.rules.top_logprobs:
+                meta["output_top_logprobs"] = [
+                    [(logprob, token, None) for logprob, token in top] for top in generation.tops[start:end]
+                ]
         if last:
             meta["weight_version"] = generation.final_label
             meta["weight_versions"] = generation.spans()

@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.contract.turn import Constraint, ConstraintKind
+
+MOST_TOP_LOGPROBS = 20
 GREEDY_BELOW = 1e-6
 """Temperatures under this are greedy, as in SGLang."""
 
@@ -19,7 +22,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """`sampling_params` of a request.
 
     `skip_special_tokens`, `spaces_between_special_tokens` and `no_stop_trim` shape SGLang's `text`; this engine
-    answers token ids and no text, which they do not concern. Fields that are not listed are refused.
+    answers token ids and no text, which they do not concern. Fields that are not listed are refused. Of the
+    constraints one is taken at most.
     """
 
     max_new_tokens: int | None = 128
@@ -38,17 +42,22 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool | None = True
     no_stop_trim: bool | None = False
     n: Literal[1] | None = 1
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
 
 
 SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `/generate`. Without `return_logprob` the log-probabilities are left out of the answer."""
+    """The body of `/generate`. Without `return_logprob` all log-probabilities are left out of the answer."""
 
     input_ids: list[int]
     sampling_params: dict[str, Any] | None = None
     return_logprob: bool = False
+    top_logprobs_num: int = 0
     stream: bool = False
     rid: str | None = None
 
@@ -69,6 +78,8 @@ class SamplingRules(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...]
     stop_token_ids: frozenset[int]
     ignore_eos: bool
+    constraint: Constraint | None = None
+    top_logprobs: int = 0
 
     @property
     def cuts(self) -> bool:
@@ -107,7 +118,11 @@ def rules_of(body: GenerateBody, *, vocabulary: int, context: int) -> SamplingRu
         stop=(asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ()),
         stop_token_ids=frozenset(asked.stop_token_ids or ()),
         ignore_eos=bool(asked.ignore_eos),
+        constraint=_constraint_of(asked),
+        top_logprobs=body.top_logprobs_num if body.return_logprob else 0,
     )
+    if not 0 <= body.top_logprobs_num <= MOST_TOP_LOGPROBS:
+        raise RequestRefused(f"top_logprobs_num must be in [0, {MOST_TOP_LOGPROBS}].")
     _check_ranges(asked, rules)
     if prompt + rules.max_new_tokens > context:
         raise RequestRefused(
@@ -142,6 +157,13 @@ def _check_ranges(asked: Sampling, rules: SamplingRules) -> None:
     for fine, name in checks:
         if not fine:
             raise RequestRefused(f"{name} is out of its range: {getattr(asked, name)!r}.")
+
+
+def _constraint_of(asked: Sampling) -> Constraint | None:
+    given = [(kind, getattr(asked, kind.value)) for kind in ConstraintKind if getattr(asked, kind.value) is not None]
+    if len(given) > 1:
+        raise RequestRefused(f"Only one of {', '.join(ConstraintKind)} can be set.")
+    return Constraint(kind=given[0][0], text=given[0][1]) if given else None
 
 
 def _bias_of(bias: dict[str, float] | None, vocabulary: int) -> tuple[tuple[int, float], ...]:

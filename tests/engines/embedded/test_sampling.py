@@ -40,7 +40,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0]).repeat(20_000, 1)
     batch = BatchRules([rules(temperature=0.7)] * len(logits), CPU)
-    tokens, logprobs = sample(logits, batch, [[]] * len(logits), generator())
+    tokens, logprobs, _ = sample(logits, batch, [[]] * len(logits), generator())
     expected = torch.softmax(logits[0] / 0.7, dim=-1)
     seen = torch.bincount(tokens, minlength=4) / len(logits)
     # Five standard deviations of a frequency over 20,000 draws.
@@ -69,7 +69,7 @@ def test_cut_keeps_the_smallest_most_probable_set(seed: int, top_p: float, top_k
 def test_a_draw_never_leaves_what_is_allowed() -> None:
     logits = torch.randn(512, 40, generator=generator())
     batch = BatchRules([rules(top_k=3)] * 512, CPU)
-    tokens, _ = sample(logits, batch, [[]] * 512, generator())
+    tokens, *_ = sample(logits, batch, [[]] * 512, generator())
     assert (logits.topk(3).indices == tokens[:, None]).any(dim=1).all()
 
 
@@ -78,7 +78,7 @@ def test_rows_follow_their_own_rules() -> None:
     batch = BatchRules(
         [rules(greedy=True), rules(temperature=2.0), rules(top_k=1), rules(logit_bias=((7, 100.0),))], CPU
     )
-    tokens, logprobs = sample(logits, batch, [[]] * 4, generator())
+    tokens, logprobs, _ = sample(logits, batch, [[]] * 4, generator())
     assert tokens[0] == tokens[2] == logits[0].argmax()
     assert tokens[3] == 7
     assert logprobs[0] == pytest.approx(torch.log_softmax(logits[0], -1).max().item(), abs=1e-5)
@@ -96,9 +96,9 @@ def test_penalties_count_what_was_generated() -> None:
 @settings(max_examples=40, deadline=None)
 def test_a_seeded_draw_depends_on_seed_and_position_alone(seed: int, row: int) -> None:
     logits = torch.zeros(6, 200)
-    lone, _ = sample(logits[:1], BatchRules([rules(seed=seed)], CPU), [[1, 2]], generator(1))
+    lone, *_ = sample(logits[:1], BatchRules([rules(seed=seed)], CPU), [[1, 2]], generator(1))
     others = [rules(seed=seed) if index == row else rules() for index in range(6)]
-    mixed, _ = sample(logits, BatchRules(others, CPU), [[1, 2]] * 6, generator(2))
+    mixed, *_ = sample(logits, BatchRules(others, CPU), [[1, 2]] * 6, generator(2))
     assert lone[0] == mixed[row]
 
 
@@ -131,7 +131,9 @@ def test_nulls_are_defaults() -> None:
         {"logit_bias": {"10": 1.0}},
         {"logit_bias": {"x": 1.0}},
         {"n": 2},
-        {"regex": "a+"},
+        {"regex": "a+", "ebnf": 'root ::= "a"'},
+        {"json_schema": {"type": "object"}},
+        {"mystery": 1},
         {"temperature": "hot"},
     ],
 )

@@ -50,6 +50,7 @@ def generation(prompt: list[int], count: int, notify: Callable[[], None]) -> Gen
         rules=rules(greedy=True, max_new_tokens=count, logit_bias=BIAS),
         stop_ids=frozenset(),
         stop_strings=None,
+        grammar=None,
         stream=False,
         notify=notify,
     )
