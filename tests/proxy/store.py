@@ -48,7 +48,12 @@ class Store:
         return await self.credentials.authenticate(key.text)
 
     async def add_turn(
-        self, session_id: str, *, conversation_hash: bytes = b"\0" * 16, at: float | None = None
+        self,
+        session_id: str,
+        *,
+        conversation_hash: bytes = b"\0" * 16,
+        at: float | None = None,
+        state: str = "complete",
     ) -> str:
         """A finished turn, as the trajectory store would record it."""
         turn_id = new_turn_id()
@@ -73,7 +78,7 @@ class Store:
                     sampling={},
                     finish_reason="stop",
                     continuation="new",
-                    state="complete",
+                    state=state,
                     attributed_by="key",
                     conversation_hash=conversation_hash,
                     tools_hash=b"\0" * 16,

@@ -1,0 +1,310 @@
+"""Which session a call belongs to, on a real store: names that end, names that last, conversations, two proxies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from proxy.contract.identifiers import SessionId, new_session_id
+from proxy.credentials.service import PrincipalKind
+from proxy.database.lifecycle import Outcome
+from proxy.database.signals import Signals
+from proxy.database.tables import SessionRow
+from proxy.feedback.service import FeedbackItem
+from proxy.runs.service import RunDirectory
+from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
+from proxy.sessions.memory import FRESH_SECONDS
+from proxy.sessions.repository import SessionRepository
+from proxy.sessions.service import SessionService, SessionSpec
+from tests.proxy.store import Store
+
+ONE, TWO, THREE = b"1" * 16, b"2" * 16, b"3" * 16
+
+NAMES_OF_ATTEMPTS = [AttributedBy.PATH, AttributedBy.HEADER, AttributedBy.AGENT_HEADER]
+NAMES_THAT_LAST = [by for by in AttributedBy if by.outlives_sessions]
+
+
+def by_name(by: AttributedBy, text: str) -> SessionHints:
+    return SessionHints(path=text) if by is AttributedBy.PATH else SessionHints(named=Name(by, text))
+
+
+def goes_on(*hashes: bytes) -> SessionHints:
+    return SessionHints(conversation_hashes=hashes)
+
+
+class Proxy:
+    """A process of its own on the store: another service with its own memory."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        signals = Signals()
+        runs = RunDirectory(store.database, store.clock)
+        self.sessions = SessionService(store.database, runs, store.credentials, signals, store.clock)
+
+    async def call(self, hints: SessionHints) -> SessionContext:
+        return await self.sessions.identify(self.store.owner, self.store.run, hints)
+
+    async def answer(self, context: SessionContext, conversation: bytes) -> None:
+        await self.store.add_turn(context.id, conversation_hash=conversation)
+        self.sessions.answered(context, conversation)
+
+
+@pytest.fixture
+def proxy(store: Store) -> Proxy:
+    proxy = Proxy(store)
+    proxy.sessions = store.sessions
+    return proxy
+
+
+@contextmanager
+def transactions(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is opened on the store meanwhile."""
+    opened: list[str] = []
+
+    def counting(kind: str) -> Any:
+        real = getattr(store.database, kind)
+
+        def count() -> Any:
+            opened.append(kind)
+            return real()
+
+        return count
+
+    with monkeypatch.context() as patch:
+        for kind in ("read", "write"):
+            patch.setattr(store.database, kind, counting(kind))
+        yield opened
+
+
+async def sessions(store: Store) -> int:
+    async with store.database.read() as connection:
+        return (await connection.execute(select(func.count()).select_from(SessionRow))).scalar_one()
+
+
+async def test_names_are_one_namespace(proxy: Proxy) -> None:
+    found = [await proxy.call(by_name(by, "mine")) for by in (*NAMES_OF_ATTEMPTS, *NAMES_THAT_LAST)]
+    assert len({context.id for context in found}) == 1
+    assert [context.attributed_by for context in found] == [*NAMES_OF_ATTEMPTS, *NAMES_THAT_LAST]
+    assert [context.is_new for context in found] == [True] + [False] * (len(found) - 1)
+    view = await proxy.sessions.get(proxy.store.owner, "mine")
+    assert view.attributed_by == "path"
+
+
+@pytest.mark.parametrize("by", NAMES_OF_ATTEMPTS)
+async def test_the_name_of_an_attempt_stays_with_it_when_it_has_ended(proxy: Proxy, by: AttributedBy) -> None:
+    first = await proxy.call(by_name(by, "attempt"))
+    await proxy.sessions.end(proxy.store.owner, first.id, Outcome.COMPLETED)
+    again = await proxy.call(by_name(by, "attempt"))
+    assert (again.id, again.is_new) == (first.id, False)
+
+
+@pytest.mark.parametrize("by", NAMES_THAT_LAST)
+async def test_a_name_that_lasts_opens_the_next_session_when_the_last_has_ended(
+    proxy: Proxy, by: AttributedBy
+) -> None:
+    store = proxy.store
+    first = await proxy.call(by_name(by, "alice"))
+    assert (await proxy.call(by_name(by, "alice"))).id == first.id
+    reward = FeedbackItem(entries=(("reward", 1.0),), session_id="alice")
+    (receipt,) = await store.feedback.record(store.owner, [reward])
+    assert receipt.session_id == first.id
+    store.clock.now += 1
+    second = await proxy.call(by_name(by, "alice"))
+    assert (second.id != first.id, second.is_new, second.attributed_by) == (True, True, by)
+    assert (await proxy.call(by_name(AttributedBy.HEADER, "alice"))).id == second.id, "the newest has the name"
+    assert (await store.sessions.get(store.owner, "alice")).id == second.id
+    (receipt,) = await store.feedback.record(store.owner, [reward])
+    assert receipt.session_id == second.id
+    assert (await store.sessions.get(store.owner, first.id)).state == "ended"
+
+
+async def test_calls_that_reopen_a_name_at_once_share_the_session(proxy: Proxy) -> None:
+    first = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    await proxy.sessions.end(proxy.store.owner, first.id, Outcome.COMPLETED)
+    found = await asyncio.gather(*(proxy.call(by_name(AttributedBy.USER, "alice")) for _ in range(8)))
+    assert len({context.id for context in found}) == 1
+    assert [context.is_new for context in found].count(True) == 1
+    assert await sessions(proxy.store) == 2
+
+
+async def test_an_id_of_ours_is_always_that_session(proxy: Proxy) -> None:
+    (created,) = await proxy.sessions.create(proxy.store.run, SessionSpec())
+    await proxy.sessions.end(proxy.store.owner, created.id, Outcome.COMPLETED)
+    for by in (*NAMES_OF_ATTEMPTS, *NAMES_THAT_LAST):
+        assert (await proxy.call(by_name(by, created.id))).id == created.id
+    unknown = new_session_id()
+    opened = await proxy.call(by_name(AttributedBy.AGENT_HEADER, unknown))
+    assert opened.id != unknown, "an agent's own id may look like ours: it is a name then"
+    assert (await proxy.call(by_name(AttributedBy.METADATA, unknown))).id == opened.id
+
+
+async def test_what_memory_knows_costs_no_look_at_the_store(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    with transactions(proxy.store, monkeypatch) as opened:
+        named = await proxy.call(by_name(AttributedBy.HEADER, "mine"))
+        assert opened == ["write"], "opening is one transaction"
+        bare = await proxy.call(SessionHints())
+        assert opened == ["write", "write"]
+        proxy.sessions.answered(bare, ONE)
+        for hints in (by_name(AttributedBy.HEADER, "mine"), SessionHints(path=named.id), goes_on(ONE)):
+            for _ in range(3):
+                await proxy.call(hints)
+        assert opened == ["write", "write"]
+
+
+async def test_a_session_key_costs_one_look(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    (created,) = await proxy.sessions.create(proxy.store.run, SessionSpec())
+    who = await proxy.store.credentials.authenticate(created.api_key)
+    with transactions(proxy.store, monkeypatch) as opened:
+        for _ in range(3):
+            await proxy.sessions.identify(who, proxy.store.run, SessionHints())
+            proxy.store.clock.now += 10 * FRESH_SECONDS
+        assert opened == ["read"]
+
+
+async def test_an_end_in_another_process_is_seen_within_a_second(proxy: Proxy) -> None:
+    store, other = proxy.store, Proxy(proxy.store)
+    first = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    bare = await proxy.call(SessionHints())
+    await proxy.answer(bare, ONE)
+    for context in (first, bare):
+        await other.sessions.end(store.owner, context.id, Outcome.COMPLETED)
+    next_one = await other.call(by_name(AttributedBy.USER, "alice"))
+    assert next_one.id != first.id
+    store.clock.now += FRESH_SECONDS
+    assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).id == next_one.id
+    assert (await proxy.call(by_name(AttributedBy.HEADER, "alice"))).id == next_one.id
+    assert (await proxy.call(goes_on(ONE))).attributed_by is AttributedBy.NEW
+
+
+async def test_what_another_process_recorded_is_found(proxy: Proxy) -> None:
+    other = Proxy(proxy.store)
+    named = await other.call(by_name(AttributedBy.PATH, "mine"))
+    bare = await other.call(SessionHints())
+    await other.answer(bare, ONE)
+    assert (await proxy.call(by_name(AttributedBy.PROJECT, "mine"))).id == named.id
+    assert (await proxy.call(goes_on(TWO, ONE))).id == bare.id
+    await proxy.answer(bare, TWO)
+    assert (await other.call(goes_on(TWO, ONE))).id == bare.id
+
+
+async def test_a_name_that_another_process_opened_at_the_same_moment(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a database where both look before either writes."""
+    first = await Proxy(proxy.store).call(by_name(AttributedBy.HEADER, "race"))
+    real, looked = SessionRepository.context, []
+
+    async def late(self: SessionRepository, *, name: str, run_id: str | None) -> Any:
+        looked.append(name)
+        return None if len(looked) == 1 else await real(self, name=name, run_id=run_id)
+
+    monkeypatch.setattr(SessionRepository, "context", late)
+    assert (await proxy.call(by_name(AttributedBy.HEADER, "race"))).id == first.id
+    assert looked == ["race", "race"]
+
+
+async def test_a_conversation_of_a_named_session_goes_on_without_the_name(proxy: Proxy) -> None:
+    named = await proxy.call(by_name(AttributedBy.HEADER, "mine"))
+    await proxy.answer(named, ONE)
+    found = await proxy.call(goes_on(ONE))
+    assert (found.id, found.attributed_by) == (named.id, AttributedBy.CONVERSATION)
+    (created,) = await proxy.sessions.create(proxy.store.run, SessionSpec())
+    await proxy.store.add_turn(created.id, conversation_hash=TWO)
+    assert (await proxy.call(goes_on(TWO))).is_new, "a session with a key of its own is called with that key"
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_equal_conversations_in_parallel_go_on_apart(proxy: Proxy, cold: bool) -> None:
+    """Same first prompt, same answer, and the calls that go on are under way at the same time."""
+    opened = [await proxy.call(SessionHints()) for _ in range(3)]
+    for context in opened:
+        await proxy.answer(context, ONE)
+        proxy.store.clock.now += 0.01
+    after = Proxy(proxy.store) if cold else proxy
+    found = await asyncio.gather(*(after.call(goes_on(ONE)) for _ in range(3)))
+    assert {context.id for context in found} == {context.id for context in opened}
+    assert {context.attributed_by for context in found} == {AttributedBy.CONVERSATION}
+
+
+async def test_the_longest_conversation_decides_even_if_its_session_has_ended(proxy: Proxy) -> None:
+    """Two attempts at one task that began alike. One has ended; what goes on from its end is not the other's."""
+    going, ended = [await proxy.call(SessionHints()) for _ in range(2)]
+    for context in (going, ended):
+        await proxy.answer(context, ONE)
+    await proxy.answer(ended, TWO)
+    await proxy.sessions.end(proxy.store.owner, ended.id, Outcome.COMPLETED)
+    for asking in (proxy, Proxy(proxy.store)):
+        trailing = await asking.call(goes_on(TWO, ONE))
+        assert (trailing.is_new, trailing.attributed_by) == (True, AttributedBy.NEW)
+    assert (await proxy.call(goes_on(THREE, ONE))).id == going.id
+
+
+async def test_a_conversation_goes_on_in_a_new_session_after_the_final_reward(proxy: Proxy) -> None:
+    store = proxy.store
+    first = await proxy.call(SessionHints())
+    await proxy.answer(first, ONE)
+    await store.feedback.record(store.owner, [FeedbackItem(entries=(("reward", 1.0),), session_id=first.id)])
+    second = await proxy.call(goes_on(ONE))
+    assert (second.is_new, second.id != first.id) == (True, True)
+    await proxy.answer(second, TWO)
+    assert (await proxy.call(goes_on(TWO, ONE))).id == second.id, "and on in that one"
+
+
+async def test_failed_turns_are_no_conversation(proxy: Proxy) -> None:
+    context = await proxy.call(SessionHints())
+    await proxy.store.add_turn(context.id, conversation_hash=ONE, state="failed")
+    assert (await proxy.call(goes_on(ONE))).is_new
+
+
+async def test_a_stranger_to_the_conversation_opens_a_session(proxy: Proxy) -> None:
+    store = proxy.store
+    context = await proxy.call(SessionHints())
+    await proxy.answer(context, ONE)
+    stranger = await store.principal(PrincipalKind.RUN, run_id=store.run.id)
+    found = await proxy.sessions.identify(stranger, store.run, goes_on(ONE))
+    assert found.is_new
+
+
+async def test_long_conversations_are_found_by_any_of_their_answers(proxy: Proxy) -> None:
+    context = await proxy.call(SessionHints())
+    await proxy.answer(context, ONE)
+    unknown = tuple(index.to_bytes(16, "big") for index in range(200))
+    assert (await Proxy(proxy.store).call(goes_on(*unknown, ONE))).id == context.id
+
+
+async def test_opened_sessions_are_counted_by_their_rule(store: Store) -> None:
+    counted: list[str] = []
+
+    class Observer:
+        def session_opened(self, *, attributed_by: str) -> None:
+            counted.append(attributed_by)
+
+    service = SessionService(
+        store.database, store.runs, store.credentials, store.signals, store.clock, observer=Observer()
+    )
+    await service.create(store.run, SessionSpec(), 2)
+    for hints in (SessionHints(), by_name(AttributedBy.USER, "alice"), by_name(AttributedBy.USER, "alice")):
+        await service.identify(store.owner, store.run, hints)
+    assert counted == ["created", "created", "new", "user"]
+
+
+async def test_an_idle_session_frees_a_name_that_lasts(proxy: Proxy) -> None:
+    first = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    proxy.store.clock.now += 901
+    await proxy.sessions.sweep()
+    assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).id != first.id
+    assert isinstance(first.id, str)
+    assert await sessions(proxy.store) == 2
+
+
+async def test_a_group_is_joined_by_the_call_that_opens(proxy: Proxy) -> None:
+    first = await proxy.call(SessionHints(path="a", group="task-1"))
+    second = await proxy.call(SessionHints(path="b", group="task-1"))
+    unmoved = await proxy.call(SessionHints(path="b", group="task-2"))
+    assert first.group_id == second.group_id == unmoved.group_id
+    assert SessionId(first.id) != second.id

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.contract.identifiers import KeyId, RunId, SessionId
+from proxy.contract.trajectory import Purpose
+from proxy.sessions import memory as module
+from proxy.sessions.identification import AttributedBy, SessionContext
+from proxy.sessions.memory import FRESH_SECONDS, KnownSession, SessionMemory
+from tests.proxy.store import MovedClock
+
+RUN, KEY = RunId("run"), KeyId("key")
+HASH = b"h" * 16
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.clock = MovedClock()
+        self.memory = SessionMemory(self.clock)
+
+    def put(self, session_id: str, *, name: str | None = None, is_open: bool = True) -> KnownSession:
+        look = self.memory.look()
+        context = SessionContext(
+            id=SessionId(session_id),
+            run_id=RUN,
+            purpose=Purpose.TRAIN,
+            attributed_by=AttributedBy.NEW,
+            group_id=None,
+            key_id=KEY,
+        )
+        known = self.memory.put(context, external_id=name, is_open=is_open, look=look)
+        if name is not None:
+            self.memory.put_name(RUN, name, context.id, look)
+        return known
+
+    def continued(self) -> str | None:
+        known = self.memory.continued(KEY, HASH)
+        return known.context.id if known is not None else None
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def test_an_open_session_is_known_by_its_name_for_a_moment(kept: Kept) -> None:
+    known = kept.put("a", name="mine")
+    assert kept.memory.by_name(RUN, "mine") is known
+    assert kept.memory.by_name(RunId("other"), "mine") is None
+    kept.clock.now += FRESH_SECONDS
+    assert kept.memory.by_name(RUN, "mine") is None
+    assert kept.memory.has_heard_of(RUN, "mine")
+    kept.memory.seen_open(SessionId("a"))
+    assert kept.memory.by_name(RUN, "mine") is known
+
+
+def test_the_id_is_known_for_good_within_its_run(kept: Kept) -> None:
+    known = kept.put("a")
+    kept.clock.now += 1000
+    assert kept.memory.by_id(SessionId("a")) is kept.memory.by_name(RUN, "a") is known
+    assert kept.memory.by_name(RunId("other"), "a") is None
+
+
+def test_an_end_is_heard_of_at_once(kept: Kept) -> None:
+    kept.put("a", name="mine")
+    kept.memory.forget(["a", "unknown"])
+    assert kept.memory.by_name(RUN, "mine") is None
+
+
+def test_an_end_that_came_while_the_store_was_read_is_not_overlooked(kept: Kept) -> None:
+    known = kept.put("a", name="mine")
+    look = kept.memory.look()
+    kept.memory.forget(["a"])
+    kept.memory.put(known.context, external_id="mine", is_open=True, look=look)
+    assert kept.memory.by_name(RUN, "mine") is None
+    kept.memory.put(known.context, external_id="mine", is_open=True, look=kept.memory.look())
+    assert kept.memory.by_name(RUN, "mine") is not None, "the end of another session, say: it is open"
+
+
+def test_an_ended_session_has_its_name_until_another_may_have_it(kept: Kept) -> None:
+    known = kept.put("a", name="mine", is_open=False)
+    kept.memory.seen_open(SessionId("a"))
+    assert kept.memory.by_name(RUN, "mine") is known
+    assert not known.is_open
+    kept.clock.now += FRESH_SECONDS
+    assert kept.memory.by_name(RUN, "mine") is None
+
+
+def test_equal_conversations_are_continued_in_turn(kept: Kept) -> None:
+    for session_id in "abc":
+        kept.put(session_id)
+        kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
+    kept.memory.add_conversation(KEY, HASH, SessionId("a"))
+    assert [kept.continued() for _ in range(4)] == ["a", "b", "c", "a"]
+    assert kept.memory.continued(KeyId("other"), HASH) is None
+    assert kept.memory.continued(KEY, b"-" * 16) is None
+
+
+def test_what_the_store_says_of_a_conversation_is_counted_on_from(kept: Kept) -> None:
+    for session_id in "ab":
+        kept.put(session_id)
+    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 2, SessionId("b"): 0})
+    assert [kept.continued() for _ in range(3)] == ["b", "b", "a"]
+    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 0, SessionId("b"): 1})
+    assert kept.continued() == "b", "what was counted here counts"
+
+
+def test_sessions_with_a_name_come_after_those_without(kept: Kept) -> None:
+    kept.put("named", name="mine")
+    kept.put("bare")
+    for session_id in ("named", "bare"):
+        kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
+    assert [kept.continued() for _ in range(3)] == ["bare"] * 3
+
+
+def test_a_conversation_of_an_ended_session_is_its_own(kept: Kept) -> None:
+    kept.put("open")
+    kept.put("ended", is_open=False)
+    for session_id in ("ended", "open"):
+        kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
+    assert [kept.continued() for _ in range(2)] == ["open", "ended"]
+
+
+def test_a_conversation_that_may_have_ended_is_not_certain(kept: Kept) -> None:
+    kept.put("a")
+    kept.memory.add_conversation(KEY, HASH, SessionId("a"))
+    kept.memory.forget(["a"])
+    assert kept.continued() is None
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound in ("_SESSIONS", "_CONVERSATIONS", "_EQUAL_CONVERSATIONS"):
+        monkeypatch.setattr(module, bound, 2)
+    kept = Kept()
+    for session_id in "abc":
+        kept.put(session_id, name=session_id.upper())
+        kept.memory.add_conversation(KEY, session_id.encode() * 16, SessionId(session_id))
+    assert kept.memory.by_id(SessionId("a")) is None
+    assert kept.memory.by_name(RUN, "A") is None
+    assert kept.memory.by_name(RUN, "C") is not None
+    assert kept.memory.continued(KEY, b"a" * 16) is None
+    for session_id in "abc":
+        kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
+    assert kept.continued() is None, "of the two that are kept, one is not known any more"
