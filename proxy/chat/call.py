@@ -56,8 +56,9 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `messages` are in the shape of chat completions, whatever the dialect; `tools` are what the
     template writes, `template_arguments` what else it is given. `prompts` are those of a call without messages:
     texts or token ids. `n` answers are generated to each prompt. `previous` is the answer that `messages` go on
-    from, where the client names it instead of sending the conversation. `body` is the request as it came, without
-    its messages. `warnings` tell the client what of its request has no effect.
+    from, where the client names it instead of sending the conversation. `prefill` is what the answer begins with:
+    prompt, which the model goes on from. `body` is the request as it came, without its messages. `warnings` tell the
+    client what of its request has no effect.
     """
 
     model: str
@@ -71,6 +72,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     template_arguments: dict[str, Any] = {}
     prompts: tuple[str | tuple[int, ...], ...] = ()
     previous: str | None = None
+    prefill: str = ""
     n: int = 1
     stream: bool = False
     include_usage: bool = False
@@ -141,7 +143,8 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of the answers to a call, a turn of its own. `version` is the newest that produced one of its tokens;
-    None without tokens. `logprobs` is None where they were not asked for."""
+    None without tokens. `stopped_by` is the client's stop string that ended it. `logprobs` is None where they were
+    not asked for."""
 
     turn_id: TurnId
     text: str
@@ -150,6 +153,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning: str = ""
     tool_calls: tuple[CallDelta, ...] = ()
     version: int | None = None
+    stopped_by: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 

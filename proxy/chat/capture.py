@@ -60,6 +60,11 @@ class Capture:
         return "".join(self._texts)
 
     @property
+    def stopped_by(self) -> str | None:
+        """The client's stop string that ended it."""
+        return self._trimmer.stopped_by
+
+    @property
     def token_count(self) -> int:
         return len(self._ids)
 

@@ -50,11 +50,7 @@ class PromptPlanner:
 
     async def plan(self, call: ModelCall, asked: AskedConversation, session: SessionContext) -> PlannedPrompt:
         """Raises InvalidRequest when the template refuses the messages."""
-        conversation = Conversation(
-            messages=[normalise(message) for message in call.messages],
-            tools=call.tools,
-            tools_hash=tools_hash(call.tools),
-        )
+        conversation = _conversation(call)
         parent = None if session.is_new else await self._trajectories.find_parent(session.id, asked.answered)
         covered = 0
         if parent is not None:
@@ -67,10 +63,29 @@ class PromptPlanner:
             plan = plan_branch(self._template, conversation, [_known(turn) for turn in recent])
         return PlannedPrompt(
             plan=plan,
-            messages=call.messages[covered:],
+            messages=[*call.messages[covered:], *_begun(call)],
             request_hash=asked.hashes[-1],
             tools_hash=conversation.tools_hash,
         )
+
+    def count(self, call: ModelCall) -> int:
+        """The tokens of the prompt, were it the first of its session. Raises InvalidRequest."""
+        return len(self._template.encode(_conversation(call).render(self._template)))
+
+
+def _conversation(call: ModelCall) -> Conversation:
+    return Conversation(
+        messages=[normalise(message) for message in call.messages],
+        tools=call.tools,
+        tools_hash=tools_hash(call.tools, call.template_arguments),
+        arguments=call.template_arguments,
+        prefill=call.prefill,
+    )
+
+
+def _begun(call: ModelCall) -> list[dict[str, Any]]:
+    """What the answer is to begin with, for people."""
+    return [{"role": "assistant", "content": call.prefill}] if call.prefill else []
 
 
 def _known(turn: ParentTurn) -> KnownTurn:

@@ -71,7 +71,9 @@ class TurnRecorder:
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
         try:
             await self._trajectories.record(*records)
-        except Conflict:  # another process answered this Idempotency-Key meanwhile; these turns were generated as well
+        except (
+            Conflict
+        ):  # another process answered this Idempotency-Key meanwhile; these turns were generated as well
             records[0] = msgspec.structs.replace(records[0], idempotency_key=None)
             await self._trajectories.record(*records)
         for record in records:
@@ -127,9 +129,9 @@ def _record(context: CallContext, capture: Capture, turn: Turn, answer: Answer) 
 
 
 def _reply(capture: Capture) -> dict[str, Any]:
-    """The answer as the message that clients send back."""
+    """The answer as the message that clients send back: with what it was to begin with."""
     calls = [{"function": {"name": made.call.name, "arguments": made.call.arguments}} for made in capture.calls]
-    return {"role": "assistant", "content": capture.text, "tool_calls": calls}
+    return {"role": "assistant", "content": capture.plan.call.prefill + capture.text, "tool_calls": calls}
 
 
 def _choice(capture: Capture, turn: Turn) -> Choice:
@@ -140,6 +142,7 @@ def _choice(capture: Capture, turn: Turn) -> Choice:
         finish_reason=capture.finish_reason(),
         completion_tokens=capture.token_count,
         version=max((span.version for span in turn.spans), default=None),
+        stopped_by=capture.stopped_by,
         logprobs=tuple(capture.token_logprobs) if capture.plan.call.logprobs else None,
     )
 

@@ -31,6 +31,7 @@ from proxy.chat.retries import RecentAnswers, Replayed
 from proxy.chat.sampling import resolve_sampling
 from proxy.clock import Clock
 from proxy.contract.identifiers import new_turn_id
+from proxy.credentials.service import Principal
 from proxy.engines.interface import Engine
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import SessionContext, SessionHints, session_hints
@@ -87,6 +88,16 @@ class ChatService:
         async with self._recent.turnstile(key):
             repeated = self._recent.find(key, caller.body_digest)
             return repeated or await self._start(call, caller, hints, dialect, served)
+
+    @property
+    def template_arguments(self) -> frozenset[str]:
+        """What can be said to the model's template."""
+        return self._template.known_arguments
+
+    async def count_tokens(self, call: ModelCall, principal: Principal) -> int:
+        """Of the prompt of `call`, were it the first of its session; nothing is generated or recorded."""
+        await self.models.resolve(principal, call.model)
+        return self._prompts.count(call)
 
     async def aclose(self) -> None:
         """Ends what still generates; each turn is recorded with what it has."""

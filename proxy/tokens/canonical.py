@@ -119,7 +119,10 @@ def answered_hashes(messages: Sequence[Mapping[str, Any]], hashes: Sequence[byte
     )
 
 
-def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> bytes:
-    """Of what else the template renders. Key order counts here: templates write tools in the order they came."""
+def tools_hash(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None = None) -> bytes:
+    """Of what else the template renders: tools, whose key order counts, since templates write them as they came; and
+    its arguments, whose order does not."""
     text = json.dumps(list(tools or ()), separators=(",", ":"))
+    if arguments:
+        text += json.dumps(arguments, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=HASH_BYTES).digest()

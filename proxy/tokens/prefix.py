@@ -39,11 +39,19 @@ class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked: normalised messages (`canonical.normalise`) and the tools that the template writes."""
+    """What is asked: normalised messages (`canonical.normalise`), the tools that the template writes, what else it is
+    told, and the text that the answer is to begin with. `tools_hash` is that of `tools` and `arguments`."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None
     tools_hash: bytes
+    arguments: Mapping[str, Any] = {}
+    prefill: str = ""
+
+    def render(self, template: ChatTemplate) -> str:
+        """The whole prompt."""
+        rendered = template.render(self.messages, self.tools, generation_prompt=True, arguments=self.arguments)
+        return rendered + self.prefill
 
 
 def plan_continuation(
@@ -61,19 +69,22 @@ def plan_continuation(
     """
     same_tools = conversation.tools_hash == parent.tools_hash
     if same_tools:
-        rendering = Rendering(tools=conversation.tools)
+        rendering = Rendering(tools=conversation.tools, arguments=conversation.arguments)
         rest = shortcuts.behind(conversation.messages, rendering, covered) if shortcuts is not None else None
         if rest is None:
             rest = behind(template, conversation.messages, rendering, covered)
         if rest is not None:
             return PromptPlan(
-                input_ids=parent.path_ids + _suffix(template, parent, rest),
+                input_ids=parent.path_ids + _suffix(template, parent, rest + conversation.prefill),
                 parent_id=parent.id,
                 prefix_tokens=len(parent.path_ids),
                 continuation=Continuation.EXACT,
             )
-    full = template.render(conversation.messages, conversation.tools, generation_prompt=True)
-    plan = _branch(template.encode(full), [parent], Continuation.RETEMPLATED if same_tools else Continuation.EDITED)
+    plan = _branch(
+        template.encode(conversation.render(template)),
+        [parent],
+        Continuation.RETEMPLATED if same_tools else Continuation.EDITED,
+    )
     if plan.prefix_tokens == len(parent.path_ids):
         return msgspec.structs.replace(plan, continuation=Continuation.EXACT)
     return plan
@@ -82,8 +93,7 @@ def plan_continuation(
 def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
     """The prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
     latest first) with which it shares most tokens; `new` where it shares none."""
-    full = template.render(conversation.messages, conversation.tools, generation_prompt=True)
-    return _branch(template.encode(full), recent, Continuation.EDITED)
+    return _branch(template.encode(conversation.render(template)), recent, Continuation.EDITED)
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
@@ -116,9 +126,17 @@ def _branch(full_ids: tuple[int, ...], turns: Sequence[KnownTurn], changed: Cont
 def behind(template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
     """The text that follows the answer which is the last of `covered` messages, the template's closing of it
     included; None when the template does not simply add to its text. Raises InvalidRequest."""
-    full = template.render(messages, rendering.tools, generation_prompt=True)
+    full = _rendered(template, messages, rendering, generation_prompt=True)
     rest = _behind_history(template, messages, rendering, covered, full)
     return _behind_answer(template, messages, rendering, covered, full) if rest is None else rest
+
+
+def _rendered(
+    template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, *, generation_prompt: bool
+) -> str:
+    return template.render(
+        messages, rendering.tools, generation_prompt=generation_prompt, arguments=rendering.arguments
+    )
 
 
 def _suffix(template: ChatTemplate, parent: KnownTurn, rest: str) -> tuple[int, ...]:
@@ -141,7 +159,7 @@ def _behind_history(
     template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int, full: str
 ) -> str | None:
     """What follows the answer's text when the conversation up to it is written the same with and without the rest."""
-    history = template.render(messages[:covered], rendering.tools, generation_prompt=False)
+    history = _rendered(template, messages[:covered], rendering, generation_prompt=False)
     if not full.startswith(history) or not history.endswith(template.closing):
         return None
     return template.closing + full[len(history) :]
@@ -158,7 +176,7 @@ def _behind_answer(
     calls = str(answer.get("tool_calls", ""))
     if not closing.strip() or closing.strip() in spoken or closing.strip() in calls:
         return None
-    prompt = template.render(messages[: covered - 1], rendering.tools, generation_prompt=True)
+    prompt = _rendered(template, messages[: covered - 1], rendering, generation_prompt=True)
     if not full.startswith(prompt):
         return None
     end = full.find(closing, len(prompt))

@@ -23,7 +23,12 @@ class StopTrimmer:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
+        """The stop string that ended the text; None as long as none did."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
 
     def feed(self, text: str) -> str:
         if self.stopped:
@@ -31,10 +36,9 @@ class StopTrimmer:
         if not self._stops:
             return text
         self._held += text
-        found = [(start + len(stop), start) for stop in self._stops if (start := self._held.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stops if (start := self._held.find(stop)) >= 0]
         if found:
-            self.stopped = True
-            _, start = min(found)
+            _, start, self.stopped_by = min(found)
             released, self._held = self._held[:start], ""
             return released
         keep = max(partial_marker(self._held, stop) for stop in self._stops)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,6 +26,8 @@ Message = Mapping[str, Any]
 """`role`, `content` (text), `tool_calls`, … in the OpenAI shape, without nulls (`canonical.normalise`)."""
 
 _PROBE = "\u2402probe\u2403"
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""What every template is given."""
 
 
 class _GenerationTag(Extension):
@@ -46,6 +48,8 @@ class ChatTemplate:
         self._special_tokens = files.special_tokens
         environment = _environment()
         self._templates = {name: environment.from_string(text) for name, text in files.templates.items()}
+        self.known_arguments = _known_arguments(environment, files.templates.values()) - files.special_tokens.keys()
+        """The names that the templates read beside messages, tools and the like: switches such as enable_thinking."""
         self.context_length = files.context_length
         self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
@@ -76,13 +80,19 @@ class ChatTemplate:
         return self._tokenizer
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, *, generation_prompt: bool
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        generation_prompt: bool,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model reads it. Raises InvalidRequest when the template refuses it."""
+        """The conversation as the model reads it; `arguments` are what else is said to the template. Raises
+        InvalidRequest when the template refuses it."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         try:
             return self._templates[name].render(
-                **self._special_tokens,
+                **{**(arguments or {}), **self._special_tokens},
                 messages=_with_mapped_arguments(messages),
                 tools=list(tools) if tools else None,
                 documents=None,
@@ -148,6 +158,13 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+def _known_arguments(environment: jinja2.Environment, texts: Iterable[str]) -> frozenset[str]:
+    read: set[str] = set()
+    for text in texts:
+        read |= meta.find_undeclared_variables(environment.parse(text))
+    return frozenset(read - environment.globals.keys() - _OURS)
 
 
 def _tojson(
