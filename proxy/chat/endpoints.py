@@ -6,6 +6,7 @@ from hashlib import blake2b
 
 from fastapi import APIRouter, Request, Response
 
+from proxy.chat import messages_models
 from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.chat import ChatCompletions
 from proxy.chat.generation import Generation
@@ -37,8 +38,10 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def list_models(request: Request) -> Response:
-    """What the key can ask for."""
+    """What the key can ask for; in Anthropic's form for Anthropic's clients."""
     models = await chat_of(request).models.listing(await principal(request))
+    if messages_models.HEADER in request.headers:
+        return json_response(messages_models.page(models, request.query_params, chat_of(request).context_length))
     return json_response({"object": "list", "data": models})
 
 
@@ -46,6 +49,8 @@ async def get_model(request: Request, model: str) -> Response:
     """One of the models that the key can ask for."""
     for known in await chat_of(request).models.listing(await principal(request)):
         if known["id"] == model:
+            if messages_models.HEADER in request.headers:
+                return json_response(messages_models.model_info(known, chat_of(request).context_length))
             return json_response(known)
     raise ModelNotFound(f"there is no model {model!r} for this key", param="model")
 

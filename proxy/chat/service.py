@@ -90,6 +90,11 @@ class ChatService:
             return repeated or await self._start(call, caller, hints, dialect, served)
 
     @property
+    def context_length(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self._template.context_length
+
+    @property
     def template_arguments(self) -> frozenset[str]:
         """What can be said to the model's template."""
         return self._template.known_arguments

@@ -1,0 +1,45 @@
+"""The endpoints of Anthropic's Messages API, under every prefix of the model endpoints."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
+from proxy.chat.messages import Messages
+from proxy.chat.messages_request import parse_count_tokens, parse_messages
+from proxy.chat.streaming import json_response
+from proxy.credentials.http import principal
+from proxy.http.anthropic import request_id_of
+
+router = APIRouter(tags=["models"])
+
+_MESSAGES = Messages()
+
+
+async def messages(request: Request) -> Response:
+    """Answers a conversation in Anthropic's wire format, streamed or whole."""
+    who = await caller(request)
+    call = parse_messages(await request.body(), chat_of(request).template_arguments)
+    return _named(request, await answer(request, call, who, _MESSAGES))
+
+
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a request's prompt has. Nothing is generated or recorded."""
+    who = await principal(request)
+    chat = chat_of(request)
+    call = parse_count_tokens(await request.body(), chat.template_arguments)
+    return _named(request, json_response({"input_tokens": await chat.count_tokens(call, who)}))
+
+
+for _prefix in PREFIXES:
+    _shown = _prefix == "/v1"
+    router.add_api_route(f"{_prefix}/messages", messages, methods=["POST"], include_in_schema=_shown)
+    router.add_api_route(f"{_prefix}/messages/count_tokens", count_tokens, methods=["POST"], include_in_schema=_shown)
+
+
+def _named(request: Request, response: Response) -> Response:
+    """With the request's id where Anthropic's SDKs look for it."""
+    request_id = request_id_of(request.scope)
+    if request_id is not None:
+        response.headers["request-id"] = request_id
+    return response

@@ -1,0 +1,181 @@
+"""Anthropic's messages as those of chat completions, which templates write. The one place where that is decided.
+
+| Anthropic | here |
+| --- | --- |
+| `system`, a string or text blocks | the first message, of role system; blocks are lines of their own |
+| text of a user | a user's message; blocks, and messages that follow each other, are lines of their own |
+| tool_result | a message of role tool, where it stands; `is_error` is said in its text |
+| text of an assistant | content: pieces of one answer, joined as they are |
+| thinking | reasoning_content |
+| tool_use | one of tool_calls, its input as JSON text |
+| redacted_thinking | nothing: only who sealed it can read it |
+| a last message of the assistant | no message: the beginning of the answer (`prefill`) |
+
+Messages of one role that follow each other are one turn, as in Anthropic's API: clients send an answer's blocks back
+in as many messages as they like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from proxy.chat.fields import object_at, text_at
+from proxy.errors import InvalidRequest, UnsupportedParameter
+
+_ROLES = ("user", "assistant", "system")
+_BLOCKS = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+_CLIENT_MARK = "x-anthropic-billing-header:"
+"""A system block of Claude Code that tells Anthropic of the client. It changes with every call, so that no call would
+extend the one before."""
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said, and how the answer is to begin."""
+
+    messages: list[dict[str, Any]]
+    prefill: str = ""
+
+
+def read_history(system: Any, messages: list[Any]) -> History:
+    """Raises InvalidRequest that names the place, UnsupportedParameter for blocks that are not text."""
+    end = len(messages)
+    while end and object_at(messages[end - 1], _place(end - 1)).get("role") == "assistant":
+        end -= 1
+    said: list[dict[str, Any]] = []
+    if system is not None:
+        text = "\n".join(text for text in _texts(system, "system") if not text.startswith(_CLIENT_MARK))
+        said += [{"role": "system", "content": text}] if text else []
+    for index, message in enumerate(messages[:end]):
+        for part in _read(message, _place(index)):
+            _add(said, part)
+    if not said:
+        raise InvalidRequest("there is nothing to answer: the first message is the user's", param="messages")
+    return History(messages=said, prefill=_prefill(messages, end))
+
+
+def _place(index: int) -> str:
+    return f"messages[{index}]"
+
+
+def _add(said: list[dict[str, Any]], part: dict[str, Any]) -> None:
+    """`part` as a message, or into the last one where that is of the same role."""
+    last = said[-1] if said else None
+    if last is None or last["role"] != part["role"] or part["role"] not in ("user", "assistant"):
+        said.append(part)
+        return
+    if part["role"] == "user":
+        last["content"] = "\n".join(text for text in (last["content"], part["content"]) if text)
+        return
+    last["content"] += part["content"]
+    for key in ("reasoning_content", "tool_calls"):
+        if key in part:
+            last[key] = last[key] + part[key] if key in last else part[key]
+
+
+def _read(value: Any, where: str) -> Iterator[dict[str, Any]]:
+    """One message in parts of one role each; an empty one has one."""
+    message = object_at(value, where)
+    role = text_at(message.get("role"), f"{where}.role")
+    if role not in _ROLES:
+        raise InvalidRequest(f"role is one of {', '.join(_ROLES)}", param=f"{where}.role")
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = ""
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    if not isinstance(content, list):
+        raise InvalidRequest("content is text or a list of blocks", param=f"{where}.content")
+    if not content:
+        yield {"role": role, "content": ""}
+    for index, block in enumerate(content):
+        place = f"{where}.content[{index}]"
+        kind = _kind(block, place)
+        if kind not in _BLOCKS[role]:
+            known = ", ".join(_BLOCKS[role])
+            raise UnsupportedParameter(
+                f"a block of type {kind!r} is not supported here: a message of role {role} holds {known}",
+                param=f"{place}.type",
+            )
+        yield _block(role, kind, block, place)
+
+
+def _block(role: str, kind: str, block: dict[str, Any], where: str) -> dict[str, Any]:
+    if kind == "text":
+        return {"role": role, "content": text_at(block.get("text"), f"{where}.text")}
+    if kind == "tool_result":
+        return _tool_message(block, where)
+    answer: dict[str, Any] = {"role": "assistant", "content": ""}
+    if kind == "tool_use":
+        answer["tool_calls"] = [_call(block, where)]
+    elif kind == "thinking" and (thought := text_at(block.get("thinking"), f"{where}.thinking")):
+        answer["reasoning_content"] = thought
+    return answer
+
+
+def _call(block: dict[str, Any], where: str) -> dict[str, Any]:
+    name = text_at(block.get("name"), f"{where}.name")
+    given = block.get("input")
+    arguments = object_at(given, f"{where}.input") if given is not None else {}
+    try:
+        text = msgspec.json.encode(arguments).decode()
+    except RecursionError as error:
+        raise InvalidRequest("the input is nested too deeply", param=f"{where}.input") from error
+    call_id = text_at(block.get("id"), f"{where}.id")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": text}}
+
+
+def _tool_message(block: dict[str, Any], where: str) -> dict[str, Any]:
+    call_id = text_at(block.get("tool_use_id"), f"{where}.tool_use_id")
+    content = block.get("content")
+    text = "" if content is None else "\n".join(_texts(content, f"{where}.content"))
+    if block.get("is_error") is True and not text.lower().startswith("error"):
+        text = f"Error: {text}" if text else "Error"
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+def _prefill(messages: list[Any], start: int) -> str:
+    """The text of the assistant's messages at the end, from `start` on: all of it, and nothing else, is text."""
+    text = ""
+    for index in range(start, len(messages)):
+        for part in _read(messages[index], _place(index)):
+            if set(part) != {"role", "content"}:
+                raise InvalidRequest(
+                    "the last message is the assistant's, so the answer goes on from it: it is text, without "
+                    "thinking and without tool_use, which a tool_result has to follow",
+                    param=f"{_place(index)}.content",
+                )
+            text += part["content"]
+    if text != text.rstrip():
+        raise InvalidRequest(
+            "a last message of the assistant does not end with white space",
+            param=f"{_place(len(messages) - 1)}.content",
+        )
+    return text
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    """A string, or the texts of text blocks."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{where} is text or a list of text blocks", param=where)
+    texts = []
+    for index, block in enumerate(value):
+        place = f"{where}[{index}]"
+        kind = _kind(block, place)
+        if kind != "text":
+            raise UnsupportedParameter(f"a block of type {kind!r} is not supported: text only", param=f"{place}.type")
+        texts.append(text_at(block.get("text"), f"{place}.text"))
+    return texts
+
+
+def _kind(block: Any, where: str) -> str:
+    return text_at(object_at(block, where).get("type"), f"{where}.type")

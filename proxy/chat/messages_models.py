@@ -1,0 +1,59 @@
+"""Models as Anthropic lists them: pages, each model with a name to show and the time of its making."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from proxy.errors import InvalidRequest
+from proxy.http.body import validated
+
+HEADER = "anthropic-version"
+"""A request with it is one of Anthropic's clients."""
+
+
+class _Query(BaseModel):
+    limit: int = Field(default=20, ge=1, le=1000)
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+def model_info(known: Mapping[str, Any], context_length: int) -> dict[str, Any]:
+    """A model, made of OpenAI's form of it."""
+    return {
+        "type": "model",
+        "id": known["id"],
+        "display_name": known["id"],
+        "created_at": datetime.fromtimestamp(known["created"], UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": context_length,
+    }
+
+
+def page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str], context_length: int) -> dict[str, Any]:
+    """The page of `models` that `query` asks for. Raises InvalidRequest."""
+    asked = validated(_Query, dict(query))
+    ids = [model["id"] for model in models]
+    start, end = 0, len(ids)
+    if asked.after_id is not None:
+        start = _position(ids, asked.after_id, "after_id") + 1
+    if asked.before_id is not None:
+        end = _position(ids, asked.before_id, "before_id")
+        start = max(start, end - asked.limit)
+    shown = range(start, min(end, start + asked.limit))
+    rest = start > 0 if asked.before_id is not None else shown.stop < end
+    return {
+        "data": [model_info(models[index], context_length) for index in shown],
+        "has_more": rest,
+        "first_id": ids[shown[0]] if shown else None,
+        "last_id": ids[shown[-1]] if shown else None,
+    }
+
+
+def _position(ids: Sequence[str], model: str, param: str) -> int:
+    if model not in ids:
+        raise InvalidRequest(f"there is no model {model!r} in the list", param=param)
+    return ids.index(model)
