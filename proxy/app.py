@@ -12,6 +12,8 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
 from proxy.chat import endpoints as chat_endpoints
+from proxy.chat import messages_endpoints
+from proxy.chat import responses_endpoints
 from proxy.chat.service import ChatService
 from proxy.clock import Clock, system_clock
 from proxy.credentials.service import Credentials, PrincipalKind, load_secret
@@ -63,10 +65,10 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        chosen = engine or SglangEngine(str(settings.engine.url), settings.engine)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(chosen.aclose)
             try:
+                chosen = engine or SglangEngine(str(settings.engine.url), settings.engine)
+                stack.push_async_callback(chosen.aclose)
                 await _start(app, settings, chosen, clock, stack)
             except ConfigurationError as error:
                 app.state.startup_error = error
@@ -84,6 +86,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     for router in (
         health,
         chat_endpoints.router,
+        messages_endpoints.router,
+        responses_endpoints.router,
         session_endpoints.router,
         feedback_endpoints.router,
         claim_endpoints.router,

@@ -1,66 +1,342 @@
-"""HTTP connections for many calls at once to one engine."""
+"""HTTP/1.1 to one engine: kept connections, one request at a time on each, read by httptools.
+
+A general client costs more CPU for one short generation than everything else that the proxy does for it
+(docs/decisions/0010). What is left out is what an engine has no use for: redirects, cookies, compression, proxies
+from the environment.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Callable
+from typing import Self, cast
+from urllib.parse import SplitResult, unquote, urlsplit
 
+import httptools
 import httpx
 
-LANE_SIZE = 16
-"""Connections in one httpx client. Its pool compares every idle connection with every other one at each call, which
-at 64 costs more than a short generation does."""
+from proxy.errors import BaseRlError, EngineTimeout, EngineUnavailable
 
 KEEPALIVE_SECONDS = 4.0
-"""Less than uvicorn's five: a connection that the engine is just closing must not be used."""
+"""Less than uvicorn's five, so that few connections are found closed when they are used again."""
 
+_RUN_OUT_SECONDS = 1.0
+"""For the end of a body of which nothing is wanted any more."""
 
-class _Lane:
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self.client = client
-        self.calls = 0
+_UNREAD_BYTES = 1 << 20
+"""Of a body that nobody took yet; the connection then waits for its reader."""
+
+_PORTS = {"http": 80, "https": 443}
 
 
 class Connections:
-    """Up to `limit` calls at once, spread over clients of few connections each; further calls wait."""
+    """Up to `limit` requests at once; further ones wait. `url` may have a path, which goes before every other one.
 
-    def __init__(self, url: str, *, limit: int, timeout: httpx.Timeout) -> None:
-        self._url = url
-        self._timeout = timeout
+    Raises ValueError for a `url` that is none.
+    """
+
+    def __init__(self, url: str, *, limit: int, connect_seconds: float, silence_seconds: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise ValueError(f"{url!r} is no http:// or https:// address")
+        self._host, self._port = parts.hostname, parts.port or _PORTS[parts.scheme]
+        self._tls: ssl.SSLContext | None = httpx.create_ssl_context() if parts.scheme == "https" else None
+        self._path = parts.path.rstrip("/")
+        self._headers = _headers(parts)
+        self._connect_seconds = connect_seconds
+        self._silence_seconds = silence_seconds
         self._slots = asyncio.Semaphore(limit)
-        self._lanes: list[_Lane] = []
-        # One for all clients: building it reads the system's certificates, which takes longer than a call.
-        self._tls: ssl.SSLContext | bool = httpx.create_ssl_context() if url.startswith("https:") else False
+        self._open: set[_Connection] = set()
+        self._idle: deque[_Connection] = deque()
 
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        """A client with a free connection, for one call."""
-        async with self._slots:
-            lane = self._free_lane()
-            lane.calls += 1
-            try:
-                yield lane.client
-            finally:
-                lane.calls -= 1
+    @property
+    def idle(self) -> int:
+        """How many connections are kept for the next requests."""
+        return len(self._idle)
+
+    async def request(
+        self, method: str, path: str, body: bytes = b"", *, silence_seconds: float | None = None
+    ) -> Reply:
+        """The reply as soon as its head is there; to be closed. `silence_seconds` is the longest wait for something
+        to come, here and while the body is read.
+
+        Raises EngineUnavailable when there is no connection or it is lost, EngineTimeout.
+        """
+        line = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
+        message = line.encode() + body
+        silence = self._silence_seconds if silence_seconds is None else silence_seconds
+        await self._slots.acquire()
+        try:
+            kept = self._kept()
+            if kept is not None and await kept.exchange(message, silence):
+                return Reply(self, kept)
+            # There was none, or the engine closed it before it could see the request.
+            fresh = await self._connect()
+            if await fresh.exchange(message, silence):
+                return Reply(self, fresh)
+            raise _lost("it was closed without an answer")
+        except BaseException:
+            self._slots.release()
+            raise
 
     async def aclose(self) -> None:
-        for lane in self._lanes:
-            await lane.client.aclose()
+        connections = list(self._open)
+        for connection in connections:
+            connection.close()
+        await asyncio.gather(*(connection.lost for connection in connections))
 
-    def _free_lane(self) -> _Lane:
-        for lane in self._lanes:
-            if lane.calls < LANE_SIZE:
-                return lane
-        client = httpx.AsyncClient(
-            base_url=self._url,
-            timeout=self._timeout,
-            limits=httpx.Limits(
-                max_connections=LANE_SIZE, max_keepalive_connections=LANE_SIZE, keepalive_expiry=KEEPALIVE_SECONDS
-            ),
-            verify=self._tls,
-            trust_env=False,
-        )
-        self._lanes.append(_Lane(client))
-        return self._lanes[-1]
+    def take_back(self, connection: _Connection, *, runs_out: bool) -> None:
+        """After a reply. Kept for the next request if that one was read to its end, or once it `runs_out`."""
+        self._slots.release()
+        if connection.is_reusable:
+            self._keep(connection)
+        elif runs_out:
+            connection.run_out(self._keep)
+        else:
+            connection.close()
+
+    def _keep(self, connection: _Connection) -> None:
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def _kept(self) -> _Connection | None:
+        """The connection that was used last, so that those of a burst grow old."""
+        oldest = asyncio.get_running_loop().time() - KEEPALIVE_SECONDS
+        while self._idle and self._idle[0].idle_since < oldest:
+            self._idle.popleft().close()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_reusable:
+                return connection
+        return None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, connection = await loop.create_connection(
+                    lambda: _Connection(loop, self._open), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError as error:
+            raise EngineUnavailable("the engine cannot be reached: it accepts no connection") from error
+        except OSError as error:
+            raise EngineUnavailable(f"the engine cannot be reached: {error or type(error).__name__}") from error
+        return connection
+
+
+class Reply:
+    """An answer whose body is still to be read, by `read` or by `part` until that is empty. `close` it: a body that
+    was not read to its end costs the connection, unless `runs_out` says that nothing but its end is to come."""
+
+    def __init__(self, connections: Connections, connection: _Connection) -> None:
+        self._connections = connections
+        self._connection: _Connection | None = connection
+        self.status = connection.status
+        self.runs_out = False
+
+    async def read(self) -> bytes:
+        """The whole body."""
+        parts = []
+        while part := await self.part():
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def part(self) -> bytes:
+        """What came of the body since the last look, waiting for something to come; empty at its end.
+
+        Raises EngineUnavailable when the connection is lost before, EngineTimeout.
+        """
+        assert self._connection is not None, "the reply is closed"
+        return await self._connection.part()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._connections.take_back(connection, runs_out=self.runs_out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Connection(asyncio.Protocol):
+    """One exchange at a time. Methods beginning with `on_` are called by the parser, in the middle of `feed_data`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, among: set[_Connection]) -> None:
+        self._loop = loop
+        self._among = among
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport
+        self._waiter: asyncio.Future[None] | None = None
+        self._silence: asyncio.TimerHandle | None = None
+        self._silence_seconds = 0.0
+        self._heard_at: float | None = None
+        self._failure: BaseRlError | None = None
+        self._keep: Callable[[_Connection], None] | None = None
+        self._has_head = self._is_framed = self._is_whole = False
+        self._keeps_alive = self._closed = self._paused = False
+        self._parts: list[bytes] = []
+        self._unread = 0
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.status = 0
+        self.idle_since = 0.0
+
+    @property
+    def is_reusable(self) -> bool:
+        return self._is_whole and self._keeps_alive and not self._closed and not self._parts
+
+    async def exchange(self, message: bytes, silence_seconds: float) -> bool:
+        """Sends a request and waits for the head of its answer; False if the connection was closed before anything
+        of one came."""
+        self._heard_at = None
+        self._has_head = self._is_framed = self._is_whole = False
+        self._sent_at = self._loop.time()
+        self._silence_seconds = silence_seconds
+        self._silence = self._loop.call_later(silence_seconds, self._check_silence)
+        self._transport.write(message)
+        try:
+            while not self._has_head:
+                if self._failure is not None:
+                    raise self._failure
+                if self._closed:
+                    return False
+                await self._news()
+        except BaseException:
+            self.close()
+            raise
+        return True
+
+    async def part(self) -> bytes:
+        while not self._parts:
+            if self._is_whole:
+                return b""
+            if self._failure is not None:
+                raise self._failure
+            await self._news()
+        part = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._unread = 0
+        if self._paused and not self._closed:
+            self._paused = False
+            self._transport.resume_reading()
+        return part
+
+    def run_out(self, keep: Callable[[_Connection], None]) -> None:
+        """Hands itself to `keep` when its answer has ended, if that is soon."""
+        if self._closed or self._failure is not None:
+            return
+        self._keep = keep
+        self._quiet()
+        self._silence = self._loop.call_later(_RUN_OUT_SECONDS, self.close)
+
+    def close(self) -> None:
+        self._keep = None
+        self._quiet()
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._among.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._among.discard(self)
+        self._closed = True
+        self.lost.set_result(None)
+        if exc is None and self._has_head and not self._is_framed:
+            self._end()  # a body of no stated length ends with its connection
+        elif not self._is_whole and self._heard_at is not None and self._failure is None:
+            self._failure = _lost(str(exc) if exc is not None else "it was closed in the middle of an answer")
+        self._quiet()
+        self._wake()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_whole:  # nobody asked
+            self.close()
+            return
+        self._heard_at = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(_lost(f"what came is not HTTP ({error})"))
+            return
+        if self._unread > _UNREAD_BYTES and not self._paused:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def on_message_begin(self) -> None:
+        if self._is_whole:
+            raise ValueError("an answer came that nobody asked for")
+
+    def on_header(self, name: bytes, _value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._is_framed = True
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._keeps_alive = self._parser.should_keep_alive()
+        self._has_head = self.status >= 200  # what is below only announces the answer
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._unread += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._has_head:
+            self._end()
+
+    def _end(self) -> None:
+        self._is_whole = True
+        self._quiet()
+        keep, self._keep = self._keep, None
+        if keep is not None and self._keeps_alive and not self._closed:
+            self._parts.clear()
+            keep(self)
+
+    def _fail(self, failure: BaseRlError) -> None:
+        self._failure = failure
+        self.close()
+        self._wake()
+
+    def _check_silence(self) -> None:
+        """One timer per exchange; what came meanwhile only moves it when it fires."""
+        since = self._sent_at if self._heard_at is None else self._heard_at
+        left = since + self._silence_seconds - self._loop.time()
+        if left > 0 or self._paused:
+            self._silence = self._loop.call_later(left if left > 0 else self._silence_seconds, self._check_silence)
+            return
+        self._fail(EngineTimeout(f"the engine did not answer in time: nothing came for {self._silence_seconds:g} s"))
+
+    def _quiet(self) -> None:
+        if self._silence is not None:
+            self._silence.cancel()
+            self._silence = None
+
+    async def _news(self) -> None:
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _headers(url: SplitResult) -> str:
+    host = url.netloc.rpartition("@")[2]
+    headers = f"host: {host}\r\nuser-agent: base-rl\r\naccept: */*\r\ncontent-type: application/json\r\n"
+    if url.username is not None:
+        pair = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        headers += f"authorization: Basic {base64.b64encode(pair.encode()).decode()}\r\n"
+    return headers
+
+
+def _lost(why: str) -> EngineUnavailable:
+    return EngineUnavailable(f"the connection to the engine was lost: {why}")

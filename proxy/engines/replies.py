@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
-import httpx
 import msgspec
 
 from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
@@ -85,6 +87,24 @@ class ReplyParser:
             spans=() if finish is None else _spans_of(meta),
         )
 
+    def parse_all(self, events: Sequence[bytes]) -> Iterator[EngineChunk]:
+        """What came together as one chunk, so that a reader that is behind catches up; nothing where it says nothing.
+
+        Raises like `parse`, after giving what came before.
+        """
+        chunks: list[EngineChunk] = []
+        try:
+            for data in events:
+                chunk = self.parse(data)
+                if chunk.output_ids or chunk.finish is not None:
+                    chunks.append(chunk)
+        except BaseRlError:
+            if chunks:
+                yield _joined(chunks)
+            raise
+        if chunks:
+            yield _joined(chunks)
+
     def _top(self, meta: _Meta) -> tuple[tuple[tuple[int, float], ...], ...]:
         if not meta.output_top_logprobs:
             return ()
@@ -101,16 +121,28 @@ class ReplyParser:
         )
 
 
+def _joined(chunks: list[EngineChunk]) -> EngineChunk:
+    if len(chunks) == 1:
+        return chunks[0]
+    return EngineChunk(
+        output_ids=tuple(chain.from_iterable(chunk.output_ids for chunk in chunks)),
+        logprobs=tuple(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+        top_logprobs=tuple(chain.from_iterable(chunk.top_logprobs for chunk in chunks)),
+        finish=chunks[-1].finish,
+        spans=chunks[-1].spans,
+    )
+
+
 def refusal_of(status: int, message: str) -> BaseRlError:
     """What an error answer to a generation means."""
-    if status in {httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY}:
+    if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
         too_long = any(words in message for words in CONTEXT_WORDS)
         return ContextLengthExceeded(message) if too_long else InvalidRequest(message)
     return failure_of(status, message)
 
 
 def failure_of(status: int, message: str) -> BaseRlError:
-    if status == httpx.codes.SERVICE_UNAVAILABLE:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return EngineUnavailable(f"the engine takes no requests: {message}")
     return EngineFailed(f"the engine answered {status}: {message}")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 
 from proxy.contract.turn import ConstraintKind, SamplingParameters
@@ -27,7 +27,7 @@ from proxy.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from proxy.settings import EngineSettings
+from proxy.settings import ConfigurationError, EngineSettings
 
 CONTROL_CALLS = 16
 ABORT_SECONDS = 5.0
@@ -35,10 +35,9 @@ CONTROL_SECONDS = 120.0
 """Longest wait for a weight update or a pause."""
 HEALTH_SECONDS = 25.0
 """SGLang's own health check answers after one second at best and gives up after twenty."""
-JSON = {"content-type": "application/json"}
 Info = TypeVar("Info")
-DATA = "data: "
-DONE = "[DONE]"
+DATA = b"data: "
+DONE = b"[DONE]"
 
 
 class _ModelInfo(msgspec.Struct, frozen=True):
@@ -67,11 +66,18 @@ class SglangEngine:
     """
 
     def __init__(self, url: str, settings: EngineSettings) -> None:
-        timeout = httpx.Timeout(settings.read_timeout_seconds, connect=settings.connect_timeout_seconds)
         address = url.rstrip("/")
-        self._calls = Connections(address, limit=settings.max_concurrency, timeout=timeout)
+        connect, silence = settings.connect_timeout_seconds, settings.read_timeout_seconds
+        try:
+            self._calls = Connections(
+                address, limit=settings.max_concurrency, connect_seconds=connect, silence_seconds=silence
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"engine.url: {error}") from error
         # Of its own, so that a weight update never waits for generations to end.
-        self._control_calls = Connections(address, limit=CONTROL_CALLS, timeout=timeout)
+        self._control_calls = Connections(
+            address, limit=CONTROL_CALLS, connect_seconds=connect, silence_seconds=CONTROL_SECONDS
+        )
         self._label: str | None = None
         self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
@@ -84,12 +90,21 @@ class SglangEngine:
         EngineTimeout after a silence of the read timeout, EngineFailed for everything else.
         """
         parser = ReplyParser()
-        replies = self._streamed(request, parser) if request.stream else self._whole(request, parser)
         over = False
         try:
-            async with contextlib.aclosing(replies):
-                async for chunk in replies:
-                    # Before the yield: a reader that stops at the last chunk leaves nothing to abort.
+            with await self._calls.request("POST", "/generate", self._body(request)) as reply:
+                if reply.status != HTTPStatus.OK:
+                    raise refusal_of(reply.status, message_of(await reply.read()))
+                if request.stream:
+                    events = EventLines()
+                    while not events.over and (part := await reply.part()):
+                        for chunk in parser.parse_all(events.feed(part)):
+                            # Before the yield: a reader that stops at the last chunk leaves nothing to abort.
+                            over = parser.finished
+                            yield chunk
+                    reply.runs_out = events.over
+                else:
+                    chunk = parser.parse(await reply.read())
                     over = parser.finished
                     yield chunk
             if not parser.finished:
@@ -100,32 +115,6 @@ class SglangEngine:
         finally:
             if not over:
                 self._abort_in_background(request.request_id)
-
-    async def _whole(self, request: GenerateRequest, parser: ReplyParser) -> AsyncGenerator[EngineChunk]:
-        with _failures():
-            async with self._calls.client() as client:
-                response = await client.post("/generate", content=self._body(request), headers=JSON)
-        if response.status_code != httpx.codes.OK:
-            raise refusal_of(response.status_code, message_of(response.content))
-        yield parser.parse(response.content)
-
-    async def _streamed(self, request: GenerateRequest, parser: ReplyParser) -> AsyncGenerator[EngineChunk]:
-        with _failures():
-            async with (
-                self._calls.client() as client,
-                client.stream("POST", "/generate", content=self._body(request), headers=JSON) as response,
-            ):
-                if response.status_code != httpx.codes.OK:
-                    raise refusal_of(response.status_code, message_of(await response.aread()))
-                async for line in response.aiter_lines():
-                    if not line.startswith(DATA):
-                        continue
-                    data = line[len(DATA) :]
-                    if data == DONE:
-                        return
-                    chunk = parser.parse(data)
-                    if chunk.output_ids or chunk.finish is not None:
-                        yield chunk
 
     def _body(self, request: GenerateRequest) -> bytes:
         body: dict[str, Any] = {
@@ -205,23 +194,23 @@ class SglangEngine:
         return model
 
     async def _look(self, path: str, kind: type[Info]) -> Info:
-        with _failures():
-            async with self._control_calls.client() as client:
-                response = await client.get(path, timeout=CONTROL_SECONDS)
-        if response.status_code != httpx.codes.OK:
-            raise failure_of(response.status_code, message_of(response.content))
+        with await self._control_calls.request("GET", path) as reply:
+            content = await reply.read()
+        if reply.status != HTTPStatus.OK:
+            raise failure_of(reply.status, message_of(content))
         try:
-            return msgspec.json.decode(response.content, type=kind)
+            return msgspec.json.decode(content, type=kind)
         except msgspec.DecodeError as error:
             raise EngineFailed(f"the engine's {path} cannot be read: {error}") from error
 
     async def healthy(self) -> bool:
         try:
-            async with self._control_calls.client() as client:
-                response = await client.get("/health_generate", timeout=HEALTH_SECONDS)
-        except (httpx.HTTPError, httpx.InvalidURL):
+            with await self._control_calls.request(
+                "GET", "/health_generate", silence_seconds=HEALTH_SECONDS
+            ) as reply:
+                return reply.status == HTTPStatus.OK
+        except (EngineUnavailable, EngineTimeout):
             return False
-        return response.status_code == httpx.codes.OK
 
     async def aclose(self) -> None:
         if self._aborts:
@@ -230,12 +219,33 @@ class SglangEngine:
         await self._control_calls.aclose()
 
     async def _control(self, path: str, body: dict[str, Any], seconds: float = CONTROL_SECONDS) -> None:
-        content = msgspec.json.encode(body)
-        with _failures():
-            async with self._control_calls.client() as client:
-                response = await client.post(path, content=content, headers=JSON, timeout=seconds)
-        if response.status_code != httpx.codes.OK:
-            raise failure_of(response.status_code, message_of(response.content))
+        request = self._control_calls.request("POST", path, msgspec.json.encode(body), silence_seconds=seconds)
+        with await request as reply:
+            content = await reply.read()
+        if reply.status != HTTPStatus.OK:
+            raise failure_of(reply.status, message_of(content))
+
+
+class EventLines:
+    """Cuts the data out of a stream of server-sent events, in whatever parts it comes. `over` after its last one."""
+
+    def __init__(self) -> None:
+        self._line: list[bytes] = []
+        self.over = False
+
+    def feed(self, part: bytes) -> list[bytes]:
+        """What events the part completes."""
+        first, *further = part.split(b"\n")
+        self._line.append(first)
+        if not further:
+            return []
+        lines = [b"".join(self._line), *further]
+        self._line = [lines.pop()]
+        events = [line[len(DATA) :].rstrip() for line in lines if line.startswith(DATA)]
+        if DONE in events:
+            self.over = True
+            return events[: events.index(DONE)]
+        return events
 
 
 def _engine_id(request_id: str) -> str:
@@ -266,22 +276,3 @@ def sampling_body(sampling: SamplingParameters) -> dict[str, Any]:
     if sampling.constraint is not None:
         body[sampling.constraint.kind.value] = sampling.constraint.text
     return body
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """httpx's errors as ours: not reached or lost is unavailable, silent is a timeout."""
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-        raise EngineUnavailable(f"the engine cannot be reached: {_words(error)}") from error
-    except httpx.TimeoutException as error:
-        raise EngineTimeout(f"the engine did not answer in time: {_words(error)}") from error
-    except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-        raise EngineUnavailable(f"the connection to the engine was lost: {_words(error)}") from error
-    except httpx.HTTPError as error:
-        raise EngineFailed(f"the call to the engine failed: {_words(error)}") from error
-
-
-def _words(error: Exception) -> str:
-    return str(error) or type(error).__name__

@@ -6,13 +6,14 @@ import asyncio
 import os
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 import torch
+import uvloop
 from transformers import AutoModelForCausalLM
 
 from proxy.engines.interface import PauseMode
@@ -24,6 +25,14 @@ from tests.engines.tiny_model import make_model
 
 SGLANG_TIMEOUT = 400
 STOP_SECONDS = 30
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Connections are tried on both event loops: their transports differ, and the proxy serves on uvloop."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
+    if item.path.name == "test_connections.py":
+        factories["uvloop"] = uvloop.new_event_loop
+    return factories
 
 
 class Models(NamedTuple):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from proxy.contract.turn import SamplingParameters
 from proxy.engines.interface import EngineFinish, LabelSpan, PauseMode
 from proxy.engines.replies import ReplyParser
-from proxy.engines.sglang import SglangEngine, sampling_body
+from proxy.engines.sglang import EventLines, SglangEngine, sampling_body
 from proxy.errors import (
     BaseRlError,
     ContextLengthExceeded,
@@ -168,18 +168,49 @@ async def test_an_engine_that_falls_silent_times_out_and_is_told_to_stop(streame
 
 
 async def test_leaving_early_aborts_and_finishing_does_not() -> None:
-    last = reply([2], 2, {"type": "stop"})
-    async with engine_that(stream(reply([1], 1), last, b"[DONE]")) as (engine, paths):
+    async with engine_that(stream(reply([1], 1), reply([2], 2, {"type": "stop"}), b"[DONE]")) as (engine, paths):
         chunks = open_stream(engine, ask(stream=True))
         await anext(chunks)
-        await anext(chunks)
         await chunks.aclose()
+        await engine.aclose()
         assert "/abort_request" not in paths
+    silence = asyncio.Event()
+    async with engine_that(stream(reply([1], 1), then=silence.wait)) as (engine, paths):
         chunks = open_stream(engine, ask(stream=True))
         await anext(chunks)
         await chunks.aclose()
         await engine.aclose()
         assert paths[-1] == "/abort_request"
+        silence.set()
+
+
+async def test_events_that_come_together_are_one_chunk() -> None:
+    last = reply([2, 3], 3, {"type": "stop"})
+    async with engine_that(stream(reply([1], 1), last, b"[DONE]")) as (engine, _):
+        (chunk,) = [chunk async for chunk in open_stream(engine, ask(stream=True))]
+    assert chunk.output_ids == (1, 2, 3)
+    assert chunk.logprobs == pytest.approx((-0.1, -0.2, -0.3))
+    assert chunk.finish is EngineFinish.STOP
+    assert chunk.spans == (LabelSpan(label="w", start=0, end=3),)
+
+
+async def test_what_came_before_a_failure_is_given() -> None:
+    async with engine_that(stream(reply([1], 1), reply([2], 2), b"{")) as (engine, _):
+        chunks = open_stream(engine, ask(stream=True))
+        assert (await anext(chunks)).output_ids == (1, 2)
+        with pytest.raises(EngineFailed):
+            await anext(chunks)
+
+
+@given(st.lists(st.sampled_from(["1", "22", "", "x\u00e9"]), max_size=8), st.integers(1, 9), st.booleans())
+def test_events_are_the_same_however_they_are_cut(texts: list[str], size: int, crlf: bool) -> None:
+    ending = b"\r\n" if crlf else b"\n"
+    wire = b"".join(b": comment%sdata: %s%s%s" % (ending, text.encode(), ending, ending) for text in texts)
+    wire += b"data: [DONE]" + ending * 2 + b"data: more" + ending
+    lines = EventLines()
+    found = [event for start in range(0, len(wire), size) for event in lines.feed(wire[start : start + size])]
+    assert [event.decode() for event in found[: len(texts)]] == texts
+    assert lines.over
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=30), st.data())

@@ -104,6 +104,7 @@ def test_a_wrong_configuration_ends_with_one_clear_line(tmp_path: Path, model: P
         ({"BASE_RL_SERVER__PORT": "many"}, "server.port"),
         ({"BASE_RL_RUN__MODEL": str(tmp_path)}, "base-rl: "),
         ({"BASE_RL_RUN__MODEL": ""}, "base-rl: run.model"),
+        ({"BASE_RL_ENGINE__URL": "localhost:30000"}, "base-rl: engine.url"),
     ):
         ended = subprocess.run(
             [sys.executable, "-m", "proxy"],
