@@ -67,6 +67,7 @@ async def test_the_turn_is_what_was_sent_to_the_engine_and_came_from_it(world: W
     assert "messages" not in turn.request
     assert turn.response["turn_id"] == turn.id == request.request_id
     assert [attributed for _, attributed in world.seen.turns] == ["new"]
+    assert world.seen.dialects == ["chat"]
 
 
 async def test_streaming_goes_token_by_token_and_ends_with_done(world: World) -> None:

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy import select
 
 from proxy.chat import endpoints as chat_endpoints
+from proxy.chat import messages_endpoints
 from proxy.chat.service import ChatService
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import weight_label
@@ -60,10 +61,11 @@ class SeenTurns:
 
     def __init__(self) -> None:
         self.turns: list[tuple[Turn, str]] = []
+        self.dialects: list[str] = []
 
     def turn_finished(self, turn: Turn, *, attributed_by: str, prompt_tokens: int, dialect: str) -> None:
         assert prompt_tokens == turn.prefix_tokens + len(turn.prompt_ids)
-        assert dialect == "chat"
+        self.dialects.append(dialect)
         self.turns.append((turn, attributed_by))
 
 
@@ -162,6 +164,7 @@ async def open_world(
         errors.install(app)
         app.include_router(session_endpoints.router)
         app.include_router(chat_endpoints.router)
+        app.include_router(messages_endpoints.router)
         key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(
