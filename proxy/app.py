@@ -13,7 +13,6 @@ from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
 from proxy.chat import endpoints as chat_endpoints
 from proxy.chat import messages_endpoints
-from proxy.chat import messages_endpoints
 from proxy.chat import responses_endpoints
 from proxy.chat.service import ChatService
 from proxy.clock import Clock, system_clock
@@ -87,7 +86,6 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     for router in (
         health,
         chat_endpoints.router,
-        messages_endpoints.router,
         messages_endpoints.router,
         responses_endpoints.router,
         session_endpoints.router,
