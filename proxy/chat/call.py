@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -62,7 +62,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    messages: list[dict[str, Any]]
+    messages: Sequence[dict[str, Any]]
     sampling: RequestedSampling
     body: dict[str, Any]
     tools: list[dict[str, Any]] | None = None

@@ -72,7 +72,8 @@ class _Known(msgspec.Struct, frozen=True):
 class ReadConversation:
     """The messages of one request with their hash chain, which is made as far as somebody asks for it.
 
-    `digest` is that of its bytes, None where they are not at hand. `plain`: no message holds reasoning, which templates write differently once it is past.
+    `digest` is that of its bytes, None where they are not at hand. `plain`: no message holds reasoning, which
+    templates write differently once it is past.
     """
 
     def __init__(self, messages: Sequence[Message], *, start: int, known: _Known, digest: bytes | None) -> None:
@@ -93,11 +94,11 @@ class ReadConversation:
         """Of the whole conversation."""
         return self._tail[-1] if self._tail else EMPTY
 
-    def answered(self) -> Iterator[bytes]:
-        """The hashes behind every answer in it, longest conversation first: where a recorded turn may have ended.
+    @property
+    def answered(self) -> AnsweredHashes:
+        return AnsweredHashes(self)
 
-        The first costs nothing; what lies before the recognised messages is read when it is asked for.
-        """
+    def walk_answered(self) -> Iterator[bytes]:
         for position in range(len(self.messages) - 1, self._start - 1, -1):
             if self.messages[position]["role"] == "assistant":
                 yield self._tail[position - self._start]
@@ -120,6 +121,45 @@ class ReadConversation:
                 current = extend_hash(current, message)
                 self._all.append(current)
         return self._all
+
+
+class AnsweredHashes(Sequence[bytes]):
+    """The hashes behind every answer in a conversation, longest conversation first: where a recorded turn may have
+    ended.
+
+    The first costs nothing; what lies before the recognised messages is read when it is asked for.
+    """
+
+    def __init__(self, conversation: ReadConversation) -> None:
+        self._conversation = conversation
+        self._whole: tuple[bytes, ...] | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._conversation.walk_answered()
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[bytes, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | tuple[bytes, ...]:
+        if index == 0:
+            first = next(iter(self), None)
+            if first is not None:
+                return first
+        return self._all()[index]
+
+    def _all(self) -> tuple[bytes, ...]:
+        if self._whole is None:
+            self._whole = tuple(self._conversation.walk_answered())
+        return self._whole
 
 
 class ConversationIndex:

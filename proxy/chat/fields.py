@@ -18,11 +18,31 @@ def decode_body(raw: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
-        hint = " (an unpaired surrogate escape?)" if _SURROGATE.search(raw) else ""
-        raise InvalidRequest(f"the body is not valid JSON: {error}{hint}") from error
+        raise InvalidRequest(f"the body is not valid JSON: {error}{_hint(raw)}") from error
     if not isinstance(value, dict):
         raise InvalidRequest("the body is not a JSON object")
     return value
+
+
+def decode_listing(raw: bytes, name: str) -> dict[str, Any]:
+    """The same, with the elements of the list `name` left as they came. Raises InvalidRequest."""
+    try:
+        parts = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        listed = parts.pop(name, None)
+        value = {key: msgspec.json.decode(part) for key, part in parts.items()}
+        if listed is not None:
+            value[name] = msgspec.json.decode(listed, type=list[msgspec.Raw])
+    except (ValueError, RecursionError):
+        return decode_body(raw)  # which says what is wrong, unless it is just no list
+    return value
+
+
+def decode_element(raw: msgspec.Raw, where: str) -> Any:
+    """An element of a listing, which stands at `where`. Raises InvalidRequest."""
+    try:
+        return msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{where} is not valid JSON: {error}{_hint(raw)}", param=where) from error
 
 
 def object_at(value: Any, where: str) -> dict[str, Any]:
@@ -37,6 +57,10 @@ def text_at(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequest(f"{where} is a string", param=where)
     return value
+
+
+def _hint(raw: bytes) -> str:
+    return " (an unpaired surrogate escape?)" if _SURROGATE.search(raw) else ""
 
 
 def plain(text: str) -> str:

@@ -7,28 +7,17 @@ from typing import Any
 import msgspec
 
 from proxy.chat.call import ModelCall
+from proxy.chat.conversation import ReadConversation
 from proxy.contract.turn import Continuation
 from proxy.sessions.identification import SessionContext
-from proxy.tokens.canonical import answered_hashes, conversation_hashes, normalise, tools_hash
-from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, plan_branch, plan_continuation
+from proxy.tokens.canonical import NormalMessages, tools_hash
+from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, behind, plan_branch, plan_continuation
+from proxy.tokens.shortcut import Shortcuts
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import ParentTurn, TrajectoryStore
 
 _RECENT_TURNS = 8
 """Where a call extends no recorded conversation, this many latest turns are looked at for common tokens."""
-
-
-class AskedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """The hashes by which a call's conversation is known: of it up to each message, and of it up to each answer in
-    it, longest first."""
-
-    hashes: list[bytes]
-    answered: tuple[bytes, ...]
-
-    @classmethod
-    def of(cls, call: ModelCall) -> AskedConversation:
-        hashes = conversation_hashes(call.messages)
-        return cls(hashes=hashes, answered=answered_hashes(call.messages, hashes))
 
 
 class PlannedPrompt(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,15 +36,17 @@ class PromptPlanner:
     def __init__(self, template: ChatTemplate, trajectories: TrajectoryStore) -> None:
         self._template = template
         self._trajectories = trajectories
+        self._shortcuts = Shortcuts(template, behind)
 
-    async def plan(self, call: ModelCall, asked: AskedConversation, session: SessionContext) -> PlannedPrompt:
+    async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
         """Raises InvalidRequest when the template refuses the messages."""
         conversation = _conversation(call)
         parent = None if session.is_new else await self._trajectories.find_parent(session.id, asked.answered)
         covered = 0
         if parent is not None:
-            extended = asked.hashes.index(parent.conversation_hash) + 1
-            plan = plan_continuation(self._template, conversation, _known(parent), extended)
+            extended = asked.length_at(parent.conversation_hash)
+            shortcuts = self._shortcuts if asked.plain else None
+            plan = plan_continuation(self._template, conversation, _known(parent), extended, shortcuts)
             if plan.continuation in (Continuation.EXACT, Continuation.RETEMPLATED):
                 covered = extended
         else:
@@ -64,7 +55,7 @@ class PromptPlanner:
         return PlannedPrompt(
             plan=plan,
             messages=[*call.messages[covered:], *_begun(call)],
-            request_hash=asked.hashes[-1],
+            request_hash=asked.hash,
             tools_hash=conversation.tools_hash,
         )
 
@@ -75,7 +66,7 @@ class PromptPlanner:
 
 def _conversation(call: ModelCall) -> Conversation:
     return Conversation(
-        messages=[normalise(message) for message in call.messages],
+        messages=NormalMessages(call.messages),
         tools=call.tools,
         tools_hash=tools_hash(call.tools, call.template_arguments),
         arguments=call.template_arguments,

@@ -22,10 +22,11 @@ import msgspec
 
 from proxy.chat.call import Answer, Caller, Dialect, ModelCall
 from proxy.chat.capture import CallPlan, Capture
+from proxy.chat.conversation import ConversationIndex
 from proxy.chat.generation import Generation
 from proxy.chat.models import ModelCatalog, ServedModel, ServingVersions
 from proxy.chat.observer import TurnObserver
-from proxy.chat.prompts import AskedConversation, PlannedPrompt, PromptPlanner
+from proxy.chat.prompts import PlannedPrompt, PromptPlanner
 from proxy.chat.recording import CallContext, TurnRecorder, stream_head
 from proxy.chat.retries import RecentAnswers, Replayed
 from proxy.chat.sampling import resolve_sampling
@@ -69,6 +70,7 @@ class ChatService:
         self._engine = engine
         self._clock = clock
         self._slots = asyncio.Semaphore(settings.engine.max_concurrency)
+        self._conversations = ConversationIndex()
         self._recent = RecentAnswers(clock)
         self._running: set[Generation] = set()
         self._decoder = TokenDecoder(
@@ -114,7 +116,8 @@ class ChatService:
     async def _start(
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
-        asked = AskedConversation.of(call)
+        asked = self._conversations.read(call.messages)
+        self._conversations.keep(asked)
         hints = msgspec.structs.replace(hints, conversation_hashes=asked.answered)
         session = await self._sessions.identify(caller.principal, served.run, hints)
         found = await self._answered_before(session, caller)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.chat.call import ModelCall, ToolChoice, ToolUse
-from proxy.chat.fields import decode_body, object_at, plain, text_at
+from proxy.chat.conversation import WireMessages
+from proxy.chat.fields import decode_element, decode_listing, object_at, plain, text_at
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
@@ -47,15 +49,14 @@ class ChatCompletionBody(SamplingFields):
 
 def parse_chat_completion(raw: bytes) -> ModelCall:
     """Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured."""
-    value = decode_body(raw)
+    value = decode_listing(raw, "messages")
     body = validated(ChatCompletionBody, value)
-    messages = [_message(message, f"messages[{index}]") for index, message in enumerate(body.messages)]
     _refuse_unsupported(body)
     tools, warnings = _tools(body.tools or [])
     choice = _tool_choice(body.tool_choice)
     return ModelCall(
         model=body.model,
-        messages=messages,
+        messages=WireMessages(body.messages, _read_message),
         tools=tools if tools and choice.use is not ToolUse.NONE else None,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
@@ -123,6 +124,11 @@ def _tools(tools: list[Any]) -> tuple[list[dict[str, Any]], list[str]]:
             warnings.append(f"{where}.function.strict is not enforced")
         functions.append({key: item for key, item in tool.items() if item is not None})
     return functions, warnings
+
+
+def _read_message(raw: msgspec.Raw, position: int) -> dict[str, Any]:
+    where = f"messages[{position}]"
+    return _message(decode_element(raw, where), where)
 
 
 def _message(value: Any, where: str) -> dict[str, Any]:

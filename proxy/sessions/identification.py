@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -107,7 +107,7 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     named: Name | None = None
     group: str | None = None
-    conversation_hashes: tuple[bytes, ...] = ()
+    conversation_hashes: Sequence[bytes] = ()
 
     @property
     def name(self) -> str | None:

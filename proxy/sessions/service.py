@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -269,7 +270,7 @@ class SessionService:
             raise NotFound(f"there is no session {name.text!r} in the run {run.name!r}")
         return await self._open(opening, name)
 
-    async def _continued(self, run: RunView, key_id: KeyId, hashes: tuple[bytes, ...]) -> KnownSession | None:
+    async def _continued(self, run: RunView, key_id: KeyId, hashes: Sequence[bytes]) -> KnownSession | None:
         """The session, open or ended, that holds the longest of these conversations under this key."""
         known = self._memory.continued(key_id, hashes[0])
         if known is not None:

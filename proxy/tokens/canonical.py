@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, overload
 
 HASH_BYTES = 16
 EMPTY = bytes(HASH_BYTES)
@@ -51,6 +51,34 @@ def normalise(message: Mapping[str, Any]) -> dict[str, Any]:
     if message.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
     return plain
+
+
+class NormalMessages(Sequence[Mapping[str, Any]]):
+    """Wire messages, each normalised when it is first looked at."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self._messages = messages
+        self._known: dict[int, Mapping[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @overload
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Mapping[str, Any]]: ...
+
+    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        if isinstance(index, slice):
+            return [self._at(position) for position in range(*index.indices(len(self._messages)))]
+        return self._at(range(len(self._messages))[index])
+
+    def _at(self, position: int) -> Mapping[str, Any]:
+        message = self._known.get(position)
+        if message is None:
+            message = self._known[position] = normalise(self._messages[position])
+        return message
 
 
 def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:

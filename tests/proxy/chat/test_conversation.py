@@ -42,8 +42,8 @@ def talk(turns: int) -> list[dict[str, Any]]:
 def same(read: ReadConversation, messages: list[dict[str, Any]]) -> None:
     hashes = conversation_hashes(messages)
     assert read.hash == hashes[-1]
-    assert tuple(read.answered()) == answered_hashes(messages, hashes)
-    for answered in read.answered():
+    assert tuple(read.answered) == answered_hashes(messages, hashes)
+    for answered in read.answered:
         assert read.length_at(answered) == hashes.index(answered) + 1
 
 

@@ -16,7 +16,10 @@ USER = {"role": "user", "content": "x"}
 
 
 def parse(**body: Any) -> Any:
-    return parse_chat_completion(json.dumps({"model": "m", "messages": [USER], **body}).encode())
+    """Reads the messages too, which are otherwise read when they are looked at."""
+    call = parse_chat_completion(json.dumps({"model": "m", "messages": [USER], **body}).encode())
+    assert list(call.messages)
+    return call
 
 
 def assistant(call: Any) -> list[Any]:
@@ -135,7 +138,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param:
 )
 def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body is not"):
-        parse_chat_completion(raw)
+        list(parse_chat_completion(raw).messages)
 
 
 def test_an_unpaired_surrogate_is_named() -> None:
@@ -174,6 +177,7 @@ def test_any_json_is_parsed_or_refused(fields: dict[str, Any], messages: list[An
     raw = json.dumps({"model": "m", "messages": messages, **fields}).encode()
     try:
         call = parse_chat_completion(raw)
+        list(call.messages)
     except InvalidRequest:
         return
     assert call.messages
@@ -182,7 +186,7 @@ def test_any_json_is_parsed_or_refused(fields: dict[str, Any], messages: list[An
 @given(st.binary(max_size=40))
 def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        parse_chat_completion(raw)
+        list(parse_chat_completion(raw).messages)
 
 
 def test_stop_may_be_text_or_a_list() -> None:
