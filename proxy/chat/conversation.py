@@ -108,6 +108,10 @@ class ReadConversation:
                 if self.messages[position]["role"] == "assistant":
                     yield whole[position]
 
+    def holds(self, digest: bytes) -> bool:
+        """Whether that hash is in the chain."""
+        return digest in self._tail or digest in self._whole()
+
     def length_at(self, digest: bytes) -> int:
         """How many messages that hash is over. Raises ValueError for one that is not in the chain."""
         if digest in self._tail:
