@@ -7,7 +7,8 @@ BaseRlError
 ├── AuthenticationFailed      401  no key, or one that is unknown or revoked
 ├── PermissionDenied          403  a valid key that may not do this
 ├── NotFound                  404
-│   └── ModelNotFound         404
+│   ├── ModelNotFound         404
+│   └── PreviousResponseNotFound 404
 ├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
 ├── PayloadTooLarge           413
 ├── EngineFailed              502  the engine answered with an error
@@ -74,6 +75,10 @@ class NotFound(BaseRlError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class PreviousResponseNotFound(NotFound):
+    code = "previous_response_not_found"
 
 
 class Conflict(BaseRlError):

@@ -52,11 +52,18 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool = False
 
 
+class PreviousAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded answer that a call goes on from. `session_id` is that of its session, while that is open."""
+
+    turn_id: TurnId
+    session_id: SessionId | None = None
+
+
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `messages` are in the shape of chat completions, whatever the dialect; `tools` are what the
     template writes, `template_arguments` what else it is given. `prompts` are those of a call without messages:
-    texts or token ids. `n` answers are generated to each prompt. `previous` is the answer that `messages` go on
-    from, where the client names it instead of sending the conversation. `prefill` is what the answer begins with:
+    texts or token ids. `n` answers are generated to each prompt. `previous` is the answer that the client names
+    instead of sending the conversation; `messages` are whole all the same. `prefill` is what the answer begins with:
     prompt, which the model goes on from. `body` is the request as it came, without its messages. `warnings` tell the
     client what of its request has no effect.
     """
@@ -71,7 +78,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     answer_format: AnswerFormat | None = None
     template_arguments: dict[str, Any] = {}
     prompts: tuple[str | tuple[int, ...], ...] = ()
-    previous: str | None = None
+    previous: PreviousAnswer | None = None
     prefill: str = ""
     n: int = 1
     stream: bool = False

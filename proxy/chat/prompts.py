@@ -41,7 +41,7 @@ class PromptPlanner:
     async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
         """Raises InvalidRequest when the template refuses the messages."""
         conversation = _conversation(call)
-        parent = None if session.is_new else await self._trajectories.find_parent(session.id, asked.answered)
+        parent = await self._parent(call, asked, session)
         covered = 0
         if parent is not None:
             extended = asked.length_at(parent.conversation_hash)
@@ -58,6 +58,17 @@ class PromptPlanner:
             request_hash=asked.hash,
             tools_hash=conversation.tools_hash,
         )
+
+    async def _parent(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> ParentTurn | None:
+        """The turn of the session that the call extends: the one it names, if it does."""
+        if session.is_new:
+            return None
+        named = call.previous
+        if named is not None and named.session_id == session.id:
+            parent = await self._trajectories.turn(named.turn_id)
+            if parent is not None and asked.holds(parent.conversation_hash):
+                return parent
+        return await self._trajectories.find_parent(session.id, asked.answered)
 
     def count(self, call: ModelCall) -> int:
         """The tokens of the prompt, were it the first of its session. Raises InvalidRequest."""

@@ -118,7 +118,11 @@ class ChatService:
     ) -> Generation | Replayed:
         asked = self._conversations.read(call.messages)
         self._conversations.keep(asked)
-        hints = msgspec.structs.replace(hints, conversation_hashes=asked.answered)
+        hints = msgspec.structs.replace(
+            hints,
+            conversation_hashes=asked.answered,
+            previous=call.previous.session_id if call.previous is not None else None,
+        )
         session = await self._sessions.identify(caller.principal, served.run, hints)
         found = await self._answered_before(session, caller)
         if found is not None:

@@ -1,7 +1,8 @@
 """What a model call says about its session: the rules that read it, and what they find.
 
 Ten rules, the first that applies decides. 1 to 9 give a name, and names are one namespace in a run: `x` in a header
-and `x` in `metadata.session_id` are the same session. 10 needs no name.
+and `x` in `metadata.session_id` are the same session. 10 needs no name. Between 4 and 5, a call by
+`previous_response_id` belongs to that response's session while it is open (`previous_response`).
 
      1  path              /sessions/{id}/v1/…
      2  key               a session's own key
@@ -46,6 +47,7 @@ class AttributedBy(StrEnum):
     KEY = "key"
     HEADER = "header"
     AGENT_HEADER = "agent_header"
+    PREVIOUS_RESPONSE = "previous_response"
     PROMPT_CACHE_KEY = "prompt_cache_key"
     METADATA = "metadata"
     PROJECT = "project"
@@ -82,6 +84,7 @@ _MEANINGS = {
     AttributedBy.KEY: "Sent with the session's own API key.",
     AttributedBy.HEADER: "Named by the header X-Base-RL-Session.",
     AttributedBy.AGENT_HEADER: "Named by a header that the agent sends by itself, such as Codex's session-id.",
+    AttributedBy.PREVIOUS_RESPONSE: "Went on from a response of this session by previous_response_id.",
     AttributedBy.PROMPT_CACHE_KEY: "Named by prompt_cache_key in the request.",
     AttributedBy.METADATA: "Named by metadata.session_id, or by the session in Claude Code's metadata.user_id.",
     AttributedBy.PROJECT: "Named by the header OpenAI-Project (OPENAI_PROJECT_ID).",
@@ -101,11 +104,13 @@ class Name(msgspec.Struct, frozen=True):
 
 class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     """`path` and the text of `named`, the first of rules 3 to 9 that applies, are our session ids or the client's own
-    names. `group` matters where a session is opened. `conversation_hashes` are those of the conversation's recorded
+    names. `previous` is the open session of the response that the call goes on from. `group` matters where a session
+    is opened. `conversation_hashes` are those of the conversation's recorded
     answers, longest conversation first."""
 
     path: str | None = None
     named: Name | None = None
+    previous: SessionId | None = None
     group: str | None = None
     conversation_hashes: Sequence[bytes] = ()
 

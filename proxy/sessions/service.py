@@ -32,6 +32,9 @@ from proxy.sessions.memory import KnownSession, Look, SessionMemory
 from proxy.sessions.repository import AnyRow, SessionRepository
 from proxy.sessions.views import SessionView, session_view
 
+_BEFORE_PREVIOUS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
+"""The rules that decide before a previous response does."""
+
 _SWEEP_BATCH = 500
 _SWEEP_BATCHES = 20
 
@@ -148,6 +151,8 @@ class SessionService:
         opening = _Opening(run=run, key_id=principal.key_id, group=hints.group)
         if hints.path is not None:
             return await self._named(opening, Name(AttributedBy.PATH, hints.path))
+        if hints.previous is not None and (hints.named is None or hints.named.by not in _BEFORE_PREVIOUS):
+            return await self._named(opening, Name(AttributedBy.PREVIOUS_RESPONSE, hints.previous))
         if hints.named is not None:
             return await self._named(opening, hints.named)
         if hints.conversation_hashes:
@@ -176,8 +181,8 @@ class SessionService:
         now = self._clock()
         weights = (await self._runs.settings_of(run_id)).reward_weights
         async with self._database.write() as connection:
-            await end_session(connection, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            changed = await settle(connection, [session_id], reward_weights=weights, now=now)
+            await connection.run_sync(end_session, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
+            changed = await connection.run_sync(settle, [session_id], reward_weights=weights, now=now)
             view = await _view(connection, session_id)
         self._signals.endings.notify([session_id])
         if changed:
@@ -220,8 +225,8 @@ class SessionService:
         if not idle and not overdue:
             return Swept(ended=0, expired=0)
         async with self._database.write() as connection:
-            ended = await end_sessions(connection, idle, reason=EndReason.IDLE, outcome=None, now=now)
-            await settle(connection, idle, reward_weights=settings.reward_weights, now=now)
+            ended = await connection.run_sync(end_sessions, idle, reason=EndReason.IDLE, outcome=None, now=now)
+            await connection.run_sync(settle, idle, reward_weights=settings.reward_weights, now=now)
             expired = await SessionRepository(connection).expire(overdue) if overdue else 0
             if expired:
                 await append_event(

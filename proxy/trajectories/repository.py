@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, bindparam, case, exists, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import (
@@ -21,6 +20,7 @@ from proxy.contract.turn import (
 )
 from proxy.database.arrays import unpack_ids, unpack_logprobs
 from proxy.database.lifecycle import SessionState, TrainingState, settle
+from proxy.database.prepared import Prepared
 from proxy.database.tables import RunRow, SessionRow, TurnRow
 from proxy.errors import Conflict, NotFound
 from proxy.settings import RunSettings
@@ -36,54 +36,52 @@ _MAY_BECOME_READY = frozenset({TrainingState.PENDING.value, TrainingState.EXCLUD
 class TurnRepository:
     """Reads and writes of one transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def record(self, columns: Mapping[str, Any], *, now: float) -> bool:
+    def record(self, columns: Mapping[str, Any], *, now: float) -> bool:
         """Inserts a turn (`columns` without `ordinal`) once. Whether its session's training state changed by it.
 
         Raises NotFound for an unknown session, Conflict for an idempotency key that is taken.
         """
-        spans = columns["spans"]
-        versions = [version for version, _start, _end in spans]
-        session = (
-            await self._connection.execute(
-                _COUNT_TURN,
-                {
-                    "of": columns["session_id"],
-                    "turn": columns["id"],
-                    "active_at": columns["finished_at"],
-                    "oldest": min(versions, default=None),
-                    "newest": max(versions, default=None),
-                },
-            )
-        ).one_or_none()
-        if session is None:
-            if await self._is_recorded(columns["id"]):
+        versions = [version for version, _start, _end in columns["spans"]]
+        counted = _COUNT_TURN.run(
+            self._connection,
+            {
+                "of": columns["session_id"],
+                "turn": columns["id"],
+                "active_at": columns["finished_at"],
+                "oldest": min(versions, default=None),
+                "newest": max(versions, default=None),
+            },
+        )
+        if not counted:
+            if self._is_recorded(columns["id"]):
                 return False
             raise NotFound(f"there is no session {columns['session_id']!r}")
+        turn_count, state, training = counted[0]
         try:
-            await self._connection.execute(insert(TurnRow), {**columns, "ordinal": session.turn_count - 1})
+            _INSERT_TURN.run(self._connection, {**columns, "ordinal": turn_count - 1})
         except IntegrityError as error:
             raise Conflict(f"turn {columns['id']} cannot be recorded: {error.orig}") from error
-        if session.state != SessionState.ENDED.value or session.training not in _MAY_BECOME_READY:
+        if state != SessionState.ENDED.value or training not in _MAY_BECOME_READY:
             return False
-        weights = await self._reward_weights(columns["run_id"])
-        return bool(await settle(self._connection, [columns["session_id"]], reward_weights=weights, now=now))
+        weights = self._reward_weights(columns["run_id"])
+        return bool(settle(self._connection, [columns["session_id"]], reward_weights=weights, now=now))
 
-    async def by_conversation(self, session_id: str, hashes: Sequence[bytes]) -> str | None:
+    def by_conversation(self, session_id: str, hashes: Sequence[bytes]) -> str | None:
         """The newest turn with the first of `hashes` that any turn of the session has."""
         for start in range(0, len(hashes), _HASHES):
             part = list(hashes[start : start + _HASHES])
             found: dict[bytes, str] = {}
-            for row in await self._connection.execute(_BY_CONVERSATION, {"session": session_id, "hashes": part}):
+            for row in self._connection.execute(_BY_CONVERSATION, {"session": session_id, "hashes": part}):
                 found[row.conversation_hash] = row.id
             for value in part:
                 if value in found:
                     return found[value]
         return None
 
-    async def latest(self, session_id: str, limit: int) -> list[str]:
+    def latest(self, session_id: str, limit: int) -> list[str]:
         """Newest first, without failed turns."""
         statement = (
             select(TurnRow.id)
@@ -91,11 +89,11 @@ class TurnRepository:
             .order_by(TurnRow.ordinal.desc())
             .limit(limit)
         )
-        return list((await self._connection.execute(statement)).scalars())
+        return list((self._connection.execute(statement)).scalars())
 
-    async def pieces(self, turn_ids: Sequence[str]) -> dict[str, PathPiece]:
+    def pieces(self, turn_ids: Sequence[str]) -> dict[str, PathPiece]:
         """The turns and all their ancestors."""
-        rows = await self._connection.execute(_PIECES, {"ids": list(turn_ids)})
+        rows = self._connection.execute(_PIECES, {"ids": list(turn_ids)})
         return {
             row.id: PathPiece(
                 id=row.id,
@@ -107,38 +105,43 @@ class TurnRepository:
             for row in rows
         }
 
-    async def heads(self, turn_ids: Sequence[str]) -> list[Row[*tuple[Any, ...]]]:
+    def heads(self, turn_ids: Sequence[str]) -> list[Row[*tuple[Any, ...]]]:
         """What a later call must know of these turns besides their paths."""
-        return list((await self._connection.execute(_HEADS, {"ids": list(turn_ids)})).all())
+        return list((self._connection.execute(_HEADS, {"ids": list(turn_ids)})).all())
 
-    async def response(self, session_id: str, idempotency_key: str) -> dict[str, Any] | None:
+    def response(self, session_id: str, idempotency_key: str) -> dict[str, Any] | None:
         statement = select(TurnRow.response).where(
             TurnRow.session_id == session_id, TurnRow.idempotency_key == idempotency_key
         )
-        return (await self._connection.execute(statement)).scalar_one_or_none()
+        return (self._connection.execute(statement)).scalar_one_or_none()
 
-    async def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[Turn]]:
+    def responses(self, turn_ids: Sequence[str]) -> list[dict[str, Any]]:
+        statement = select(TurnRow.id, TurnRow.response).where(TurnRow.id.in_(turn_ids))
+        found = {row.id: row.response for row in self._connection.execute(statement)}
+        return [found[turn_id] for turn_id in turn_ids if turn_id in found]
+
+    def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[Turn]]:
         """What sessions had to train on, in order: turns that began before the session ended, of the first
         `turn_counts[session]` recorded."""
         turns: dict[str, list[Turn]] = {session_id: [] for session_id in turn_counts}
         session_ids = list(turn_counts)
         for start in range(0, len(session_ids), _SESSIONS):
             part = session_ids[start : start + _SESSIONS]
-            for row in await self._connection.execute(_TRAINABLE_TURNS, {"ids": part}):
+            for row in self._connection.execute(_TRAINABLE_TURNS, {"ids": part}):
                 if row.ordinal < turn_counts[row.session_id]:
                     turns[row.session_id].append(_turn(row))
         return turns
 
-    async def _is_recorded(self, turn_id: str) -> bool:
+    def _is_recorded(self, turn_id: str) -> bool:
         statement = select(exists().where(TurnRow.id == turn_id))
-        return bool((await self._connection.execute(statement)).scalar_one())
+        return bool((self._connection.execute(statement)).scalar_one())
 
-    async def _reward_weights(self, run_id: str) -> dict[str, float]:
-        config = (await self._connection.execute(select(RunRow.config).where(RunRow.id == run_id))).scalar_one()
+    def _reward_weights(self, run_id: str) -> dict[str, float]:
+        config = (self._connection.execute(select(RunRow.config).where(RunRow.id == run_id))).scalar_one()
         return RunSettings.model_validate(config).reward_weights
 
 
-_COUNT_TURN = (
+_COUNT_TURN = Prepared(
     update(SessionRow)
     .where(SessionRow.id == bindparam("of"), ~exists().where(TurnRow.id == bindparam("turn")))
     .values(
@@ -164,6 +167,8 @@ _COUNT_TURN = (
     )
     .returning(SessionRow.turn_count, SessionRow.state, SessionRow.training)
 )
+
+_INSERT_TURN = Prepared(insert(TurnRow), columns=TurnRow.__table__.columns.keys())
 
 _BY_CONVERSATION = (
     select(TurnRow.id, TurnRow.conversation_hash)

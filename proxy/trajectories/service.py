@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.turn import FinishReason, Turn, TurnState
 from proxy.database.arrays import pack_ids, pack_logprobs, unpack_ids
-from proxy.database.group_commit import GroupCommit
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.trajectories.assembly import PathPiece, extend_path, path_of
@@ -60,30 +60,29 @@ class TrajectoryStore:
         self._clock = clock
         self._signals = signals
         self._paths = paths or PathCache()
-        self._turns: GroupCommit[bool] = GroupCommit(database)
 
-    async def record(self, record: TurnRecord) -> None:
-        """Commits a turn, durably, before it returns. The same turn again changes nothing.
+    async def record(self, *records: TurnRecord) -> None:
+        """Commits turns, durably, before it returns: all or none. The same turn again changes nothing.
 
         A turn of a session that has ended meanwhile is recorded all the same, and so is one whose caller is
         cancelled while it waits. Raises NotFound for an unknown session, Conflict when its idempotency key belongs to
         another turn of the session, StoreUnavailable.
         """
-        path = self._path(record)
-        columns = _columns(record)
+        paths = [self._path(record) for record in records]
+        turns = [_columns(record) for record in records]
+        now = self._clock()
 
-        async def write(connection: AsyncConnection) -> bool:
-            return await TurnRepository(connection).record(columns, now=self._clock())
+        def write(connection: Connection) -> bool:
+            repository = TurnRepository(connection)
+            settled = [repository.record(columns, now=now) for columns in turns]
+            return any(settled)
 
-        settled = await self._turns.commit(write)
-        if path is not None:
-            self._paths.put(path)
-        if settled:
+        any_settled = await self._database.transact(write)
+        for path in paths:
+            if path is not None:
+                self._paths.put(path)
+        if any_settled:
             self._signals.trajectories.notify()
-
-    async def aclose(self) -> None:
-        """Waits for turns that are being written."""
-        await self._turns.aclose()
 
     async def find_parent(self, session_id: SessionId, conversation_hashes: Sequence[bytes]) -> ParentTurn | None:
         """The turn of the session that ended with the longest of these conversations (longest first).
@@ -96,38 +95,36 @@ class TrajectoryStore:
         recent = self._paths.of_conversation(session_id, conversation_hashes[0])
         if recent is not None:
             return _parent(recent)
-        async with self._database.read() as connection:
-            repository = TurnRepository(connection)
-            turn_id = await repository.by_conversation(session_id, conversation_hashes)
-            return (await self._load(repository, [turn_id]))[0] if turn_id is not None else None
+        hashes = list(conversation_hashes)
+        turn_id = await self._database.look(
+            lambda connection: TurnRepository(connection).by_conversation(session_id, hashes)
+        )
+        return next(iter(await self._load([turn_id])), None) if turn_id is not None else None
+
+    async def turn(self, turn_id: TurnId) -> ParentTurn | None:
+        """A recorded turn as one to continue; None for an unknown one."""
+        return next(iter(await self._load([turn_id])), None)
 
     async def recent_turns(self, session_id: SessionId, limit: int) -> list[ParentTurn]:
         """The last turns of a session, newest first."""
-        async with self._database.read() as connection:
-            repository = TurnRepository(connection)
-            return await self._load(repository, await repository.latest(session_id, limit))
+        return await self._load(
+            await self._database.look(lambda connection: TurnRepository(connection).latest(session_id, limit))
+        )
 
     async def answered(self, session_id: SessionId, idempotency_key: str) -> dict[str, Any] | None:
         """The answer that was given under this key, as it was recorded."""
-        async with self._database.read() as connection:
-            return await TurnRepository(connection).response(session_id, idempotency_key)
+        return await self._database.look(
+            lambda connection: TurnRepository(connection).response(session_id, idempotency_key)
+        )
 
-    async def _load(self, repository: TurnRepository, turn_ids: Sequence[str]) -> list[ParentTurn]:
+    async def responses(self, turn_ids: Sequence[TurnId]) -> list[dict[str, Any]]:
+        """The answers that these turns gave, as they were recorded, in this order. Unknown turns are left out."""
+        return await self._database.look(lambda connection: TurnRepository(connection).responses(turn_ids))
+
+    async def _load(self, turn_ids: Sequence[str]) -> list[ParentTurn]:
+        """Those that are recorded, in this order."""
         missing = [turn_id for turn_id in turn_ids if self._paths.get(turn_id) is None]
-        loaded: dict[str, CachedTurn] = {}
-        if missing:
-            pieces = await repository.pieces(missing)
-            for head in await repository.heads(missing):
-                turn = CachedTurn(
-                    id=head.id,
-                    session_id=head.session_id,
-                    conversation_hash=head.conversation_hash,
-                    tools_hash=head.tools_hash,
-                    finish_reason=head.finish_reason,
-                    state=head.state,
-                    path=path_of(head.id, pieces),
-                )
-                loaded[turn.id] = turn
+        loaded = {turn.id: turn for turn in await self._database.look(partial(_read, missing))} if missing else {}
         turns = [loaded.get(turn_id) or self._paths.get(turn_id) for turn_id in turn_ids]
         for turn in loaded.values():
             self._paths.put(turn)
@@ -160,6 +157,23 @@ class TrajectoryStore:
             state=turn.state.value,
             path=extend_path(parent_path, piece),
         )
+
+
+def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
+    repository = TurnRepository(connection)
+    pieces = repository.pieces(turn_ids)
+    return [
+        CachedTurn(
+            id=head.id,
+            session_id=head.session_id,
+            conversation_hash=head.conversation_hash,
+            tools_hash=head.tools_hash,
+            finish_reason=head.finish_reason,
+            state=head.state,
+            path=path_of(head.id, pieces),
+        )
+        for head in repository.heads(turn_ids)
+    ]
 
 
 def _columns(record: TurnRecord) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sqlalchemy import select
 
 from proxy.chat import endpoints as chat_endpoints
 from proxy.chat import messages_endpoints
+from proxy.chat import responses_endpoints
 from proxy.chat.service import ChatService
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import weight_label
@@ -165,6 +166,7 @@ async def open_world(
         app.include_router(session_endpoints.router)
         app.include_router(chat_endpoints.router)
         app.include_router(messages_endpoints.router)
+        app.include_router(responses_endpoints.router)
         key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(

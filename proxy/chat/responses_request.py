@@ -1,0 +1,149 @@
+"""The body of POST /v1/responses, checked: every fault is a 400 that names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from proxy.chat.call import AnswerFormat, ModelCall, PreviousAnswer
+from proxy.chat.fields import object_at, plain, text_at
+from proxy.chat.responses_items import ADDED_TOOLS, Item, ItemReader
+from proxy.chat.responses_tools import read_tool_choice, read_tools
+from proxy.chat.sampling_fields import SamplingFields
+from proxy.contract.identifiers import TurnId
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.http.body import validated
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponseBody(SamplingFields):
+    """Explicit null is the same as absent; fields that are not named here are ignored.
+
+    `input`, `tools` and what has many forms are checked by hand, so that a fault names its exact place.
+    """
+
+    model: str
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
+    background: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(default=None, ge=1)
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    include: list[str] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    service_tier: str | None = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+def parse_response_request(value: dict[str, Any], referenced: Mapping[str, Item]) -> ModelCall:
+    """`referenced` are the items that `item_reference` names (`responses_items.references`).
+
+    Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured, NotFound
+    for a reference to nothing.
+    """
+    body = validated(ResponseBody, value)
+    _refuse_unsupported(body)
+    reader = ItemReader(referenced)
+    if body.instructions:
+        reader.messages.append({"role": "system", "content": body.instructions})
+    if body.input is not None:
+        reader.read(body.input)
+    if not reader.messages and not body.previous_response_id:
+        raise InvalidRequest("there is nothing to answer: input is empty", param="input")
+    declared = [*(body.tools or ()), *_tools_in(body.input)]
+    offered = read_tools(declared)
+    choice, functions = read_tool_choice(body.tool_choice, offered)
+    return ModelCall(
+        model=body.model,
+        messages=reader.messages,
+        tools=functions or None,
+        tool_choice=choice,
+        parallel_calls=body.parallel_tool_calls is not False,
+        answer_format=_answer_format((body.text or {}).get("format")),
+        sampling=body.requested(body.max_output_tokens),
+        previous=PreviousAnswer(turn_id=TurnId(body.previous_response_id)) if body.previous_response_id else None,
+        stream=bool(body.stream),
+        logprobs=_LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
+        top_logprobs=body.top_logprobs or 0,
+        body={**{key: item for key, item in value.items() if key != "input"}, "tools": declared},
+        warnings=(*reader.warnings, *offered.warnings, *_warnings(body)),
+    )
+
+
+def _refuse_unsupported(body: ResponseBody) -> None:
+    if body.background:
+        raise UnsupportedParameter("a response is answered while you wait: background is false", param="background")
+    if body.conversation is not None:
+        raise UnsupportedParameter(
+            "there are no stored conversations: go on by previous_response_id, or send the items",
+            param="conversation",
+        )
+    if body.prompt is not None:
+        raise UnsupportedParameter("there are no stored prompts: send instructions and input", param="prompt")
+
+
+def _warnings(body: ResponseBody) -> list[str]:
+    """What of the request has no effect."""
+    warnings = [
+        f"{name}.{key} has no effect"
+        for name, fields in (
+            ("reasoning", body.reasoning),
+            ("text", {"verbosity": (body.text or {}).get("verbosity")}),
+        )
+        for key, value in (fields or {}).items()
+        if value is not None
+    ]
+    if body.truncation == "auto":
+        warnings.append("truncation auto has no effect: a prompt that is too long is refused")
+    if body.service_tier not in (None, "auto", "default"):
+        warnings.append("service_tier has no effect")
+    if (body.stream_options or {}).get("include_obfuscation"):
+        warnings.append("stream_options.include_obfuscation has no effect")
+    warnings += [f"include {plain(name)} has no effect" for name in body.include or () if name != _LOGPROBS]
+    return warnings
+
+
+def _answer_format(form: Any) -> AnswerFormat | None:
+    if form is None:
+        return None
+    kind = text_at(object_at(form, "text.format").get("type"), "text.format.type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return AnswerFormat()
+    if kind != "json_schema":
+        raise InvalidRequest("text.format is of type text, json_object or json_schema", param="text.format.type")
+    name = form.get("name")
+    return AnswerFormat(
+        schema=object_at(form.get("schema"), "text.format.schema"),
+        name=text_at(name, "text.format.name") if name is not None else None,
+        strict=bool(form.get("strict")),
+    )
+
+
+def _tools_in(items: Any) -> list[Any]:
+    """The tools that items add to those of the request."""
+    found: list[Any] = []
+    for index, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("type") == ADDED_TOOLS:
+            if not isinstance(item.get("tools"), list):
+                raise InvalidRequest("additional_tools has a list of tools", param=f"input[{index}].tools")
+            found += item["tools"]
+    return found

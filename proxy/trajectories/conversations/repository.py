@@ -1,0 +1,54 @@
+"""Rows of turns, as conversations are read out of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, bindparam, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.contract.turn import Continuation
+from proxy.database.tables import SessionRow, TurnRow
+
+_CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
+"""Whose messages are only those that the call added to its parent's conversation."""
+
+AnyRow = Row[*tuple[Any, ...]]
+
+
+class ConversationRepository:
+    """Reads of one transaction."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def turn(self, turn_id: str) -> AnyRow | None:
+        return (await self._connection.execute(_TURN, {"id": turn_id})).one_or_none()
+
+    async def lineage(self, turn_id: str) -> list[AnyRow]:
+        """The turn, and the turns before it whose conversation it continues; in no order."""
+        return list((await self._connection.execute(_LINEAGE, {"id": turn_id})).all())
+
+
+_TURN = (
+    select(
+        TurnRow.id,
+        TurnRow.run_id,
+        TurnRow.session_id,
+        TurnRow.state,
+        TurnRow.request,
+        TurnRow.response,
+        SessionRow.state.label("session_state"),
+    )
+    .join(SessionRow, SessionRow.id == TurnRow.session_id)
+    .where(TurnRow.id == bindparam("id"))
+)
+
+_COLUMNS = (TurnRow.id, TurnRow.parent_id, TurnRow.continuation)
+
+_LINE = select(*_COLUMNS).where(TurnRow.id == bindparam("id")).cte("line", recursive=True)
+_LINE = _LINE.union(
+    select(*_COLUMNS).join(_LINE, TurnRow.id == _LINE.c.parent_id).where(_LINE.c.continuation.in_(_CONTINUES))
+)
+
+_LINEAGE = select(*_COLUMNS, TurnRow.messages, TurnRow.response).join(_LINE, TurnRow.id == _LINE.c.id)
