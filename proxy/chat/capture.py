@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from proxy.chat.call import CallDelta, Delta, ModelCall, TextDelta, TokenLogprob
+from proxy.chat.call import CallDelta, Delta, ModelCall, TextDelta, TokenLogprob, TopLogprob
 from proxy.chat.prompts import PlannedPrompt
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.policy import parse_weight_label
@@ -145,10 +145,18 @@ class Capture:
         return [text] if text else []
 
     def _note_logprobs(self, chunk: EngineChunk) -> None:
-        for token, logprob in zip(chunk.output_ids, chunk.logprobs, strict=True):
+        asked = self.plan.call.top_logprobs
+        ranked = chunk.top_logprobs if asked else ((),) * len(chunk.output_ids)
+        if len(ranked) != len(chunk.output_ids):
+            raise EngineFailed(f"{len(chunk.output_ids)} ids came with {len(ranked)} lists of top log-probabilities")
+        for token, logprob, top in zip(chunk.output_ids, chunk.logprobs, ranked, strict=True):
             if not self._decoder.is_hidden(token):
-                value = logprob if math.isfinite(logprob) else _LOWEST_LOGPROB
-                self._unshown.append(TokenLogprob(token=self._decoder.token_bytes(token), logprob=value))
+                best = tuple(
+                    TopLogprob(token=self._decoder.token_bytes(other), logprob=_finite(value))
+                    for other, value in top[:asked]
+                )
+                shown = TokenLogprob(token=self._decoder.token_bytes(token), logprob=_finite(logprob), top=best)
+                self._unshown.append(shown)
 
     def _shown(self, events: Iterable[Event]) -> list[Delta]:
         deltas: list[Delta] = []
@@ -163,3 +171,7 @@ class Capture:
             self.token_logprobs += self._unshown
             self._unshown.clear()
         return deltas
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else _LOWEST_LOGPROB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from proxy.chat.call import (
@@ -16,6 +17,7 @@ from proxy.chat.call import (
     TokenLogprob,
 )
 from proxy.chat.events import DONE, PING, event
+from proxy.contract.turn import FinishReason
 from proxy.tokens.tool_calls import ToolCall
 
 
@@ -31,7 +33,9 @@ class ChatCompletions:
             "created": answer.created,
             "model": answer.model,
             "system_fingerprint": answer.fingerprint,
-            "choices": [_choice(index, choice) for index, choice in enumerate(answer.choices)],
+            "choices": [
+                {**_choice(index, choice), **_own_turn(answer, choice)} for index, choice in enumerate(answer.choices)
+            ],
             "usage": _usage(answer),
         }
 
@@ -64,7 +68,9 @@ class ChatStream:
     def closing(self, answer: Answer) -> bytes:
         fingerprint = answer.fingerprint
         last = b"".join(
-            self._chunk(index, {}, finish=choice.finish_reason.value, fingerprint=fingerprint)
+            self._chunk(
+                index, {}, finish=choice.finish_reason, turn=_own_turn(answer, choice), fingerprint=fingerprint
+            )
             for index, choice in enumerate(answer.choices)
         )
         if self._call.include_usage:
@@ -97,14 +103,20 @@ class ChatStream:
         delta: dict[str, Any],
         *,
         logprobs: dict[str, Any] | None = None,
-        finish: str | None = None,
+        finish: FinishReason | None = None,
+        turn: Mapping[str, Any] = MappingProxyType({}),
         fingerprint: str | None = None,
     ) -> bytes:
-        told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **turn}
         chunk = {**self._envelope(fingerprint), "choices": [told]}
         if self._call.include_usage:
             chunk["usage"] = None
         return event(chunk)
+
+
+def _own_turn(answer: Answer, choice: Choice) -> dict[str, Any]:
+    """What a choice's reward is sent to, where the answer's own id is not that of all its choices."""
+    return {"turn_id": choice.turn_id} if len(answer.choices) > 1 else {}
 
 
 def _choice(index: int, choice: Choice) -> dict[str, Any]:

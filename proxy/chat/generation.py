@@ -158,6 +158,7 @@ class Generation:
             input_ids=plan.prompt.plan.input_ids,
             sampling=plan.sampling,
             stream=plan.call.stream,
+            top_logprobs=plan.call.top_logprobs,
         )
         limit = asyncio.timeout(None)
         self._limits.append(limit)

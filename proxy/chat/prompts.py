@@ -38,8 +38,14 @@ class PromptPlanner:
         self._trajectories = trajectories
         self._shortcuts = Shortcuts(template, behind)
 
-    async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
-        """Raises InvalidRequest when the template refuses the messages."""
+    async def plan(
+        self, call: ModelCall, asked: ReadConversation, session: SessionContext
+    ) -> tuple[PlannedPrompt, ...]:
+        """The prompts that the call asks to be continued. Raises InvalidRequest when the template refuses the
+        messages."""
+        return (await self._conversation(call, asked, session),)
+
+    async def _conversation(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
         conversation = _conversation(call)
         parent = await self._parent(call, asked, session)
         covered = 0

@@ -12,7 +12,7 @@ from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.models import ServedModel
 from proxy.chat.observer import TurnObserver
 from proxy.clock import Clock
-from proxy.contract.identifiers import TurnId
+from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, EngineFailed
 from proxy.sessions.identification import SessionContext
@@ -59,14 +59,29 @@ class TurnRecorder:
             raise failure
         return _answer(context, captures, choices)
 
+    async def recorded(self, session_id: SessionId, idempotency_key: str) -> Answer | None:
+        """The answer that was given under this key, with all its choices; None where there was none."""
+        first = await self._trajectories.answered(session_id, idempotency_key)
+        if first is None:
+            return None
+        answer = msgspec.convert(first, Answer)
+        if not answer.siblings:
+            return answer
+        others = await self._trajectories.responses(answer.siblings)
+        choices = [choice for other in others for choice in msgspec.convert(other, Answer).choices]
+        return msgspec.structs.replace(answer, choices=(*answer.choices, *choices))
+
     async def _commit(
         self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], choices: Sequence[Choice]
     ) -> None:
         siblings = tuple(turn.id for turn in turns[1:])
         records = [
-            _record(context, capture, turn, _answer(context, [capture], [choice], siblings if index == 0 else ()))
-            for index, (capture, turn, choice) in enumerate(zip(captures, turns, choices, strict=True))
+            _record(context, capture, turn, _answer(context, [capture], [choice]))
+            for capture, turn, choice in zip(captures, turns, choices, strict=True)
         ]
+        if siblings:
+            answer = _answer(context, captures, choices[:1], siblings)
+            records[0] = msgspec.structs.replace(records[0], response=msgspec.to_builtins(answer))
         if all(turn.state is TurnState.COMPLETE for turn in turns):
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
         try:

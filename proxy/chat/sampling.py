@@ -12,6 +12,9 @@ from proxy.settings import RunSettings, SamplingMode
 from proxy.tokens.template import ChatTemplate
 from proxy.tokens.tool_calls import CLOSE
 
+_HALF = 2**63
+"""Seeds are signed and of 64 bits."""
+
 
 def resolve_sampling(
     requested: RequestedSampling,
@@ -52,6 +55,13 @@ def resolve_sampling(
         logit_bias=requested.logit_bias,
     )
     return _with_mode(plain, run) if purpose is Purpose.TRAIN else plain
+
+
+def for_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:
+    """The sampling of one choice of several: with one seed all of them would be the same answer."""
+    if sampling.seed is None or choice == 0:
+        return sampling
+    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice + _HALF) % (2 * _HALF) - _HALF)
 
 
 def _with_mode(asked: SamplingParameters, run: RunSettings) -> SamplingParameters:

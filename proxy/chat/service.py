@@ -15,12 +15,12 @@ Wiring (proxy/app.py):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import msgspec
 
-from proxy.chat.call import Answer, Caller, Dialect, ModelCall
+from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.conversation import ConversationIndex
 from proxy.chat.generation import Generation
@@ -29,7 +29,7 @@ from proxy.chat.observer import TurnObserver
 from proxy.chat.prompts import PlannedPrompt, PromptPlanner
 from proxy.chat.recording import CallContext, TurnRecorder, stream_head
 from proxy.chat.retries import RecentAnswers, Replayed
-from proxy.chat.sampling import resolve_sampling
+from proxy.chat.sampling import for_choice, resolve_sampling
 from proxy.clock import Clock
 from proxy.contract.identifiers import new_turn_id
 from proxy.credentials.service import Principal
@@ -127,22 +127,27 @@ class ChatService:
         found = await self._answered_before(session, caller)
         if found is not None:
             return found
-        prompt = await self._prompts.plan(call, asked, session)
+        prompts = await self._prompts.plan(call, asked, session)
         context = CallContext(dialect=dialect, served=served, session=session, idempotency_key=caller.idempotency_key)
-        return self._generate(call, caller, hints, context, prompt)
+        return self._generate(call, caller, hints, context, prompts)
 
     async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:
         if caller.idempotency_key is not None:
-            recorded = await self._trajectories.answered(session.id, caller.idempotency_key)
-            return Replayed(answer=msgspec.convert(recorded, Answer)) if recorded is not None else None
+            recorded = await self._recorder.recorded(session.id, caller.idempotency_key)
+            return Replayed(answer=recorded) if recorded is not None else None
         if not caller.retry_count:
             return None
         return self._recent.find((session.id, caller.body_digest), caller.body_digest)
 
     def _generate(
-        self, call: ModelCall, caller: Caller, hints: SessionHints, context: CallContext, prompt: PlannedPrompt
+        self,
+        call: ModelCall,
+        caller: Caller,
+        hints: SessionHints,
+        context: CallContext,
+        prompts: Sequence[PlannedPrompt],
     ) -> Generation:
-        plans = self._plans(call, context, prompt)
+        plans = self._plans(call, context, prompts)
         generation = Generation(
             stream_head(plans),
             [Capture(plan, self._decoder) for plan in plans],
@@ -162,29 +167,32 @@ class ChatService:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
 
-    def _plans(self, call: ModelCall, context: CallContext, prompt: PlannedPrompt) -> list[CallPlan]:
-        """One for every choice."""
-        sampling = resolve_sampling(
-            call.sampling,
-            run=context.served.run.settings,
-            purpose=context.session.purpose,
-            template=self._template,
-            prompt_tokens=len(prompt.plan.input_ids),
-            one_call_only=call.calls_allowed and not call.parallel_calls,
-        )
+    def _plans(self, call: ModelCall, context: CallContext, prompts: Sequence[PlannedPrompt]) -> list[CallPlan]:
+        """One for every choice, those of the first prompt first."""
         now = self._clock()
+        samplings = [
+            resolve_sampling(
+                call.sampling,
+                run=context.served.run.settings,
+                purpose=context.session.purpose,
+                template=self._template,
+                prompt_tokens=len(prompt.plan.input_ids),
+                one_call_only=call.calls_allowed and not call.parallel_calls,
+            )
+            for prompt in prompts
+        ]
         return [
             CallPlan(
                 turn_id=new_turn_id(),
                 session_id=context.session.id,
                 run_id=context.served.run.id,
                 call=call,
-                prompt=prompt,
-                sampling=sampling,
+                prompt=prompts[index // call.n],
+                sampling=for_choice(samplings[index // call.n], index),
                 started_at=now,
                 choice=index,
             )
-            for index in range(call.n)
+            for index in range(len(prompts) * call.n)
         ]
 
     def _ended(self, generation: Generation) -> None:

@@ -61,21 +61,19 @@ def parse_chat_completion(raw: bytes) -> ModelCall:
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
         sampling=body.requested(body.max_completion_tokens or body.max_tokens),
+        n=body.n or 1,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
         body={key: item for key, item in value.items() if key != "messages"},
         warnings=tuple(warnings),
     )
 
 
 def _refuse_unsupported(body: ChatCompletionBody) -> None:
-    if body.n is not None and body.n > 1:
-        raise UnsupportedParameter("one answer a call: n above 1 is not supported, send the call n times", param="n")
-    if body.top_logprobs:
-        raise UnsupportedParameter(
-            "only the sampled token's log-probability is known: top_logprobs is 0", param="top_logprobs"
-        )
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     for name in ("functions", "function_call"):
         if getattr(body, name) is not None:
             raise UnsupportedParameter(f"{name} is the old form of tools, which are supported", param=name)

@@ -21,6 +21,8 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 class FakeEngine:
     """`script` gives the output ids of a request, stop token included; every log-probability is -0.5.
 
+    The most probable tokens in any place are the one that came, and those of the ids behind it.
+
     `error` set: generation raises it, after `error_after` tokens. `down`: unreachable. Calls are kept in `calls`.
     A cleared `gate` holds generation before its last token, so that a test decides when it goes on; `held` is set
     while it does. An abort ends a held generation with what it has; one that is `deaf` takes no notice.
@@ -68,11 +70,11 @@ class FakeEngine:
                 else:
                     spans.append(LabelSpan(label=self.label, start=index, end=index + 1))
                 if request.stream and index < len(ids) - 1:
-                    yield EngineChunk(output_ids=(token,), logprobs=(-0.5,))
+                    yield _chunk(request, [token])
                     await asyncio.sleep(0)
             done = True
             tail = ids if not request.stream else [] if finish is EngineFinish.ABORT else ids[-1:]
-            yield EngineChunk(output_ids=tuple(tail), logprobs=(-0.5,) * len(tail), finish=finish, spans=tuple(spans))
+            yield _chunk(request, tail, finish=finish, spans=tuple(spans))
         finally:
             if not done:
                 self.aborted.append(request.request_id)
@@ -127,3 +129,20 @@ class FakeEngine:
 
     async def aclose(self) -> None:
         self.calls.append(("aclose", None))
+
+
+def _chunk(
+    request: GenerateRequest,
+    ids: Sequence[int],
+    *,
+    finish: EngineFinish | None = None,
+    spans: tuple[LabelSpan, ...] = (),
+) -> EngineChunk:
+    ranks = range(request.top_logprobs)
+    return EngineChunk(
+        output_ids=tuple(ids),
+        logprobs=(-0.5,) * len(ids),
+        top_logprobs=tuple(tuple((token + rank, -0.5 - rank) for rank in ranks) for token in ids) if ranks else (),
+        finish=finish,
+        spans=spans,
+    )

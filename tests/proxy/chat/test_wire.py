@@ -86,6 +86,8 @@ def assistant(call: Any) -> list[Any]:
         ({"tool_choice": 3}, "tool_choice"),
         ({"response_format": "json"}, "response_format"),
         ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"n": 129}, "n"),
     ],
 )
 def test_a_wrong_value_names_its_field(body: dict[str, Any], param: str) -> None:
@@ -98,8 +100,6 @@ def test_a_wrong_value_names_its_field(body: dict[str, Any], param: str) -> None
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"top_logprobs": 2}, "top_logprobs"),
         ({"functions": []}, "functions"),
         ({"function_call": "auto"}, "function_call"),
         ({"tool_choice": "required"}, "tool_choice"),
