@@ -7,7 +7,7 @@ SEED ?= 0
 ENGINE ?= embedded
 
 .PHONY: help demo test setup setup-dev lint types layers format test-fast test-end-to-end test-browser test-clients test-sglang \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine checkpoint clean
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy checkpoint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -66,6 +66,9 @@ bench-demo-sglang: setup sglang-cpu  ## the demo on the real SGLang with three s
 
 bench-engine: setup  ## tokens/s of the embedded engine -> benchmarks/results/engine.json
 	$(BIN)/python -m benchmarks.engine
+
+bench-proxy: setup  ## the proxy's own cost, beside LiteLLM and rllm-model-gateway -> benchmarks/results/proxy.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.proxy $(if $(SHORT),--short) $(if $(PROFILE),--profile)
 
 checkpoint: setup  ## make the demo's checkpoint anew (a few minutes)
 	$(BIN)/python -m agents_examples.calculator.make_checkpoint

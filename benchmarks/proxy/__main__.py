@@ -1,0 +1,125 @@
+"""What the proxy costs, beside LiteLLM and rllm-model-gateway: `python -m benchmarks.proxy`, or `make bench-proxy`.
+
+Scripted engine at zero delay, load generator and proxies share the same two cores; base-rl commits every turn before
+its answer is whole. Writes `benchmarks/results/proxy.json` and prints the figures last; the exit status says whether
+the targets were reached.
+
+`--systems base_rl --looks short turns` looks at a part and writes nothing; `--short` only sees whether it runs;
+`--profile` also keeps a profile of base-rl's proxy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.machine import describe
+from benchmarks.proxy import measures, report
+from benchmarks.proxy.conversations import LONG_TURNS
+from benchmarks.proxy.environments import LITELLM, RLLM_GATEWAY
+from benchmarks.proxy.measures import Effort
+from benchmarks.proxy.profile import Profiler
+from benchmarks.proxy.systems import BASE_RL, BASE_RL_FSYNC, LITELLM_NAME, RLLM_NAME, Bench, System
+
+RESULT = Path(__file__).parents[1] / "results" / "proxy.json"
+FOLDER = Path(".base-rl") / "bench-proxy"
+ALL = (BASE_RL, RLLM_NAME, LITELLM_NAME, BASE_RL_FSYNC)
+LOOKS = ("one", "first_token", "short", "long", "half_load", "turns")
+FULL = Effort(seconds=4.0, long_clients=8, conversations=40)
+SHORT = Effort(seconds=0.3, long_clients=2, conversations=2)
+
+
+async def look(bench: Bench, system: System, looks: tuple[str, ...], effort: Effort, round_: int) -> dict[str, Any]:
+    """One round of one system. Half load is half of what the same round found it to do."""
+    seen: dict[str, Any] = {}
+    with bench.alone(system):
+        if "one" in looks:
+            seen["one"] = await measures.one_at_a_time(system, effort, stream=False)
+        if "first_token" in looks:
+            seen["first_token"] = await measures.one_at_a_time(system, effort, stream=True)
+        if "short" in looks or "half_load" in looks:
+            seen["short"] = await measures.saturated(system, effort)
+        if "long" in looks:
+            seen["long"] = await measures.saturated(system, effort, turns=LONG_TURNS)
+        if "half_load" in looks:
+            rate = seen["short"]["calls_per_s"] / 2
+            seen["half_load"] = await measures.half_loaded(system, effort, rate=rate, seed=round_)
+        if "turns" in looks and system.name == BASE_RL:
+            seen["turns"] = await measures.turn_costs(system, effort)
+    return seen
+
+
+async def run(
+    names: tuple[str, ...], looks: tuple[str, ...], effort: Effort, rounds: int, profiler: Profiler | None
+) -> dict[str, Any]:
+    """Figures by system: medians over the rounds, in each of which every system has its turn."""
+    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    with Bench(folder=FOLDER) as bench:
+        for name in names:
+            print(f"starting {name} …", flush=True)
+            await measures.check(bench.start(name))
+        if profiler is not None:
+            profiler.begin(bench.systems[BASE_RL].measured)
+        for round_ in range(rounds):
+            for name in names:
+                found = await look(bench, bench.systems[name], looks, effort, round_)
+                seen[name].append(found)
+                print(f"round {round_ + 1} of {rounds}: {report.line(name, found)}", flush=True)
+        if profiler is not None:
+            profiler.end()
+    return {name: summary(found) for name, found in seen.items()}
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of every figure over the rounds."""
+    result: dict[str, Any] = {}
+    for key, first in rounds[0].items():
+        if isinstance(first, dict):
+            result[key] = {name: statistics.median(each[key][name] for each in rounds) for name in first}
+        else:
+            result[key] = [statistics.median(values) for values in zip(*(each[key] for each in rounds), strict=True)]
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", nargs="+", choices=ALL, default=list(ALL))
+    parser.add_argument("--looks", nargs="+", choices=LOOKS, default=list(LOOKS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=FULL.seconds, help="of one look, about (default %(default)s)"
+    )
+    parser.add_argument("--short", action="store_true", help="base-rl alone, one round, seconds")
+    parser.add_argument("--profile", action="store_true", help=f"profile base-rl's proxy into {FOLDER}/profile.txt")
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):  # whatever is started inherits it
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    names = (BASE_RL,) if options.short else tuple(dict.fromkeys(options.systems))
+    rounds = 1 if options.short else options.rounds
+    profiler = Profiler(FOLDER) if options.profile else None
+    effort = SHORT if options.short else dataclasses.replace(FULL, seconds=options.seconds)
+    looks = tuple(options.looks)
+    figures = uvloop.run(run(names, looks, effort, rounds, profiler))
+    if profiler is not None:
+        print(profiler.report())
+    if set(names) != set(ALL) or set(looks) != set(LOOKS):
+        print(report.table(figures))
+        return 0
+    versions = {LITELLM_NAME: LITELLM.version("litellm"), RLLM_NAME: RLLM_GATEWAY.version("rllm-model-gateway")}
+    result = {"machine": describe(), "rounds": rounds, "versions": versions, **report.headline(figures)}
+    RESULT.write_text(json.dumps(report.rounded(result), indent=2) + "\n")
+    print(report.table(figures))
+    print(report.targets(result))
+    return 0 if all(target.reached for target in report.judged(result)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

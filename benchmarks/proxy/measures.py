@@ -1,0 +1,123 @@
+"""What is measured of a system. Every function is one look; rounds of looks and their medians are `__main__`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from benchmarks.proxy.conversations import ANSWER, LONG_TURNS, SHORT_TURNS
+from benchmarks.proxy.load import Connection, Load, closed, paced
+from benchmarks.proxy.systems import System
+
+CLIENTS = 32
+"""Connections at saturation, in short conversations."""
+BLOCKS = 6
+"""How often the calls through a proxy and those without it take turns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """Seconds of each look, about; connections with long conversations; conversations of the look at their cost."""
+
+    seconds: float
+    long_clients: int
+    conversations: int
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so large a share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+async def check(system: System) -> None:
+    """The system answers what it should, so that no error is taken for a quick answer."""
+    connection = await Connection.open(system.port)
+    await connection.call(next(system.requests(1, False)), stream=False)
+    body = msgspec.json.decode(connection.body)
+    if "choices" in body and body["choices"][0]["message"]["content"] != ANSWER:
+        raise RuntimeError(f"{system.name} answered {body}")
+    connection.close()
+
+
+async def one_at_a_time(system: System, effort: Effort, *, stream: bool) -> dict[str, float]:
+    """Milliseconds of calls one after another, and what of them is the system's: through it, less without it."""
+    seconds: dict[str, list[float]] = {"through": [], "without": []}
+    assert system.behind is not None
+    both = {"through": system, "without": system.behind}
+    clients = {key: each.requests(SHORT_TURNS, stream) for key, each in both.items()}
+    calls = dict.fromkeys(both, 20)
+    for block in range(BLOCKS + 1):
+        for key, each in both.items():
+            load = await closed(each.port, [clients[key]], calls=calls[key], stream=stream)
+            if block > 0:  # the first warms up, and says how many calls fit into the time
+                seconds[key] += [taken.whole if taken.first is None else taken.first for taken in load.calls]
+            else:
+                calls[key] = max(20, int(len(load.calls) / load.seconds * effort.seconds / BLOCKS / 2))
+    result: dict[str, float] = {}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        through, without = (quantile(seconds[key], share) * 1000 for key in ("through", "without"))
+        result |= {name: through, f"added_{name}": through - without, f"without_{name}": without}
+    return result
+
+
+async def saturated(system: System, effort: Effort, *, turns: int = SHORT_TURNS) -> dict[str, float]:
+    """Calls a second with as many clients as keep it busy, and CPU milliseconds of the measured process per call."""
+    clients = [system.requests(turns, False) for _ in range(CLIENTS if turns == SHORT_TURNS else effort.long_clients)]
+    least = len(clients) * (turns if turns == LONG_TURNS else 4)
+    warm = await closed(system.port, clients, calls=least)
+    calls = max(least, int(len(warm.calls) / warm.seconds * effort.seconds))
+    if turns == LONG_TURNS:
+        calls = math.ceil(calls / least) * least  # whole conversations, so that every turn counts alike
+        clients = [system.requests(turns, False) for _ in clients]
+    before = system.cpu_seconds()
+    load = await closed(system.port, clients, calls=calls)
+    cpu = system.cpu_seconds() - before
+    return {
+        "calls_per_s": len(load.calls) / load.seconds,
+        "cpu_ms_per_call": cpu * 1000 / len(load.calls),
+        "p50": quantile([taken.whole for taken in load.calls], 0.5) * 1000,
+        "p99": quantile([taken.whole for taken in load.calls], 0.99) * 1000,
+    }
+
+
+async def half_loaded(system: System, effort: Effort, *, rate: float, seed: int) -> dict[str, float]:
+    """Milliseconds of calls that come at random times at half of what the system can do, with and without it."""
+    assert system.behind is not None
+    calls = max(50, int(rate * effort.seconds))
+    loads: dict[str, Load] = {}
+    for key, each in (("without", system.behind), ("through", system)):
+        client = partial(each.requests, SHORT_TURNS, False)
+        loads[key] = await paced(each.port, client, rate=rate, calls=calls, seed=seed)
+    result = {"rate": rate}
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        through, without = (
+            quantile([taken.whole for taken in loads[key].calls], share) * 1000 for key in ("through", "without")
+        )
+        result |= {name: through, f"added_{name}": through - without, f"without_{name}": without}
+    return result
+
+
+async def turn_costs(system: System, effort: Effort, *, turns: int = 100) -> list[float]:
+    """CPU milliseconds per call at every turn of conversations that advance together."""
+    connections = [await Connection.open(system.port) for _ in range(min(8, effort.conversations))]
+    talks = [system.requests(turns, False) for _ in range(effort.conversations)]
+    costs = []
+
+    async def advance(connection: Connection, mine: list[int]) -> None:
+        for index in mine:
+            await connection.call(next(talks[index]), stream=False)
+
+    for _ in range(turns):
+        before = system.cpu_seconds()
+        async with asyncio.TaskGroup() as group:
+            for number, connection in enumerate(connections):
+                group.create_task(advance(connection, list(range(number, len(talks), len(connections)))))
+        costs.append((system.cpu_seconds() - before) * 1000 / len(talks))
+    for connection in connections:
+        connection.close()
+    return costs

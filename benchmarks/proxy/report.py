@@ -1,0 +1,138 @@
+"""The figures as keys of the result file, as a table, and judged against the targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.proxy.systems import BASE_RL, BASE_RL_FSYNC, LITELLM_NAME, RLLM_NAME
+
+COMPARED = (BASE_RL, LITELLM_NAME, RLLM_NAME)
+TITLES = {
+    BASE_RL: "base-rl",
+    RLLM_NAME: "rllm-model-gateway",
+    LITELLM_NAME: "LiteLLM proxy",
+    BASE_RL_FSYNC: "base-rl, fsync at every commit",
+}
+EARLY, LATE = 2, 100
+TURNS_TOLD = (1, 2, 10, 25, 50, 75, 100)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """`measured` must not exceed `bound`, or not fall below it."""
+
+    what: str
+    measured: float
+    bound: float
+    at_least: bool = False
+
+    @property
+    def reached(self) -> bool:
+        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+
+
+def headline(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The keys of the result file. `added_p99_ms` is at half load, `added_p50_ms` at one connection."""
+    ours = figures[BASE_RL]
+    return {
+        "calls_per_s": {name: figures[name]["short"]["calls_per_s"] for name in COMPARED},
+        "added_p50_ms": {name: figures[name]["one"]["added_p50"] for name in COMPARED},
+        "added_p99_ms": {name: figures[name]["half_load"]["added_p99"] for name in COMPARED},
+        "turn_cost_100_vs_2": ours["turns"][LATE - 1] / ours["turns"][EARLY - 1],
+        "added_ttft_ms": ours["first_token"]["added_p50"],
+        "cpu_ms_per_call": ours["short"]["cpu_ms_per_call"],
+        "systems": {
+            name: {
+                **{key: value for key, value in each.items() if key != "turns"},
+                **({"turn_cpu_ms": {str(t): each["turns"][t - 1] for t in TURNS_TOLD}} if "turns" in each else {}),
+            }
+            for name, each in figures.items()
+        },
+    }
+
+
+def judged(result: dict[str, Any]) -> list[Target]:
+    rate, added = result["calls_per_s"], result["added_p50_ms"]
+    half = result["systems"][BASE_RL]["half_load"]
+    return [
+        Target(
+            what="calls/s against LiteLLM's", measured=rate[BASE_RL] / rate[LITELLM_NAME], bound=10, at_least=True
+        ),
+        Target(
+            what="calls/s against rllm-model-gateway's",
+            measured=rate[BASE_RL] / rate[RLLM_NAME],
+            bound=2,
+            at_least=True,
+        ),
+        Target(
+            what="added p50, ms, against 1/8 of LiteLLM's", measured=added[BASE_RL], bound=added[LITELLM_NAME] / 8
+        ),
+        Target(what="added p50, ms, against rllm-model-gateway's", measured=added[BASE_RL], bound=added[RLLM_NAME]),
+        Target(
+            what="added p99 over added p50, at half load", measured=half["added_p99"] / half["added_p50"], bound=10
+        ),
+        Target(what="CPU of turn 100 over turn 2", measured=result["turn_cost_100_vs_2"], bound=1.25),
+        Target(
+            what="added to the first token beyond a whole answer's, ms",
+            measured=result["added_ttft_ms"] - added[BASE_RL],
+            bound=1,
+        ),
+    ]
+
+
+COLUMNS = (
+    ("calls/s", "short", "calls_per_s", 0),
+    ("CPU ms", "short", "cpu_ms_per_call", 2),
+    ("50 turns", "long", "calls_per_s", 0),
+    ("CPU ms", "long", "cpu_ms_per_call", 2),
+    ("adds p50", "one", "added_p50", 2),
+    ("p99", "one", "added_p99", 2),
+    ("1st token", "first_token", "added_p50", 2),
+    ("half p50", "half_load", "added_p50", 2),
+    ("p99", "half_load", "added_p99", 2),
+)
+
+
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """Milliseconds but for the calls; what was not looked at is left out."""
+    any_of = next(iter(figures.values()))
+    columns = [column for column in COLUMNS if column[1] in any_of]
+    rows = [f"{'':<30}" + "".join(f"{title:>10}" for title, *_ in columns)]
+    for name, each in figures.items():
+        cells = (f"{each[look][key]:>10.{digits}f}" for _, look, key, digits in columns)
+        rows.append(f"{TITLES[name]:<30}" + "".join(cells))
+    if "turns" in figures.get(BASE_RL, {}):
+        costs = figures[BASE_RL]["turns"]
+        rows += ["", "CPU ms of turn " + ", ".join(f"{turn}: {costs[turn - 1]:.2f}" for turn in TURNS_TOLD)]
+    return "\n".join(rows)
+
+
+def targets(result: dict[str, Any]) -> str:
+    return "\n".join(
+        f"{'ok    ' if each.reached else 'MISSED'}  {each.what}: {each.measured:.2f} "
+        f"({'at least' if each.at_least else 'at most'} {each.bound:.2f})"
+        for each in judged(result)
+    )
+
+
+def line(name: str, found: dict[str, Any]) -> str:
+    parts = []
+    if "one" in found:
+        parts.append(f"adds {found['one']['added_p50']:.2f} ms")
+    if "short" in found:
+        parts.append(f"{found['short']['calls_per_s']:.0f} calls/s, {found['short']['cpu_ms_per_call']:.2f} ms CPU")
+    if "long" in found:
+        parts.append(f"{found['long']['calls_per_s']:.0f} calls/s over 50 turns")
+    if "turns" in found:
+        parts.append(f"turn {LATE} costs {found['turns'][LATE - 1] / found['turns'][EARLY - 1]:.2f} of turn {EARLY}")
+    return f"{TITLES[name]}: {', '.join(parts)}"
+
+
+def rounded(value: Any) -> Any:
+    """Four digits say more than the machine can repeat."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return value
