@@ -279,7 +279,8 @@ async def test_the_sdk_reads_answers_and_streams(world: World) -> None:
     assert kinds[0] == "message_start"
     assert kinds[-1] == "message_stop"
     assert {"text", "input_json"} <= set(told)
-    for message in (whole, final, beta):
+    answers: list[Any] = [whole, final, beta]
+    for message in answers:
         assert message.stop_reason == "tool_use"
         text, use = message.content
         assert text.type == "text"
