@@ -122,7 +122,6 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.sessions = sessions = SessionService(database, runs, credentials, signals, clock)
     state.feedback = FeedbackService(database, runs, signals, clock, observer=state.metrics)
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
-    stack.push_async_callback(state.trajectories.aclose)
     state.claims = claims = ClaimService(database=database, clock=clock, signals=signals)
     state.versions = VersionService(database=database, clock=clock, signals=signals)
     await _start_serving(app, engine, clock, stack)

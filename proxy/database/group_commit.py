@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
-from proxy.database.unit_of_work import Database
+from proxy.database.prepared import run_plain
 
 _Result = TypeVar("_Result")
 
-_AT_ONCE = 64
+AT_ONCE = 64
+"""Writes in one transaction. It bounds how long a write waits: for the transaction under way, and for one of these
+for every 64 writes before it."""
 
-Write = Callable[[AsyncConnection], Awaitable[_Result]]
+Write = Callable[[Connection], _Result]
+Transaction = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 
-class GroupCommit(Generic[_Result]):
-    """Writes of one kind, in the order of their arrival. A write may be run twice, its first run rolled back."""
+class GroupCommit:
+    """Writes in the order of their arrival. `transaction` runs a function in a transaction and commits it."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._waiting: list[tuple[Write[_Result], asyncio.Future[_Result]]] = []
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self._waiting: list[tuple[Write[Any], asyncio.Future[Any]]] = []
         self._committing: asyncio.Task[None] | None = None
 
     async def commit(self, write: Write[_Result]) -> _Result:
         """What `write` returned, once that is durable; or what it raised, and then it changed nothing.
 
-        A caller that is cancelled does not undo the write.
+        A caller that is cancelled does not undo the write. When the transaction cannot be begun or committed, all
+        writes in it fail.
         """
         outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((write, outcome))
@@ -43,23 +47,45 @@ class GroupCommit(Generic[_Result]):
 
     async def _commit_all(self) -> None:
         while self._waiting:
-            group, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+            group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
             try:
-                await self._commit_group(group)
-            except Exception:  # noqa: BLE001  (whose it is shows when each is written alone)
-                for one in group:
-                    await self._commit_alone(one)
+                results = await self._transaction(_Group([write for write, _ in group]))
+            except Exception as error:  # noqa: BLE001  (handed to the callers)
+                results = [_Failure(error)] * len(group)
+            for (_, outcome), result in zip(group, results, strict=True):
+                if outcome.done():
+                    continue
+                if isinstance(result, _Failure):
+                    outcome.set_exception(result.error)
+                else:
+                    outcome.set_result(result)
 
-    async def _commit_group(self, group: list[tuple[Write[_Result], asyncio.Future[_Result]]]) -> None:
-        async with self._database.write() as connection:
-            results = [await write(connection) for write, _ in group]
-        for (_, outcome), result in zip(group, results, strict=True):
-            if not outcome.done():
-                outcome.set_result(result)
 
-    async def _commit_alone(self, one: tuple[Write[_Result], asyncio.Future[_Result]]) -> None:
+class _Failure:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _Group:
+    """Writes one after the other, each whole or not at all; their results, or how they failed."""
+
+    def __init__(self, writes: Sequence[Write[Any]]) -> None:
+        self._writes = writes
+
+    def __call__(self, connection: Connection) -> list[Any]:
+        if len(self._writes) == 1:
+            return [self._writes[0](connection)]
+        return [self._run(connection, write) for write in self._writes]
+
+    def _run(self, connection: Connection, write: Write[Any]) -> Any:
+        run_plain(connection, "SAVEPOINT write")
         try:
-            await self._commit_group([one])
+            result = write(connection)
         except Exception as error:  # noqa: BLE001  (handed to the caller)
-            if not one[1].done():
-                one[1].set_exception(error)
+            try:
+                run_plain(connection, "ROLLBACK TO SAVEPOINT write")
+            except Exception:  # noqa: BLE001  (the whole transaction is gone, for the first error's reason)
+                raise error from None
+            result = _Failure(error)
+        run_plain(connection, "RELEASE SAVEPOINT write")
+        return result

@@ -1,7 +1,8 @@
 """The life of a session, for everybody who moves it: how it ends, what its reward is, and when it is trainable.
 
 Sessions, feedback and trajectories change different facts (the end, the rewards, the turns); each calls `settle`
-in the same transaction, which derives the rest from the facts.
+in the same transaction, which derives the rest from the facts. In a `Database.write` block, these functions run by
+`connection.run_sync`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, bindparam, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, bindparam, select, update
 
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import RewardRow, SessionRow
@@ -103,18 +103,18 @@ def training_state(facts: SessionFacts) -> TrainingState:
     return TrainingState.EXPIRED if facts.training is TrainingState.EXPIRED else TrainingState.PENDING
 
 
-async def end_session(
-    connection: AsyncConnection, session_id: str, *, reason: EndReason, outcome: Outcome | None, now: float
+def end_session(
+    connection: Connection, session_id: str, *, reason: EndReason, outcome: Outcome | None, now: float
 ) -> bool:
     """Ends a session; whether it was open. A later outcome fills one that was missing, nothing else changes.
 
     Call `settle` afterwards.
     """
-    return await end_sessions(connection, [session_id], reason=reason, outcome=outcome, now=now) > 0
+    return end_sessions(connection, [session_id], reason=reason, outcome=outcome, now=now) > 0
 
 
-async def end_sessions(
-    connection: AsyncConnection,
+def end_sessions(
+    connection: Connection,
     session_ids: Sequence[str],
     *,
     reason: EndReason,
@@ -125,12 +125,12 @@ async def end_sessions(
     ended = 0
     for chunk in _chunks(session_ids):
         if outcome is not None:
-            await connection.execute(
+            connection.execute(
                 update(SessionRow)
                 .where(SessionRow.id.in_(chunk), SessionRow.outcome.is_(None))
                 .values(outcome=outcome.value)
             )
-        result = await connection.execute(
+        result = connection.execute(
             update(SessionRow)
             .where(SessionRow.id.in_(chunk), SessionRow.state == SessionState.OPEN.value)
             .values(state=SessionState.ENDED.value, end_reason=reason.value, ended_at=now)
@@ -139,8 +139,8 @@ async def end_sessions(
     return ended
 
 
-async def settle(
-    connection: AsyncConnection, session_ids: Sequence[str], *, reward_weights: Mapping[str, float], now: float
+def settle(
+    connection: Connection, session_ids: Sequence[str], *, reward_weights: Mapping[str, float], now: float
 ) -> list[str]:
     """Recomputes `reward`, `training` and `ready_at`; the ids whose training state changed.
 
@@ -149,8 +149,8 @@ async def settle(
     """
     changed: list[str] = []
     for chunk in _chunks(session_ids):
-        sessions = (await connection.execute(_FACTS, {"ids": chunk})).all()
-        ledger = await _ledger(connection, chunk)
+        sessions = (connection.execute(_FACTS, {"ids": chunk})).all()
+        ledger = _ledger(connection, chunk)
         updates: list[dict[str, Any]] = []
         for row in sessions:
             entries = ledger.get(row.id, [])
@@ -164,7 +164,7 @@ async def settle(
             ready_at = now if is_new else row.ready_at
             updates.append({"of": row.id, "reward": reward, "training": training.value, "ready_at": ready_at})
         if updates:
-            await connection.execute(_SETTLE, updates)
+            connection.execute(_SETTLE, updates)
     return changed
 
 
@@ -192,9 +192,9 @@ _SETTLE = (
 )
 
 
-async def _ledger(connection: AsyncConnection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
+def _ledger(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
     entries: dict[str, list[LedgerEntry]] = {}
-    for row in await connection.execute(_LEDGER, {"ids": session_ids}):
+    for row in connection.execute(_LEDGER, {"ids": session_ids}):
         entry = LedgerEntry(turn_id=row.turn_id, name=row.name, source=row.source, value=row.value)
         entries.setdefault(row.session_id, []).append(entry)
     return entries

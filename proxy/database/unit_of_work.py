@@ -1,24 +1,39 @@
-"""One transaction, and the two ways to open it: `write` for changes, `read` for a consistent look.
+"""One transaction, and the ways to open it: for changes or for a consistent look, as a function or as a block.
 
-SQLite has one writer at a time, so writes go through a pool of one connection that starts with BEGIN IMMEDIATE:
-they queue here, in order and without lock errors, instead of in SQLite's busy handler. Reads have connections of
-their own and see the last committed state (WAL). On other databases both share one pool.
+A function of a connection (`transact`, `look`) runs in one go. On SQLite that is one hop to a thread, where the async
+driver makes four for each statement, and functions that arrive together share a transaction. It is the way of what a
+model call waits for. A block (`write`, `read`) may wait for other things in between; it is for everything else.
+
+SQLite has one writer at a time, so writes queue here, in order and without lock errors, instead of in SQLite's busy
+handler, and start with BEGIN IMMEDIATE. Reads have connections of their own and see the last committed state (WAL).
+On other databases all share one pool.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, event, make_url
+import msgspec
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool
 
+from proxy.database.group_commit import GroupCommit
+from proxy.database.threads import ConnectionThreads
 from proxy.errors import StoreUnavailable
 
 _READERS = 4
+_BEGIN_WRITING = "BEGIN IMMEDIATE"
+_BEGIN_READING = "BEGIN"
+
+_Result = TypeVar("_Result")
 
 
 class Database:
@@ -26,42 +41,105 @@ class Database:
 
     def __init__(self, url: str, *, synchronous: str = "normal", busy_timeout_seconds: float = 10.0) -> None:
         self.url = make_url(url)
-        self._is_sqlite = self.url.get_backend_name() == "sqlite"
-        if self._is_sqlite:
+        self._threads: _Threads | None = None
+        self._sole_writer: asyncio.Lock | nullcontext[None] = nullcontext()
+        self._group = GroupCommit(self._write_at_once)
+        if self.url.get_backend_name() == "sqlite":
             if self.url.database in (None, "", ":memory:"):
                 raise ValueError("the store needs a SQLite file: an in-memory one is not shared between connections")
             Path(str(self.url.database)).parent.mkdir(parents=True, exist_ok=True)
             timeout = {"timeout": busy_timeout_seconds}
-            self._writer = create_async_engine(url, pool_size=1, max_overflow=0, connect_args=timeout)
-            self._reader = create_async_engine(url, pool_size=_READERS, max_overflow=0, connect_args=timeout)
-            _configure_sqlite(self._writer, synchronous=synchronous, begin="BEGIN IMMEDIATE")
-            _configure_sqlite(self._reader, synchronous=synchronous, begin="BEGIN")
+            common: dict[str, Any] = {"max_overflow": 0, "connect_args": timeout, "json_serializer": json_text}
+            self._writer = create_async_engine(url, pool_size=1, **common)
+            self._reader = create_async_engine(url, pool_size=_READERS, **common)
+            _configure_sqlite(self._writer.sync_engine, synchronous=synchronous, begin=_BEGIN_WRITING)
+            _configure_sqlite(self._reader.sync_engine, synchronous=synchronous, begin=_BEGIN_READING)
+            self._threads = _Threads(self.url, synchronous=synchronous, timeout=timeout)
+            self._sole_writer = asyncio.Lock()
         else:
-            self._writer = self._reader = create_async_engine(url, pool_pre_ping=True)
+            self._writer = self._reader = create_async_engine(url, pool_pre_ping=True, json_serializer=json_text)
+
+    async def transact(self, work: Callable[[Connection], _Result]) -> _Result:
+        """What `work` returned, once what it wrote is committed; or what it raised, and then it changed nothing.
+
+        It must only use its connection, and wait for nothing else. A caller that is cancelled does not undo it.
+        Raises StoreUnavailable when the database cannot be reached or written (down, locked, disk full).
+        """
+        with _store_errors():
+            return await self._group.commit(work)
+
+    async def look(self, work: Callable[[Connection], _Result]) -> _Result:
+        """What `work` read of one committed state. Raises StoreUnavailable like `transact`."""
+        with _store_errors():
+            if self._threads is not None:
+                return await self._threads.readers.run(work)
+            async with self._reader.connect() as connection:
+                return await connection.run_sync(work)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """A transaction that commits at the end of the block and rolls back on any exception.
 
-        Raises StoreUnavailable when the database cannot be reached or written (down, locked, disk full).
+        Nothing else is written meanwhile on SQLite: do not wait in it for what may take long, nor for `transact`.
+        Raises StoreUnavailable like `transact`.
         """
-        async with _store_errors(), self._writer.begin() as connection:
-            yield connection
+        with _store_errors():
+            async with self._sole_writer, self._writer.begin() as connection:
+                yield connection
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A read-only look at one committed state. Raises StoreUnavailable like `write`."""
-        async with _store_errors(), self._reader.connect() as connection:
-            yield connection
+        """A read-only look at one committed state. Raises StoreUnavailable like `transact`."""
+        with _store_errors():
+            async with self._reader.connect() as connection:
+                yield connection
 
     async def aclose(self) -> None:
+        """Waits for what is being written."""
+        await self._group.aclose()
+        if self._threads is not None:
+            self._threads.close()
         await self._writer.dispose()
         if self._reader is not self._writer:
             await self._reader.dispose()
 
+    async def _write_at_once(self, work: Callable[[Connection], _Result]) -> _Result:
+        async with self._sole_writer:
+            if self._threads is not None:
+                return await self._threads.writer.run(work)
+            async with self._writer.begin() as connection:
+                return await connection.run_sync(work)
 
-@asynccontextmanager
-async def _store_errors() -> AsyncIterator[None]:
+
+def json_text(value: Any) -> str:
+    """For JSON columns. What is no UTF-8 or no 64 bits is written by the slower way that can."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (UnicodeEncodeError, OverflowError, TypeError):
+        return json.dumps(value)
+
+
+class _Threads:
+    """SQLite's writer and readers for `transact` and `look`."""
+
+    def __init__(self, url: URL, *, synchronous: str, timeout: dict[str, float]) -> None:
+        # Connections stay with their threads, except that `close` closes them all.
+        arguments = {**timeout, "check_same_thread": False}
+        sync_url = url.set(drivername="sqlite")
+        writer = create_engine(sync_url, poolclass=NullPool, connect_args=arguments, json_serializer=json_text)
+        reader = create_engine(sync_url, poolclass=NullPool, connect_args=arguments, json_serializer=json_text)
+        _configure_sqlite(writer, synchronous=synchronous, begin=_BEGIN_WRITING)
+        _configure_sqlite(reader, synchronous=synchronous, begin=_BEGIN_READING)
+        self.writer = ConnectionThreads(writer, count=1, name="store-writer")
+        self.readers = ConnectionThreads(reader, count=_READERS, name="store-reader")
+
+    def close(self) -> None:
+        self.writer.close()
+        self.readers.close()
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
     try:
         yield
     except OperationalError as error:
@@ -72,10 +150,10 @@ async def _store_errors() -> AsyncIterator[None]:
         raise
 
 
-def _configure_sqlite(engine: AsyncEngine, *, synchronous: str, begin: str) -> None:
+def _configure_sqlite(engine: Engine, *, synchronous: str, begin: str) -> None:
     """WAL, foreign keys, and transactions that begin when we say so (the driver's own late BEGIN is switched off)."""
 
-    @event.listens_for(engine.sync_engine, "connect")
+    @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -85,6 +163,6 @@ def _configure_sqlite(engine: AsyncEngine, *, synchronous: str, begin: str) -> N
         cursor.execute("PRAGMA temp_store = MEMORY")
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:
         connection.exec_driver_sql(begin)

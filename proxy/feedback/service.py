@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, new_reward_id
@@ -94,35 +94,17 @@ class FeedbackService:
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
         weights = await self._weights(principal)
         now = self._clock()
-        receipts: list[Receipt] = []
-        touched: dict[RunId, dict[str, None]] = {}
-        new_entries: list[tuple[int, Effect]] = []
-        changed: list[str] = []
-        ended: list[str] = []
-        async with self._database.write() as connection:
-            for index, item in enumerate(items):
-                try:
-                    target = await self._target(connection, principal, item)
-                    receipt = await self._repeated(connection, target, item)
-                except BaseRlError as error:
-                    raise _placed(error, index if len(items) > 1 else None) from error
-                if receipt is None:
-                    receipt = await self._append(connection, target, item, now)
-                    touched.setdefault(target.run_id, {})[target.session_id] = None
-                    new_entries.append((len(item.entries), receipt.effect))
-                    if _is_final(item, target):
-                        ended.append(target.session_id)
-                receipts.append(receipt)
-            for run_id, sessions in touched.items():
-                changed += await settle(connection, list(sessions), reward_weights=weights[run_id], now=now)
-        if ended:
-            self._signals.endings.notify(ended)
-        if changed:
+        recorded = await self._database.transact(
+            lambda connection: _record(connection, principal, items, weights=weights, now=now)
+        )
+        if recorded.ended:
+            self._signals.endings.notify(recorded.ended)
+        if recorded.changed:
             self._signals.trajectories.notify()
         if self._observer is not None:
-            for count, effect in new_entries:
+            for count, effect in recorded.new_entries:
                 self._observer.rewards_recorded(count, effect=effect.value)
-        return receipts
+        return recorded.receipts
 
     async def _weights(self, principal: Principal) -> dict[RunId, dict[str, float]]:
         """The reward weights of every run that this key may speak about."""
@@ -130,83 +112,121 @@ class FeedbackService:
             return {principal.run_id: (await self._runs.settings_of(principal.run_id)).reward_weights}
         return {run.id: run.settings.reward_weights for run in await self._runs.list_()}
 
-    async def _target(self, connection: AsyncConnection, principal: Principal, item: FeedbackItem) -> _Target:
-        repository = FeedbackRepository(connection)
-        named = item.session_id
-        if item.turn_id is not None:
-            of_turn = await repository.session_of_turn(item.turn_id, run_id=principal.run_id)
-            if of_turn is None:
-                raise NotFound(f"there is no turn {item.turn_id!r}", param="turn_id")
-            row = await _session(repository, of_turn if named is None else named, principal)
-            if row.id != of_turn:
-                raise InvalidRequest(f"the turn {item.turn_id} belongs to another session", param="turn_id")
-        elif named is not None:
-            row = await _session(repository, named, principal)
-        elif principal.session_id is not None:
-            row = await _session(repository, principal.session_id, principal)
-        else:
-            raise InvalidRequest(
-                "name a session_id, a turn_id or a completion_id; only a session's own key needs none",
-                param="session_id",
-            )
-        turn_id = TurnId(item.turn_id) if item.turn_id is not None else None
-        return _Target(SessionId(row.id), RunId(row.run_id), row.training, turn_id)
 
-    async def _repeated(self, connection: AsyncConnection, target: _Target, item: FeedbackItem) -> Receipt | None:
-        """The answer of the first time this idempotency key came."""
-        if item.idempotency_key is None:
-            return None
-        first = item.idempotency_key + _KEY_END
-        last = item.idempotency_key + chr(ord(_KEY_END) + 1)
-        rows = await FeedbackRepository(connection).under_key(run_id=target.run_id, first=first, last=last)
-        if not rows:
-            return None
-        if rows[0].session_id != target.session_id:
-            raise InvalidRequest(
-                "this idempotency_key was used for a reward of another session", param="idempotency_key"
-            )
-        return _receipt(
-            session_id=target.session_id,
-            turn_id=rows[0].turn_id,
-            rewards=[row.id for row in rows],
-            after_training=rows[0].after_training,
-        )
+class _Recorded(msgspec.Struct, frozen=True):
+    """What became of all items: `new_entries` are numbers of entries, `ended` and `changed` sessions."""
 
-    async def _append(self, connection: AsyncConnection, target: _Target, item: FeedbackItem, now: float) -> Receipt:
-        after_training = target.training in _WITH_THE_TRAINER
-        rows: list[dict[str, Any]] = [
-            {
-                "id": new_reward_id(),
-                "run_id": target.run_id,
-                "session_id": target.session_id,
-                "turn_id": target.turn_id,
-                "name": name,
-                "value": value,
-                "source": item.source,
-                "comment": item.comment,
-                "idempotency_key": item.idempotency_key + _KEY_END + name if item.idempotency_key else None,
-                "after_training": after_training,
-                "created_at": now,
-            }
-            for name, value in item.entries
-        ]
-        await FeedbackRepository(connection).insert(rows)
-        if _is_final(item, target):
-            await end_session(connection, target.session_id, reason=EndReason.REWARD, outcome=None, now=now)
-        return _receipt(
-            session_id=target.session_id,
-            turn_id=target.turn_id,
-            rewards=[row["id"] for row in rows],
-            after_training=after_training,
+    receipts: list[Receipt]
+    new_entries: list[tuple[int, Effect]]
+    ended: list[str]
+    changed: list[str]
+
+
+def _record(
+    connection: Connection,
+    principal: Principal,
+    items: Sequence[FeedbackItem],
+    *,
+    weights: Mapping[RunId, Mapping[str, float]],
+    now: float,
+) -> _Recorded:
+    found = _Recorded([], [], [], [])
+    touched: dict[RunId, dict[str, None]] = {}
+    for index, item in enumerate(items):
+        try:
+            target = _target(connection, principal, item)
+            receipt = _repeated(connection, target, item)
+        except BaseRlError as error:
+            raise _placed(error, index if len(items) > 1 else None) from error
+        if receipt is None:
+            receipt = _append(connection, target, item, now)
+            touched.setdefault(target.run_id, {})[target.session_id] = None
+            found.new_entries.append((len(item.entries), receipt.effect))
+            if _is_final(item, target):
+                found.ended.append(target.session_id)
+        found.receipts.append(receipt)
+    for run_id, sessions in touched.items():
+        found.changed.extend(settle(connection, list(sessions), reward_weights=weights[run_id], now=now))
+    return found
+
+
+def _target(connection: Connection, principal: Principal, item: FeedbackItem) -> _Target:
+    repository = FeedbackRepository(connection)
+    named = item.session_id
+    if item.turn_id is not None:
+        of_turn = repository.session_of_turn(item.turn_id, run_id=principal.run_id)
+        if of_turn is None:
+            raise NotFound(f"there is no turn {item.turn_id!r}", param="turn_id")
+        row = _session(repository, of_turn if named is None else named, principal)
+        if row.id != of_turn:
+            raise InvalidRequest(f"the turn {item.turn_id} belongs to another session", param="turn_id")
+    elif named is not None:
+        row = _session(repository, named, principal)
+    elif principal.session_id is not None:
+        row = _session(repository, principal.session_id, principal)
+    else:
+        raise InvalidRequest(
+            "name a session_id, a turn_id or a completion_id; only a session's own key needs none",
+            param="session_id",
         )
+    turn_id = TurnId(item.turn_id) if item.turn_id is not None else None
+    return _Target(SessionId(row.id), RunId(row.run_id), row.training, turn_id)
+
+
+def _repeated(connection: Connection, target: _Target, item: FeedbackItem) -> Receipt | None:
+    """The answer of the first time this idempotency key came."""
+    if item.idempotency_key is None:
+        return None
+    first = item.idempotency_key + _KEY_END
+    last = item.idempotency_key + chr(ord(_KEY_END) + 1)
+    rows = FeedbackRepository(connection).under_key(run_id=target.run_id, first=first, last=last)
+    if not rows:
+        return None
+    if rows[0].session_id != target.session_id:
+        raise InvalidRequest("this idempotency_key was used for a reward of another session", param="idempotency_key")
+    return _receipt(
+        session_id=target.session_id,
+        turn_id=rows[0].turn_id,
+        rewards=[row.id for row in rows],
+        after_training=rows[0].after_training,
+    )
+
+
+def _append(connection: Connection, target: _Target, item: FeedbackItem, now: float) -> Receipt:
+    after_training = target.training in _WITH_THE_TRAINER
+    rows: list[dict[str, Any]] = [
+        {
+            "id": new_reward_id(),
+            "run_id": target.run_id,
+            "session_id": target.session_id,
+            "turn_id": target.turn_id,
+            "name": name,
+            "value": value,
+            "source": item.source,
+            "comment": item.comment,
+            "idempotency_key": item.idempotency_key + _KEY_END + name if item.idempotency_key else None,
+            "after_training": after_training,
+            "created_at": now,
+        }
+        for name, value in item.entries
+    ]
+    FeedbackRepository(connection).insert(rows)
+    if _is_final(item, target):
+        end_session(connection, target.session_id, reason=EndReason.REWARD, outcome=None, now=now)
+    return _receipt(
+        session_id=target.session_id,
+        turn_id=target.turn_id,
+        rewards=[row["id"] for row in rows],
+        after_training=after_training,
+    )
 
 
 def _is_final(item: FeedbackItem, target: _Target) -> bool:
     return item.final if item.final is not None else target.turn_id is None
 
 
-async def _session(repository: FeedbackRepository, name: str, principal: Principal) -> AnyRow:
-    row = await repository.session(name, run_id=principal.run_id)
+def _session(repository: FeedbackRepository, name: str, principal: Principal) -> AnyRow:
+    row = repository.session(name, run_id=principal.run_id)
     if principal.session_id is not None and (row is None or row.id != principal.session_id):
         raise PermissionDenied(f"this key belongs to the session {principal.session_id} alone", param="session_id")
     if row is None:

@@ -188,7 +188,7 @@ class ClaimRepository:
                 )
             ).scalars()
         )
-        await settle(self._connection, session_ids, reward_weights=reward_weights, now=now)
+        await self._connection.run_sync(settle, session_ids, reward_weights=reward_weights, now=now)
         return len(session_ids)
 
 

@@ -237,7 +237,7 @@ class ClaimService:
         """
         counts = {candidate.id: candidate.turn_count for unit in lease.units for candidate in unit}
         async with self._database.read() as connection:
-            turns = await TurnRepository(connection).turns_of(counts)
+            turns = await connection.run_sync(lambda found: TurnRepository(found).turns_of(counts))
         groups: list[TrajectoryGroup] = []
         untrainable: list[str] = []
         for unit in lease.units:

@@ -1,67 +1,99 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, text
 
-from proxy.database.group_commit import GroupCommit
+from proxy.database.group_commit import AT_ONCE
 from proxy.database.unit_of_work import Database
+from proxy.errors import StoreUnavailable
 
 
 class Numbers:
-    """A table of numbers, each at most once, and how often a transaction was opened."""
+    """A table of numbers, each at most once; `transactions` counts those that were begun to write."""
 
-    def __init__(self, database: Database) -> None:
-        self.database = database
-        self.group: GroupCommit[int] = GroupCommit(database)
-        self.runs = 0
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = Database(f"sqlite+aiosqlite:///{path}", busy_timeout_seconds=0.1)
+        self.runs: list[int] = []
+        self.threads: set[str] = set()
 
     async def add(self, number: int) -> int:
-        async def write(connection: AsyncConnection) -> int:
-            self.runs += 1
-            await connection.execute(text("INSERT INTO numbers VALUES (:number)"), {"number": number})
+        """Raises ValueError, after writing it, for a negative one."""
+
+        def write(connection: Connection) -> int:
+            self.runs.append(number)
+            self.threads.add(threading.current_thread().name)
+            connection.execute(text("INSERT INTO numbers VALUES (:number)"), {"number": number})
             if number < 0:
                 raise ValueError(str(number))
             return number * 10
 
-        return await self.group.commit(write)
+        return await self.database.transact(write)
 
     async def stored(self) -> set[int]:
-        async with self.database.read() as connection:
-            return set((await connection.execute(text("SELECT number FROM numbers"))).scalars())
+        return await self.database.look(_stored)
+
+
+def _stored(connection: Connection) -> set[int]:
+    return set(connection.execute(text("SELECT number FROM numbers")).scalars())
 
 
 @pytest.fixture
 async def numbers(tmp_path: Path) -> AsyncIterator[Numbers]:
-    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'numbers.sqlite3'}")
-    async with database.write() as connection:
+    numbers = Numbers(tmp_path / "numbers.sqlite3")
+    async with numbers.database.write() as connection:
         await connection.execute(text("CREATE TABLE numbers (number INTEGER PRIMARY KEY)"))
-    yield Numbers(database)
-    await database.aclose()
+    yield numbers
+    await numbers.database.aclose()
 
 
 async def test_every_caller_gets_its_own_result(numbers: Numbers) -> None:
     results = await asyncio.gather(*(numbers.add(number) for number in range(200)))
     assert results == [number * 10 for number in range(200)]
     assert await numbers.stored() == set(range(200))
-    assert numbers.runs == 200
+    assert numbers.runs == list(range(200))
+    assert len(numbers.threads) == 1
+
+
+async def test_writes_that_come_together_share_transactions(numbers: Numbers) -> None:
+    def transaction_count(connection: Connection) -> int:
+        """SQLite counts those that changed the file."""
+        return int(connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+
+    before = await numbers.database.look(transaction_count)
+    await asyncio.gather(*(numbers.add(number) for number in range(2 * AT_ONCE)))
+    # A version for a reader is at least one commit; with one of four readers it may have seen fewer, never more.
+    assert await numbers.database.look(transaction_count) - before <= 3
 
 
 async def test_a_failing_write_fails_alone(numbers: Numbers) -> None:
-    results = await asyncio.gather(*(numbers.add(number) for number in (1, -1, 2)), return_exceptions=True)
-    assert (results[0], results[2]) == (10, 20)
+    adding = [numbers.add(number) for number in (1, -1, 2, 2, 3)]
+    results = await asyncio.gather(*adding, return_exceptions=True)
+    assert [results[0], results[2], results[4]] == [10, 20, 30]
     assert isinstance(results[1], ValueError)
-    assert await numbers.stored() == {1, 2}
+    assert "UNIQUE" in str(results[3])
+    assert await numbers.stored() == {1, 2, 3}
+    assert numbers.runs == [1, -1, 2, 2, 3], "none was run twice"
+
+
+async def test_a_write_that_fails_on_its_own_changes_nothing(numbers: Numbers) -> None:
+    with pytest.raises(ValueError, match="-1"):
+        await numbers.add(-1)
+    assert await numbers.stored() == set()
+    assert await numbers.add(1) == 10
 
 
 async def test_a_result_is_durable_when_it_is_seen(numbers: Numbers) -> None:
     async def add_and_look(number: int) -> bool:
         await numbers.add(number)
-        return number in await numbers.stored()
+        with sqlite3.connect(numbers.path) as other:
+            return (number,) in other.execute("SELECT number FROM numbers").fetchall()
 
     assert all(await asyncio.gather(*(add_and_look(number) for number in range(20))))
 
@@ -72,11 +104,58 @@ async def test_a_cancelled_caller_does_not_undo_its_write(numbers: Numbers) -> N
     tasks[1].cancel()
     assert await tasks[0] == 0
     assert await tasks[2] == 20
-    await numbers.group.aclose()
     assert await numbers.stored() == {0, 1, 2}
 
 
-async def test_it_goes_on_after_a_pause(numbers: Numbers) -> None:
+async def test_closing_waits_for_what_is_being_written(numbers: Numbers) -> None:
+    tasks = [asyncio.create_task(numbers.add(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    await numbers.database.aclose()
+    assert await asyncio.gather(*tasks) == [0, 10, 20]
+
+
+async def test_blocks_and_functions_write_one_at_a_time(numbers: Numbers) -> None:
+    """Each waits for the other in the process; SQLite's own patience is a tenth of a second here."""
+    inside = asyncio.Event()
+
+    async def block(number: int) -> None:
+        async with numbers.database.write() as connection:
+            inside.set()
+            await connection.execute(text("INSERT INTO numbers VALUES (:number)"), {"number": number})
+            await asyncio.sleep(0.3)
+
+    first = asyncio.create_task(block(100))
+    await inside.wait()
+    await asyncio.gather(first, *(numbers.add(number) for number in range(10)), block(101))
+    assert await numbers.stored() == {*range(10), 100, 101}
+
+
+async def test_a_database_that_another_process_keeps_locked_is_unavailable(numbers: Numbers) -> None:
+    other = sqlite3.connect(numbers.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    results = await asyncio.gather(*(numbers.add(number) for number in range(3)), return_exceptions=True)
+    assert all(isinstance(result, StoreUnavailable) for result in results)
+    other.execute("ROLLBACK")
+    other.close()
     assert await numbers.add(1) == 10
-    await numbers.group.aclose()
-    assert await numbers.add(2) == 20
+
+
+async def test_a_full_disk_fails_what_does_not_fit_and_nothing_afterwards(numbers: Numbers) -> None:
+    async def fill(size: int) -> None:
+        await numbers.database.transact(
+            lambda connection: connection.execute(
+                text("INSERT INTO fillings VALUES (zeroblob(:size))"), {"size": size}
+            )
+        )
+
+    def bound(connection: Connection) -> None:
+        connection.exec_driver_sql("CREATE TABLE fillings (content BLOB)")
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 8}")
+
+    await numbers.database.transact(bound)
+    results = await asyncio.gather(fill(10), fill(1 << 20), numbers.add(5), return_exceptions=True)
+    assert isinstance(results[1], StoreUnavailable)
+    assert await numbers.add(1) == 10
+    kept = {number for number, result in ((5, results[2]),) if result == 50}
+    assert await numbers.stored() == kept | {1}, "what was told is what is there"

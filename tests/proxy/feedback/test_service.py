@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from proxy.contract.identifiers import new_turn_id
 from proxy.contract.trajectory import Purpose
@@ -252,14 +252,16 @@ async def test_the_ledger_only_grows(store: Store) -> None:
 async def test_a_full_disk_is_said_and_passes(store: Store) -> None:
     session_id, _ = await session_with_turn(store)
     long = reward(session_id=session_id, comment="x" * 16_000)
-    async with store.database.write() as connection:
-        pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
-        await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    def bound(connection: Connection, more: int) -> None:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + more}")
+
+    await store.database.transact(lambda connection: bound(connection, 0))
     with pytest.raises(StoreUnavailable, match="full"):
         await record(store, long)
     assert await store.reward_values(session_id) == []
     assert (await store.sessions.get(store.owner, session_id)).state == "open"
-    async with store.database.write() as connection:
-        await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 1000}")
+    await store.database.transact(lambda connection: bound(connection, 1000))
     await record(store, long)
     assert await store.training(session_id) == "ready"

@@ -110,17 +110,17 @@ class World:
                 )
             )
             if final:
-                await end_session(connection, session_id, reason=EndReason.REWARD, outcome=None, now=now)
+                await connection.run_sync(end_session, session_id, reason=EndReason.REWARD, outcome=None, now=now)
             weights = self.run.settings.reward_weights
-            await settle(connection, [session_id], reward_weights=weights, now=now)
+            await connection.run_sync(settle, [session_id], reward_weights=weights, now=now)
         self.signals.trajectories.notify()
         return reward_id
 
     async def end(self, session_id: SessionId, outcome: Outcome | None = None) -> None:
         now = self.clock()
         async with self.database.write() as connection:
-            await end_session(connection, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            await settle(connection, [session_id], reward_weights={}, now=now)
+            await connection.run_sync(end_session, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
+            await connection.run_sync(settle, [session_id], reward_weights={}, now=now)
 
     async def ready(self, value: float = 1.0, *, group: GroupId | None = None, version: int = 0) -> SessionId:
         """A session with one turn and a reward."""

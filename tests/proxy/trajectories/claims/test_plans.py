@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from proxy.contract.claim import ClaimRequest
 from proxy.trajectories.claims.service import ClaimService
@@ -14,7 +14,7 @@ from tests.proxy.trajectories.world import World
 GROWING = ("sessions", "turns", "rewards", "claims", "claimed_sessions", "groups")
 
 
-def watched(world: World) -> list[tuple[str, Any]]:
+async def watched(world: World) -> list[tuple[str, Any]]:
     """Fills with every statement from now on."""
     statements: list[tuple[str, Any]] = []
 
@@ -23,6 +23,13 @@ def watched(world: World) -> list[tuple[str, Any]]:
 
     for engine in (world.database._reader, world.database._writer):
         event.listen(engine.sync_engine, "before_cursor_execute", note)
+
+    def trace(connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.set_trace_callback(lambda statement: statements.append((statement, ())))
+
+    await world.database.transact(trace)
+    await world.database.look(trace)
     return statements
 
 
@@ -32,7 +39,7 @@ def scans(world: World, statements: list[tuple[str, Any]]) -> list[tuple[str, st
     connection = sqlite3.connect(str(world.database.url.database))
     try:
         for statement, parameters in statements:
-            if statement.startswith("BEGIN"):
+            if statement.startswith(("BEGIN", "COMMIT", "ROLLBACK")):
                 continue
             for *_, step in connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters):
                 if step.startswith("SCAN ") and step.split()[1] in GROWING:
@@ -49,7 +56,7 @@ async def test_a_claim_scans_nothing(world: World) -> None:
         await world.ready(group=group)
         await world.ready(version=member)
     await world.set_run(head_version=1)
-    statements = watched(world)
+    statements = await watched(world)
     batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=4, at_least=1, max_staleness=0))
     assert batch.trajectory_count == 1
     world.clock.now += world.run.settings.lease_seconds
@@ -61,7 +68,7 @@ async def test_a_claim_scans_nothing(world: World) -> None:
 async def test_a_turn_scans_nothing(world: World) -> None:
     session = await world.session()
     root = await world.turn(session, conversation="a")
-    statements = watched(world)
+    statements = await watched(world)
     await world.turn(session, parent=root, prefix_tokens=5, idempotency_key="k")
     await world.store.find_parent(session, [b"x" * 16, b"y" * 16])
     await world.store.recent_turns(session, 4)
