@@ -133,6 +133,10 @@ class SamplingSettings(_Section):
     temperature: PositiveFloat = 1.0
 
 
+ToolParserName = Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral"]
+ReasoningParserName = Literal["auto", "none", "think"]
+
+
 class RunSettings(_Section):
     """One policy being trained."""
 
@@ -142,6 +146,10 @@ class RunSettings(_Section):
     sampling: SamplingSettings = SamplingSettings()
     max_new_tokens: PositiveInt = 1024
     """Bound on one answer where the client asks for none or for more."""
+    tool_parser: ToolParserName = "auto"
+    """How the model writes tool calls; `auto`: as its chat template does. `none`: they stay text."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """How the model writes what it thinks before it answers; `think`: between `<think>` and `</think>`."""
     session_idle_seconds: PositiveFloat = 900.0
     """An open session without a call for this long ends."""
     reward_timeout_seconds: PositiveFloat = 86400.0

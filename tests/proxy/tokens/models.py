@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -78,7 +79,7 @@ _CORPUS = [
 ]
 
 
-def byte_level_tokenizer() -> Tokenizer:
+def byte_level_tokenizer(special: Sequence[str] = SPECIAL, markers: Sequence[str] = MARKERS) -> Tokenizer:
     """All 256 bytes, some merges, special tokens, tool-call markers, and a phrase as an added token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -87,10 +88,10 @@ def byte_level_tokenizer() -> Tokenizer:
         vocab_size=420,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=list(SPECIAL),
+        special_tokens=list(special),
     )
     tokenizer.train_from_iterator(_CORPUS * 4, trainer)
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*MARKERS, "The answer is ", "né")])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*markers, "The answer is ", "né")])
     return tokenizer
 
 
@@ -101,6 +102,7 @@ def write_model(
     tokenizer: Tokenizer | None = None,
     context_length: int | None = 512,
     eos: int | list[int] | None = 2,
+    eos_token: str = "<|im_end|>",
 ) -> Path:
     """A directory with everything of a model but its weights."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,7 @@ def write_model(
         (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
     tokenizer_config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if eos is not None:
-        tokenizer_config["eos_token"] = "<|im_end|>"
+        tokenizer_config["eos_token"] = eos_token
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
