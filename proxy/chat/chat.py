@@ -17,7 +17,7 @@ from proxy.chat.call import (
     TokenLogprob,
 )
 from proxy.chat.events import DONE, PING, event
-from proxy.contract.turn import FinishReason
+from proxy.chat.wire_tools import speaks_old
 from proxy.tokens.tool_calls import ToolCall
 
 
@@ -34,7 +34,8 @@ class ChatCompletions:
             "model": answer.model,
             "system_fingerprint": answer.fingerprint,
             "choices": [
-                {**_choice(index, choice), **_own_turn(answer, choice)} for index, choice in enumerate(answer.choices)
+                {**_choice(index, choice, speaks_old(call.body)), **_own_turn(answer, choice)}
+                for index, choice in enumerate(answer.choices)
             ],
             "usage": _usage(answer),
         }
@@ -69,7 +70,11 @@ class ChatStream:
         fingerprint = answer.fingerprint
         last = b"".join(
             self._chunk(
-                index, {}, finish=choice.finish_reason, turn=_own_turn(answer, choice), fingerprint=fingerprint
+                index,
+                {},
+                finish=_finish_reason(choice, speaks_old(self._call.body)),
+                turn=_own_turn(answer, choice),
+                fingerprint=fingerprint,
             )
             for index, choice in enumerate(answer.choices)
         )
@@ -82,6 +87,10 @@ class ChatStream:
 
     def _call_chunks(self, made: CallDelta) -> bytes:
         """Id, type and name once; then the arguments."""
+        if speaks_old(self._call.body):
+            named_old = {"function_call": {"name": made.call.name, "arguments": ""}}
+            filled_old = {"function_call": {"arguments": made.call.arguments}}
+            return self._chunk(made.choice, named_old) + self._chunk(made.choice, filled_old)
         index = made.call.index
         function = {"name": made.call.name, "arguments": ""}
         named = {"index": index, "id": made.id, "type": "function", "function": function}
@@ -103,7 +112,7 @@ class ChatStream:
         delta: dict[str, Any],
         *,
         logprobs: dict[str, Any] | None = None,
-        finish: FinishReason | None = None,
+        finish: str | None = None,
         turn: Mapping[str, Any] = MappingProxyType({}),
         fingerprint: str | None = None,
     ) -> bytes:
@@ -119,18 +128,24 @@ def _own_turn(answer: Answer, choice: Choice) -> dict[str, Any]:
     return {"turn_id": choice.turn_id} if len(answer.choices) > 1 else {}
 
 
-def _choice(index: int, choice: Choice) -> dict[str, Any]:
+def _finish_reason(choice: Choice, in_old_form: bool) -> str:
+    """In OpenAI's words; a client that speaks of functions waits for another one than one that speaks of tools."""
+    return "function_call" if in_old_form and choice.tool_calls else choice.finish_reason.value
+
+
+def _choice(index: int, choice: Choice, in_old_form: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     if choice.tool_calls:
         message["content"] = choice.text or None
-        message["tool_calls"] = [_wire_call(made) for made in choice.tool_calls]
+        calls = [_wire_call(made) for made in choice.tool_calls]
+        message |= {"function_call": calls[0]["function"]} if in_old_form else {"tool_calls": calls}
     return {
         "index": index,
         "message": message,
         "logprobs": _wire_logprobs(choice.logprobs) if choice.logprobs is not None else None,
-        "finish_reason": choice.finish_reason.value,
+        "finish_reason": _finish_reason(choice, in_old_form),
     }
 
 

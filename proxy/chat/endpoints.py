@@ -33,7 +33,7 @@ def chat_of(request: Request) -> ChatService:
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation, streamed or whole."""
     who = await caller(request)
-    call = parse_chat_completion(await request.body())
+    call = parse_chat_completion(await request.body(), chat_of(request).template_arguments)
     return await answer(request, call, who, _CHAT)
 
 

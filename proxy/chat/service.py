@@ -20,7 +20,7 @@ from functools import partial
 
 import msgspec
 
-from proxy.chat.call import Caller, Dialect, ModelCall
+from proxy.chat.call import Caller, Dialect, ModelCall, ToolUse
 from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.conversation import ConversationIndex
 from proxy.chat.generation import Generation
@@ -34,6 +34,7 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import new_turn_id
 from proxy.credentials.service import Principal
 from proxy.engines.interface import Engine
+from proxy.errors import UnsupportedParameter
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import SessionContext, SessionHints, session_hints
 from proxy.sessions.service import SessionService
@@ -82,6 +83,7 @@ class ChatService:
 
         A generation comes held: `release` it. Raises what is wrong with the call before anything is generated.
         """
+        _refuse_unenforced(call)
         served = await self.models.resolve(caller.principal, call.model)
         hints = session_hints(path=caller.path_session, headers=caller.session_headers, body=call.body)
         key = _caller_key(caller, hints)
@@ -198,6 +200,19 @@ class ChatService:
     def _ended(self, generation: Generation) -> None:
         self._running.discard(generation)
         self._recent.finished(generation)
+
+
+def _refuse_unenforced(call: ModelCall) -> None:
+    """Raises UnsupportedParameter for a promise that only constrained decoding could keep."""
+    if call.tool_choice.use is ToolUse.REQUIRED:
+        raise UnsupportedParameter(
+            "to require a tool call needs constrained decoding, which this engine is not set up for",
+            param="tool_choice",
+        )
+    if call.answer_format is not None:
+        raise UnsupportedParameter(
+            "JSON answers need constrained decoding, which this engine is not set up for", param="response_format"
+        )
 
 
 def _caller_key(caller: Caller, hints: SessionHints) -> Hashable:

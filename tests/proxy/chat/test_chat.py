@@ -215,12 +215,28 @@ async def test_logprobs_are_those_of_the_shown_tokens(world: World) -> None:
     assert streamed == content
 
 
+async def test_top_logprobs_are_the_most_probable_in_each_place(world: World) -> None:
+    world.say("42")
+    asked = {"logprobs": True, "top_logprobs": 2}
+    content = (await world.post(asked)).json()["choices"][0]["logprobs"]["content"]
+    assert {request.top_logprobs for request in world.engine.requests} == {2}
+    for entry in content:
+        best, second = entry["top_logprobs"]
+        assert best == {"token": entry["token"], "logprob": entry["logprob"], "bytes": entry["bytes"]}
+        assert second["logprob"] == -1.5
+        assert bytes(second["bytes"]).decode(errors="replace") == second["token"] != best["token"]
+    chunks = await chunks_of(world, **asked)
+    streamed = [entry for c in chunks for entry in (c["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == content
+
+
 async def test_explicit_null_is_absent_for_every_optional_field(world: World) -> None:
     names = [
         "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "response_format", "n",
         "max_completion_tokens", "max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty",
         "frequency_penalty", "seed", "stop", "logit_bias", "logprobs", "top_logprobs", "stream", "stream_options",
-        "user", "metadata", "store", "service_tier", "reasoning_effort",
+        "user", "metadata", "store", "service_tier", "reasoning_effort", "verbosity", "prediction", "modalities",
+        "audio", "web_search_options", "chat_template_kwargs", "prompt_cache_key", "safety_identifier",
     ]  # fmt: skip
     message = {"role": "user", "content": "x", "name": None, "tool_calls": None, "refusal": None}
     assert (await world.post({**dict.fromkeys(names), "messages": [message]})).status_code == 200
@@ -229,6 +245,17 @@ async def test_explicit_null_is_absent_for_every_optional_field(world: World) ->
 async def test_unknown_fields_are_ignored(world: World) -> None:
     body = {"x_vendor": {"deep": [1]}, "messages": [{**USER, "x_other": True}], "stream_options": {"x": 1}}
     assert (await world.post(body)).status_code == 200
+
+
+async def test_a_promise_that_cannot_be_kept_is_refused(world: World) -> None:
+    for body, param in (
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ):
+        response = await world.post(body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert response.json()["error"]["code"] == "unsupported_parameter"
+    assert await world.turns() == []
 
 
 async def test_content_as_parts_in_every_role(world: World) -> None:
