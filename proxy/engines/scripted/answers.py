@@ -71,11 +71,11 @@ class AnswerWriter:
             message["tool_calls"] = [_call(index, call, values) for index, call in enumerate(rule.tool_calls)]
         text = self._rendered(message).removeprefix(self._lead).removesuffix(self._template.closing)
         before, thought, after = text.partition(END_THINK)
-        if not thought and reasoning and reasoning not in text:
-            before, thought, after = f"{THINK}\n{reasoning}\n", END_THINK, f"\n\n{text}"
+        if reasoning and reasoning not in before:  # the template writes none, or an empty one
+            before, thought, after = f"{THINK}\n{reasoning}\n", END_THINK, after if thought else f"\n\n{text}"
         if opening is Opening.INSIDE_REASONING:
             if not thought:
-                return f"{reasoning}\n{END_THINK}\n\n{text}"
+                return f"\n{END_THINK}\n\n{text}"
             return before.removeprefix(THINK).lstrip("\n") + thought + after
         if opening is Opening.AFTER_REASONING and thought:
             return after.lstrip("\n")

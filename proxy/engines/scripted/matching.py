@@ -60,7 +60,8 @@ class PromptReader:
         answered = [_message("user", "x"), _message("assistant", _PROBE)]
         self._closing = self._written(answered).rpartition(_PROBE)[2]
         self._frames = self._find_frames()
-        header = self._written(answered).partition(_PROBE)[0].removeprefix(self._written(answered[:1])).rstrip()
+        past = [*answered, _message("user", _NEXT_PROBE)]  # an answer that stands last may be written otherwise
+        header = self._written(past).partition(_PROBE)[0].removeprefix(self._written(past[:1])).rstrip()
         self._answer_mark = template.encode(header) if header else template.encode(self._closing.strip())
         self._opens_with_mark = bool(header)
         self._remembered: dict[tuple[int, ...], LastMessage | None] = {}
