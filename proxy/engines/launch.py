@@ -27,7 +27,7 @@ SGLANG_CPU_FLAGS = (
     "--attention-backend=torch_native",
     "--sampling-backend=pytorch",
     "--disable-overlap-schedule",
-    "--grammar-backend=none",
+    "--grammar-backend=llguidance",
     "--cuda-graph-backend-decode=disabled",
     "--cuda-graph-backend-prefill=disabled",
     "--max-total-tokens=32768",
@@ -91,6 +91,8 @@ def sglang_cpu_plan(
         "SGLANG_USE_CPU_ENGINE": "1",
         "PYTHONPATH": str(SGLANG_SHIM),
         "PYTHONWARNINGS": "ignore",
+        # Else the first constrained request waits a minute for a C++ compiler, which may not be there.
+        "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": str(threads),
     }
     return LaunchPlan(argv=(*argv, *SGLANG_CPU_FLAGS, *flags), env=env, url=_url(port))

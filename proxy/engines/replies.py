@@ -12,6 +12,7 @@ import msgspec
 from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
 from proxy.errors import BaseRlError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
 
+IMPOSSIBLE = -1e30
 CONTEXT_WORDS = ("context length", "longer than the model")
 
 
@@ -68,6 +69,8 @@ class ReplyParser:
         meta = reply.meta_info
         if meta is None:
             raise EngineFailed("the engine's answer has no meta_info")
+        # Before its tokens: SGLang sends one along with a refusal in mid-stream, and nothing that belongs to it.
+        finish = _finish_of(meta.finish_reason)
         ids = self._new(reply.output_ids, meta.completion_tokens, "output ids")
         scored = self._new(meta.output_token_logprobs, meta.completion_tokens, "log-probabilities")
         if [each[1] for each in scored] != ids:
@@ -77,7 +80,6 @@ class ReplyParser:
             raise EngineFailed("the engine left out log-probabilities")
         top = self._top(meta)
         self._seen = meta.completion_tokens
-        finish = _finish_of(meta.finish_reason)
         self.finished = finish is not None
         return EngineChunk(
             output_ids=tuple(ids),
@@ -106,10 +108,13 @@ class ReplyParser:
             yield _joined(chunks)
 
     def _top(self, meta: _Meta) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """Without tokens that a grammar's mask keeps out, which SGLang tells of with the lowest number there is."""
         if not meta.output_top_logprobs:
             return ()
         new = self._new(meta.output_top_logprobs, meta.completion_tokens, "lists of top log-probabilities")
-        return tuple(tuple((token, logprob) for logprob, token, _ in ranked or ()) for ranked in new)
+        return tuple(
+            tuple((token, logprob) for logprob, token, _ in ranked or () if logprob > IMPOSSIBLE) for ranked in new
+        )
 
     def _new(self, items: list[Any], total: int, what: str) -> list[Any]:
         if len(items) == total - self._seen:

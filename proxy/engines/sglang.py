@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.contract.turn import ConstraintKind, SamplingParameters
+from proxy.contract.turn import SamplingParameters
 from proxy.engines.connections import Connections
+from proxy.engines.grammars import ENFORCED, constraint_for
 from proxy.engines.interface import (
     EngineChunk,
     EngineInfo,
@@ -49,14 +50,6 @@ class _ServerInfo(msgspec.Struct, frozen=True):
     grammar_backend: str | None = None
 
 
-GRAMMAR = {
-    "llguidance": frozenset(ConstraintKind),
-    "xgrammar": frozenset(ConstraintKind),
-    "outlines": frozenset({ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX}),
-}
-"""What each of SGLang's grammar back ends enforces."""
-
-
 class SglangEngine:
     """An engine at `url`, with up to `settings.max_concurrency` generations at once; further ones wait.
 
@@ -79,6 +72,7 @@ class SglangEngine:
             address, limit=CONTROL_CALLS, connect_seconds=connect, silence_seconds=CONTROL_SECONDS
         )
         self._label: str | None = None
+        self._grammar_backend: str | None = None
         self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -86,9 +80,12 @@ class SglangEngine:
     async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
         """Streams chunks; closing the iterator early aborts the generation in the engine.
 
-        Raises InvalidRequest for what the engine refuses, EngineUnavailable when it is down or dies meanwhile,
-        EngineTimeout after a silence of the read timeout, EngineFailed for everything else.
+        Raises InvalidRequest for what the engine refuses, UnsupportedParameter for a constraint that it does not
+        enforce, EngineUnavailable when it is down or dies meanwhile, EngineTimeout after a silence of the read
+        timeout, EngineFailed for everything else.
         """
+        if request.sampling.constraint is not None and self._grammar_backend is None:
+            await self._look_at_server()
         parser = ReplyParser()
         over = False
         try:
@@ -120,7 +117,7 @@ class SglangEngine:
         body: dict[str, Any] = {
             "rid": _engine_id(request.request_id),
             "input_ids": request.input_ids,
-            "sampling_params": sampling_body(request.sampling),
+            "sampling_params": sampling_body(request.sampling, self._grammar_backend),
             "return_logprob": True,
             "stream": request.stream,
         }
@@ -181,12 +178,17 @@ class SglangEngine:
 
     async def info(self) -> EngineInfo:
         model = await self._model_info()
-        server = await self._look("/server_info", _ServerInfo)
+        backend = await self._look_at_server()
         return EngineInfo(
             model_path=model.model_path,
             weight_label=model.weight_version,
-            grammar=GRAMMAR.get(server.grammar_backend or "", frozenset()),
+            grammar=ENFORCED.get(backend, frozenset()),
         )
+
+    async def _look_at_server(self) -> str:
+        server = await self._look("/server_info", _ServerInfo)
+        self._grammar_backend = server.grammar_backend or "none"
+        return self._grammar_backend
 
     async def _model_info(self) -> _ModelInfo:
         model = await self._look("/model_info", _ModelInfo)
@@ -253,8 +255,11 @@ def _engine_id(request_id: str) -> str:
     return f"{request_id}/"
 
 
-def sampling_body(sampling: SamplingParameters) -> dict[str, Any]:
-    """SGLang's `sampling_params`. The text options make its text say what the ids say, special tokens and all."""
+def sampling_body(sampling: SamplingParameters, grammar_backend: str | None = None) -> dict[str, Any]:
+    """SGLang's `sampling_params`. The text options make its text say what the ids say, special tokens and all.
+
+    Raises UnsupportedParameter for a constraint that the back end does not enforce.
+    """
     body: dict[str, Any] = {
         "max_new_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -274,5 +279,6 @@ def sampling_body(sampling: SamplingParameters) -> dict[str, Any]:
     }
     body |= {name: value for name, (value, default) in optional.items() if value != default}
     if sampling.constraint is not None:
-        body[sampling.constraint.kind.value] = sampling.constraint.text
+        constraint = constraint_for(sampling.constraint, grammar_backend)
+        body[constraint.kind.value] = constraint.text
     return body

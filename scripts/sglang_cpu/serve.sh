@@ -24,9 +24,11 @@ if [ ! -f "$venv/.sglang-cpu-ready" ]; then
 fi
 
 # The flags are those of proxy/engines/launch.py; a test keeps the two lists equal.
-export SGLANG_USE_CPU_ENGINE=1 PYTHONWARNINGS=ignore PYTHONPATH="$here/shim" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# Without TORCHDYNAMO_DISABLE the first constrained request waits a minute for a C++ compiler.
+export SGLANG_USE_CPU_ENGINE=1 PYTHONWARNINGS=ignore PYTHONPATH="$here/shim" TORCHDYNAMO_DISABLE=1
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec "$venv/bin/python" -m sglang.launch_server --model-path "$model" --host 127.0.0.1 --port "$port" \
   --device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch \
-  --disable-overlap-schedule --grammar-backend none \
+  --disable-overlap-schedule --grammar-backend llguidance \
   --cuda-graph-backend-decode=disabled --cuda-graph-backend-prefill=disabled \
   --max-total-tokens 32768 --max-running-requests 32 --incremental-streaming-output "$@"

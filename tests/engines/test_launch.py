@@ -40,6 +40,7 @@ def test_the_script_and_the_plan_have_the_same_flags(tmp_path: Path) -> None:
     for flag in SGLANG_CPU_FLAGS + SGLANG_FLAGS:
         name, _, value = flag.partition("=")
         assert flags[name] == value
+    assert all(f"{name}=" in script for name in plan.env)
     assert SGLANG_READY_MARKER in script
     assert SGLANG_READY_MARKER in (SCRIPTS / "install.sh").read_text()
     assert (SGLANG_SHIM / "sgl_kernel" / "__init__.py").is_file()

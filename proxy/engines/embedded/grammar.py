@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import llguidance
@@ -20,6 +21,7 @@ import torch
 
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.engines.embedded.wire import RequestRefused
+from proxy.engines.structural_tag import LARK_HEAD
 
 log = logging.getLogger("base_rl.embedded")
 
@@ -138,16 +140,37 @@ def allowed_next(states: Sequence[GrammarState], vocabulary: int) -> torch.Tenso
 
 
 def _grammar_of(kind: ConstraintKind, text: str) -> str:
-    """llguidance's own form. Raises ValueError; most faults are found later, by the matcher."""
-    if kind is ConstraintKind.JSON_SCHEMA:
-        return llguidance.LLMatcher.grammar_from_json_schema(text)
-    if kind is ConstraintKind.STRUCTURAL_TAG:
-        try:
-            tag = msgspec.json.decode(text, type=_StructuralTag)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"structures and triggers are needed: {error}") from error
-        return llguidance.StructTag.to_grammar([_with_trigger(each, tag.triggers) for each in tag.structures])
-    return llguidance.grammar_from("regex" if kind is ConstraintKind.REGEX else "ebnf", text)
+    """Lark for llguidance. Raises ValueError; most faults are found later, by the matcher."""
+    return f"{LARK_HEAD}\n{_WRITERS[kind](text)}"
+
+
+def _json_lark(text: str) -> str:
+    try:
+        schema = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"not a JSON object: {error}") from error
+    return f"start: %json {msgspec.json.encode(schema).decode()}"
+
+
+def _regex_lark(text: str) -> str:
+    grammar: str = msgspec.json.decode(llguidance.grammar_from("regex", text))["grammars"][0]["lark_grammar"]
+    return grammar
+
+
+def _tag_lark(text: str) -> str:
+    try:
+        tag = msgspec.json.decode(text, type=_StructuralTag)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"structures and triggers are needed: {error}") from error
+    return llguidance.StructTag.to_grammar([_with_trigger(each, tag.triggers) for each in tag.structures])
+
+
+_WRITERS: dict[ConstraintKind, Callable[[str], str]] = {
+    ConstraintKind.JSON_SCHEMA: _json_lark,
+    ConstraintKind.REGEX: _regex_lark,
+    ConstraintKind.EBNF: partial(llguidance.grammar_from, "ebnf"),
+    ConstraintKind.STRUCTURAL_TAG: _tag_lark,
+}
 
 
 def _with_trigger(structure: _Structure, triggers: list[str]) -> llguidance.StructTag:

@@ -1,0 +1,85 @@
+"""A constraint in the form that an engine's grammar back end reads."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from proxy.contract.turn import Constraint, ConstraintKind
+from proxy.engines.schemas import SchemaRefused, check_for_xgrammar
+from proxy.engines.structural_tag import LARK_HEAD, StructuralTagUnsupported, in_slashes, lark_of, with_whitespace
+from proxy.errors import InvalidRequest, UnsupportedParameter
+
+MOST_WHITESPACE = 20
+"""In one place of the JSON. Small models like to go on with line breaks for ever."""
+
+KEPT = 64
+"""Agents ask with the same tools again and again."""
+
+ENFORCED = {
+    "llguidance": frozenset(ConstraintKind),
+    "xgrammar": frozenset(ConstraintKind),
+    "outlines": frozenset({ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX}),
+}
+"""What each of SGLang's grammar back ends can hold an answer to; the embedded engine has llguidance."""
+
+
+def constraint_for(constraint: Constraint, backend: str | None) -> Constraint:
+    """Raises UnsupportedParameter where the back end, or the lack of one, cannot enforce it, InvalidRequest where it
+    is malformed."""
+    kind = constraint.kind
+    if kind not in ENFORCED.get(backend or "", ()):
+        how = f"whose grammar back end is {backend}" if backend in ENFORCED else "without a grammar back end"
+        raise UnsupportedParameter(
+            f"this needs constrained decoding ({kind.value}), which the engine, {how}, does not enforce"
+        )
+    try:
+        if backend == "llguidance":
+            return _for_llguidance(constraint)
+        if backend == "xgrammar":
+            _check_for_xgrammar(constraint)
+    except SchemaRefused as error:
+        raise UnsupportedParameter(f"the schema cannot be enforced: {error}") from error
+    except StructuralTagUnsupported as error:
+        raise UnsupportedParameter(f"the structural tag cannot be enforced: {error}") from error
+    return constraint
+
+
+@lru_cache(maxsize=KEPT)
+def _for_llguidance(constraint: Constraint) -> Constraint:
+    """All as a grammar, since what `LARK_HEAD` says can be said nowhere else."""
+    kind, text = constraint.kind, constraint.text
+    if kind is ConstraintKind.JSON_SCHEMA:
+        schema = json.dumps(with_whitespace(_decoded(text), MOST_WHITESPACE), ensure_ascii=False)
+        return Constraint(kind=ConstraintKind.EBNF, text=f"{LARK_HEAD}\nstart: %json {schema}")
+    if kind is ConstraintKind.REGEX:
+        return Constraint(kind=ConstraintKind.EBNF, text=f"{LARK_HEAD}\nstart: /{in_slashes(text)}/")
+    if kind is ConstraintKind.STRUCTURAL_TAG and "format" in _decoded(text):
+        return Constraint(kind=ConstraintKind.EBNF, text=lark_of(text))
+    return constraint
+
+
+def _check_for_xgrammar(constraint: Constraint) -> None:
+    if constraint.kind is ConstraintKind.JSON_SCHEMA:
+        check_for_xgrammar(_decoded(constraint.text))
+    elif constraint.kind is ConstraintKind.STRUCTURAL_TAG:
+        waiting: list[Any] = [_decoded(constraint.text).get("format")]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, list):
+                waiting += node
+            elif isinstance(node, dict):
+                if isinstance(node.get("json_schema"), dict):
+                    check_for_xgrammar(node["json_schema"])
+                waiting += [node.get(key) for key in ("content", "elements", "tags")]
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    try:
+        value: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the constraint is not a JSON object: {error}") from error
+    return value
