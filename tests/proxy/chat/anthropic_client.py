@@ -75,6 +75,8 @@ async def sdk(world: World, **options: Any) -> AsyncIterator[anthropic.AsyncAnth
     """The real SDK, on a real connection."""
     async with (
         listening(world.app) as address,
-        anthropic.AsyncAnthropic(api_key=world.key, base_url=address, **{"max_retries": 0, **options}) as client,
+        anthropic.AsyncAnthropic(
+            **{"api_key": world.key, "base_url": address, "max_retries": 0, **options}
+        ) as client,
     ):
         yield client
