@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import describe
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import SamplingParameters
 from proxy.engines.interface import GenerateRequest
 from proxy.engines.launch import LaunchPlan, embedded_plan, wait_until_ready
@@ -36,7 +37,7 @@ async def client(engine: SglangEngine, number: int, until: float, *, stream: boo
     while time.perf_counter() < until:
         request = GenerateRequest(
             request_id=f"{number}-{stream}-{until}-{count}",
-            input_ids=PROMPT,
+            input_ids=TokenIds.of(PROMPT),
             sampling=SamplingParameters(max_new_tokens=NEW_TOKENS),
             stream=stream,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, overload
 
 import msgspec
@@ -20,7 +20,6 @@ Message = dict[str, Any]
 ReadMessage = Callable[[msgspec.Raw, int], Message]
 """Decodes and checks the message of that number. Raises InvalidRequest."""
 
-_DIGEST_BYTES = 16
 _KEPT = 1 << 16
 _LOOK_BACK = 64
 """How many messages behind the last answer are looked at before the conversation is read from its beginning."""
@@ -55,8 +54,8 @@ class WireMessages(Sequence[Message]):
         return message
 
     def digests(self, split: int) -> tuple[bytes, bytes]:
-        """Of the bytes of the first `split` messages, and of all. JSON values need no mark between them."""
-        hasher = blake2b(b",".join(self._raws[:split]), digest_size=_DIGEST_BYTES)
+        """Of the bytes of the first `split` messages, and of all: SHA-256, which processors have instructions for."""
+        hasher = sha256(b",".join(self._raws[:split]))
         first = hasher.digest()
         hasher.update(b"," + b",".join(self._raws[split:]))
         return first, hasher.digest()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import ConstraintKind, SamplingParameters
 
 
@@ -33,7 +34,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     most probable tokens are told with each one that is generated."""
 
     request_id: str
-    input_ids: tuple[int, ...]
+    input_ids: TokenIds
     sampling: SamplingParameters
     stream: bool = False
     top_logprobs: int = 0

@@ -116,7 +116,7 @@ class SglangEngine:
     def _body(self, request: GenerateRequest) -> bytes:
         body: dict[str, Any] = {
             "rid": _engine_id(request.request_id),
-            "input_ids": request.input_ids,
+            "input_ids": msgspec.Raw(request.input_ids.json),
             "sampling_params": sampling_body(request.sampling, self._grammar_backend),
             "return_logprob": True,
             "stream": request.stream,

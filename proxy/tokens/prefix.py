@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from proxy.contract.identifiers import TurnId
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation
 from proxy.tokens.shortcut import Rendering, Shortcuts
 from proxy.tokens.template import ChatTemplate, Message
@@ -21,21 +22,21 @@ class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded turn to go on from. `path_ids` are its full prompt and its output."""
 
     id: TurnId
-    path_ids: tuple[int, ...]
+    path_ids: TokenIds
     tools_hash: bytes
 
 
 class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
     """`input_ids` is the whole prompt: the first `prefix_tokens` ids of the parent's path, and what is new."""
 
-    input_ids: tuple[int, ...]
+    input_ids: TokenIds
     parent_id: TurnId | None
     prefix_tokens: int
     continuation: Continuation
 
     @property
     def new_ids(self) -> tuple[int, ...]:
-        return self.input_ids[self.prefix_tokens :]
+        return tuple(self.input_ids[self.prefix_tokens :])
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +82,7 @@ def plan_continuation(
                 continuation=Continuation.EXACT,
             )
     plan = _branch(
-        template.encode(conversation.render(template)),
+        TokenIds.of(template.encode(conversation.render(template))),
         [parent],
         Continuation.RETEMPLATED if same_tools else Continuation.EDITED,
     )
@@ -93,29 +94,14 @@ def plan_continuation(
 def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
     """The prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
     latest first) with which it shares most tokens; `new` where it shares none."""
-    return _branch(template.encode(conversation.render(template)), recent, Continuation.EDITED)
+    return _branch(TokenIds.of(template.encode(conversation.render(template))), recent, Continuation.EDITED)
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many ids both begin with."""
-    bound = min(len(left), len(right))
-    if left[:bound] == right[:bound]:
-        return bound
-    low, high = 0, bound
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _branch(full_ids: tuple[int, ...], turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
+def _branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
     best: KnownTurn | None = None
     shared = 0
     for turn in turns:
-        common = common_prefix(full_ids, turn.path_ids)
+        common = full_ids.common_prefix(turn.path_ids)
         if common > shared:
             best, shared = turn, common
     if best is None:

@@ -11,11 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from proxy.contract.turn import Turn, TurnState
-from proxy.database.arrays import pack_ids
-
-_WIDTH = len(pack_ids((0,)))
 
 
 class BrokenTree(Exception):
@@ -23,27 +21,24 @@ class BrokenTree(Exception):
 
 
 class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one turn adds to a path. The ids are packed (`database.arrays`)."""
+    """What one turn adds to a path."""
 
     id: str
     parent_id: str | None
     prefix_tokens: int
-    prompt_ids: bytes
-    output_ids: bytes
+    prompt_ids: TokenIds
+    output_ids: TokenIds
 
 
-def extend_path(parent_path: bytes, piece: PathPiece) -> bytes:
-    """The packed path up to and including `piece`. Raises BrokenTree."""
-    shared = piece.prefix_tokens * _WIDTH
-    if shared > len(parent_path):
-        raise BrokenTree(
-            f"turn {piece.id} shares {piece.prefix_tokens} tokens with a path of {len(parent_path) // _WIDTH}"
-        )
-    return parent_path[:shared] + piece.prompt_ids + piece.output_ids
+def extend_path(parent_path: TokenIds, piece: PathPiece) -> TokenIds:
+    """The path up to and including `piece`. Raises BrokenTree."""
+    if piece.prefix_tokens > len(parent_path):
+        raise BrokenTree(f"turn {piece.id} shares {piece.prefix_tokens} tokens with a path of {len(parent_path)}")
+    return parent_path[: piece.prefix_tokens] + piece.prompt_ids + piece.output_ids
 
 
-def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> bytes:
-    """The packed path from the root to the end of `turn_id`'s output. Raises BrokenTree."""
+def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> TokenIds:
+    """The path from the root to the end of `turn_id`'s output. Raises BrokenTree."""
     chain: list[PathPiece] = []
     step: str | None = turn_id
     while step is not None:
@@ -52,7 +47,7 @@ def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> bytes:
             raise BrokenTree(f"turn {step} is missing on the path to {turn_id}")
         chain.append(piece)
         step = piece.parent_id
-    path = b""
+    path = TokenIds()
     for piece in reversed(chain):
         path = extend_path(path, piece)
     return path

@@ -6,12 +6,13 @@ from collections import OrderedDict
 
 import msgspec
 
+from proxy.contract.token_ids import TokenIds
+
 _TOKENS = 4_000_000
-_WIDTH = 4
 
 
 class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that may become a parent. `path` is packed (`database.arrays`)."""
+    """A turn that may become a parent."""
 
     id: str
     session_id: str
@@ -19,14 +20,14 @@ class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
     tools_hash: bytes
     finish_reason: str
     state: str
-    path: bytes
+    path: TokenIds
 
 
 class PathCache:
     """Least recently used turns leave first. `tokens` bounds the sum of the kept paths' lengths."""
 
     def __init__(self, tokens: int = _TOKENS) -> None:
-        self._bytes_left = tokens * _WIDTH
+        self._tokens_left = tokens
         self._turns: OrderedDict[str, CachedTurn] = OrderedDict()
         self._by_conversation: dict[tuple[str, bytes], str] = {}
 
@@ -35,10 +36,10 @@ class PathCache:
             return
         self._turns[turn.id] = turn
         self._by_conversation[turn.session_id, turn.conversation_hash] = turn.id
-        self._bytes_left -= len(turn.path)
-        while self._bytes_left < 0 and self._turns:
+        self._tokens_left -= len(turn.path)
+        while self._tokens_left < 0 and self._turns:
             _, oldest = self._turns.popitem(last=False)
-            self._bytes_left += len(oldest.path)
+            self._tokens_left += len(oldest.path)
             key = (oldest.session_id, oldest.conversation_hash)
             if self._by_conversation.get(key) == oldest.id:
                 del self._by_conversation[key]

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, and_, bindparam, case, exists, insert, o
 from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.identifiers import SessionId, TurnId
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import (
     Continuation,
     FinishReason,
@@ -99,8 +100,8 @@ class TurnRepository:
                 id=row.id,
                 parent_id=row.parent_id,
                 prefix_tokens=row.prefix_tokens,
-                prompt_ids=row.prompt_ids,
-                output_ids=row.output_ids,
+                prompt_ids=TokenIds(row.prompt_ids),
+                output_ids=TokenIds(row.output_ids),
             )
             for row in rows
         }

@@ -11,8 +11,9 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, SessionId, TurnId
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import FinishReason, Turn, TurnState
-from proxy.database.arrays import pack_ids, pack_logprobs, unpack_ids
+from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.trajectories.assembly import PathPiece, extend_path, path_of
@@ -45,7 +46,7 @@ class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded turn that a call may continue. `path_ids` is its full prompt followed by its output."""
 
     id: TurnId
-    path_ids: tuple[int, ...]
+    path_ids: TokenIds
     finish_reason: FinishReason
     state: TurnState
     tools_hash: bytes
@@ -135,7 +136,7 @@ class TrajectoryStore:
         turn = record.turn
         if turn.state is TurnState.FAILED:
             return None
-        parent_path = b""
+        parent_path = TokenIds()
         if turn.parent_id is not None:
             parent = self._paths.get(turn.parent_id)
             if parent is None:
@@ -145,8 +146,8 @@ class TrajectoryStore:
             id=turn.id,
             parent_id=turn.parent_id,
             prefix_tokens=turn.prefix_tokens,
-            prompt_ids=pack_ids(turn.prompt_ids),
-            output_ids=pack_ids(turn.output_ids),
+            prompt_ids=TokenIds.of(turn.prompt_ids),
+            output_ids=TokenIds.of(turn.output_ids),
         )
         return CachedTurn(
             id=turn.id,
@@ -210,7 +211,7 @@ def _columns(record: TurnRecord) -> dict[str, Any]:
 def _parent(turn: CachedTurn) -> ParentTurn:
     return ParentTurn(
         id=TurnId(turn.id),
-        path_ids=unpack_ids(turn.path),
+        path_ids=turn.path,
         finish_reason=FinishReason(turn.finish_reason),
         state=TurnState(turn.state),
         tools_hash=turn.tools_hash,

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple, cast
 
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import SamplingParameters
 from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest, LabelSpan
 from tests.engines.tiny_model import make_tokenizer
@@ -29,7 +30,7 @@ def ask(prompt: tuple[int, ...] = PROMPT, *, stream: bool = False, **sampling: A
     options = {"max_new_tokens": 16, "temperature": 0.0, "logit_bias": NEVER_END, **sampling}
     return GenerateRequest(
         request_id=f"request-{next(_numbers)}",
-        input_ids=prompt,
+        input_ids=TokenIds.of(prompt),
         sampling=SamplingParameters(**options),
         stream=stream,
     )

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.contract.identifiers import new_turn_id
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation
 from proxy.tokens.canonical import answered_hashes, conversation_hashes, normalise, tools_hash
 from proxy.tokens.detokenizer import TokenDecoder
-from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, common_prefix, plan_branch, plan_continuation
+from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, plan_branch, plan_continuation
 from proxy.tokens.template import ChatTemplate
 from proxy.tokens.tool_calls import parse
 
@@ -170,7 +171,7 @@ def test_other_tools_are_an_edit_of_the_past(template: ChatTemplate) -> None:
     messages = [{"role": r, "content": c} for r, c in (("user", "x"), ("assistant", ""), ("user", "y"))]
     plan = plan_continuation(template, conversation(messages), parent, 2)
     assert plan.continuation is Continuation.EDITED
-    assert plan.prefix_tokens == common_prefix(plan.input_ids, parent.path_ids) > 0
+    assert plan.prefix_tokens == plan.input_ids.common_prefix(parent.path_ids) > 0
 
 
 def test_an_edited_history_branches_where_it_differs(template: ChatTemplate) -> None:
@@ -194,17 +195,10 @@ def test_the_same_request_again_shares_the_whole_prompt(template: ChatTemplate) 
 
 
 def test_nothing_in_common_is_new(template: ChatTemplate) -> None:
-    stranger = KnownTurn(id=new_turn_id(), path_ids=(300, 301), tools_hash=tools_hash(None))
+    stranger = KnownTurn(id=new_turn_id(), path_ids=TokenIds.of((300, 301)), tools_hash=tools_hash(None))
     for turns in ([], [stranger]):
         plan = plan_branch(template, conversation([{"role": "user", "content": "x"}]), turns)
         assert (plan.continuation, plan.parent_id, plan.prefix_tokens) == (Continuation.NEW, None, 0)
-
-
-@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_common_prefix_is_the_longest(left: list[int], right: list[int]) -> None:
-    length = common_prefix(left, right)
-    assert left[:length] == right[:length]
-    assert length == min(len(left), len(right)) or left[length] != right[length]
 
 
 def test_the_hash_chain_finds_how_many_messages_a_turn_covers() -> None:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.contract.identifiers import RunId, SessionId, TurnId
+from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import Turn, TurnState
-from proxy.database.arrays import pack_ids, unpack_ids
 from proxy.trajectories.assembly import BrokenTree, PathPiece, assemble, is_trainable, path_of
 from proxy.trajectories.service import TurnRecord
 from tests.proxy.trajectories.world import turn_record
@@ -81,13 +81,13 @@ def test_packed_pieces_give_the_same_paths(tree: list[tuple[Turn, tuple[int, ...
             id=turn.id,
             parent_id=turn.parent_id,
             prefix_tokens=turn.prefix_tokens,
-            prompt_ids=pack_ids(turn.prompt_ids),
-            output_ids=pack_ids(turn.output_ids),
+            prompt_ids=TokenIds.of(turn.prompt_ids),
+            output_ids=TokenIds.of(turn.output_ids),
         )
         for turn, _ in tree
     }
     for turn, path in tree:
-        assert unpack_ids(path_of(turn.id, pieces)) == path
+        assert path_of(turn.id, pieces) == path
 
 
 def test_a_missing_parent_is_an_error() -> None:
@@ -95,7 +95,9 @@ def test_a_missing_parent_is_an_error() -> None:
     child = turn_record(RUN, SESSION, now=0.0, parent=root, prefix_tokens=5)
     with pytest.raises(BrokenTree):
         assembled([child.turn])
-    piece = PathPiece(id=child.turn.id, parent_id=root.turn.id, prefix_tokens=5, prompt_ids=b"", output_ids=b"")
+    piece = PathPiece(
+        id=child.turn.id, parent_id=root.turn.id, prefix_tokens=5, prompt_ids=TokenIds(), output_ids=TokenIds()
+    )
     with pytest.raises(BrokenTree):
         path_of(child.turn.id, {child.turn.id: piece})
 

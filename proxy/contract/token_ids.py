@@ -1,0 +1,101 @@
+"""Token ids of a whole conversation, which grows at its end: as they are stored and as they are sent."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+_WIDTH = 4
+
+
+class TokenIds(Sequence[int]):
+    """An immutable sequence of int32 ids. `packed` is little-endian, `json` a JSON array.
+
+    To append costs what is appended, and a copy: ids that were sent once are not written again. It equals any
+    sequence of the same ids.
+    """
+
+    __slots__ = ("_text", "packed")
+
+    def __init__(self, packed: bytes = b"") -> None:
+        self.packed = packed
+        self._text: bytes | None = None if packed else b""
+
+    @classmethod
+    def of(cls, ids: Iterable[int]) -> TokenIds:
+        if isinstance(ids, TokenIds):
+            return ids
+        values = ids if isinstance(ids, tuple) else tuple(ids)
+        return cls(struct.pack(f"<{len(values)}i", *values))
+
+    @property
+    def json(self) -> bytes:
+        return b"[%b]" % self._comma_separated()
+
+    def _comma_separated(self) -> bytes:
+        if self._text is None:
+            self._text = ",".join(map(str, self)).encode()
+        return self._text
+
+    def __len__(self) -> int:
+        return len(self.packed) // _WIDTH
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> TokenIds: ...
+
+    def __getitem__(self, index: int | slice) -> int | TokenIds:
+        if isinstance(index, int):
+            position = range(len(self))[index]
+            value: int = struct.unpack_from("<i", self.packed, position * _WIDTH)[0]
+            return value
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            return TokenIds.of(tuple(self)[index])
+        if start == 0 and stop == len(self):
+            return self
+        return TokenIds(self.packed[start * _WIDTH : max(start, stop) * _WIDTH])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(struct.unpack(f"<{len(self)}i", self.packed))
+
+    def __add__(self, more: Iterable[int]) -> TokenIds:
+        appended = TokenIds.of(more)
+        if not appended.packed:
+            return self
+        if not self.packed:
+            return appended
+        whole = TokenIds(self.packed + appended.packed)
+        whole._text = b"%b,%b" % (self._comma_separated(), appended._comma_separated())
+        return whole
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TokenIds):
+            return self.packed == other.packed
+        if isinstance(other, tuple | list):
+            return list(self) == list(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"TokenIds.of({list(self)!r})"
+
+    def common_prefix(self, other: TokenIds) -> int:
+        """How many ids both begin with."""
+        bound = min(len(self.packed), len(other.packed))
+        if self.packed[:bound] == other.packed[:bound]:
+            return bound // _WIDTH
+        low, high = 0, bound // _WIDTH
+        while high - low > 1:
+            middle = (low + high) // 2
+            part = slice(low * _WIDTH, middle * _WIDTH)
+            if self.packed[part] == other.packed[part]:
+                low = middle
+            else:
+                high = middle
+        return low
