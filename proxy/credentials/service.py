@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, RunId, SessionId, new_key_id
@@ -89,8 +88,7 @@ class Credentials:
         known = self._known.get(digest)
         if known is not None and self._clock() < known[1]:
             return known[0]
-        async with self._database.read() as connection:
-            row = await KeyRepository(connection).by_digest(digest)
+        row = await self._database.look(lambda connection: KeyRepository(connection).by_digest(digest))
         if row is None or row.revoked_at is not None:
             self._known.pop(digest, None)
             raise AuthenticationFailed("the API key is not known here or was revoked")
@@ -110,15 +108,14 @@ class Credentials:
         label: str | None = None,
     ) -> NewKey:
         request = KeyRequest(kind=kind, run_id=run_id, session_id=session_id, label=label)
-        async with self._database.write() as connection:
-            (key,) = await self.create_within(connection, [request])
+        (key,) = await self._database.transact(lambda connection: self.create_within(connection, [request]))
         return key
 
-    async def create_within(self, connection: AsyncConnection, requests: Sequence[KeyRequest]) -> list[NewKey]:
+    def create_within(self, connection: Connection, requests: Sequence[KeyRequest]) -> list[NewKey]:
         """Keys in the caller's transaction, in the order of the requests."""
         now = self._clock()
         keys = [NewKey(id=new_key_id(), text=_random_text(request.kind)) for request in requests]
-        await KeyRepository(connection).insert(
+        KeyRepository(connection).insert(
             [self._row(key, request, now) for key, request in zip(keys, requests, strict=True)]
         )
         return keys
@@ -130,14 +127,19 @@ class Credentials:
 
         Raises ConfigurationError when the text is already a key of another kind or run, or was revoked.
         """
-        async with self._database.write() as connection:
+        key = NewKey(id=new_key_id(), text=text)
+        new = self._row(key, KeyRequest(kind=kind, run_id=run_id, label=label), self._clock())
+
+        def find_or_insert(connection: Connection) -> Row[*tuple[Any, ...]] | None:
             repository = KeyRepository(connection)
-            row = await repository.by_digest(self._digest(text))
+            row = repository.by_digest(new["digest"])
             if row is None:
-                key = NewKey(id=new_key_id(), text=text)
-                request = KeyRequest(kind=kind, run_id=run_id, label=label)
-                await repository.insert([self._row(key, request, self._clock())])
-                return key.id
+                repository.insert([new])
+            return row
+
+        row = await self._database.transact(find_or_insert)
+        if row is None:
+            return key.id
         if row.revoked_at is not None or (row.kind, row.run_id) != (kind.value, run_id):
             raise ConfigurationError(
                 f"bootstrap.{kind}_key: this key was revoked or belongs to another run or kind; choose another text"
@@ -146,8 +148,8 @@ class Credentials:
 
     async def list_(self, run_id: str) -> list[KeyView]:
         """A run's own keys, oldest first, without those of its sessions."""
-        async with self._database.read() as connection:
-            rows = await KeyRepository(connection).of_run(run_id, [PrincipalKind.RUN, PrincipalKind.TRAINER])
+        kinds = [PrincipalKind.RUN, PrincipalKind.TRAINER]
+        rows = await self._database.look(lambda connection: KeyRepository(connection).of_run(run_id, kinds))
         return [
             KeyView(
                 id=KeyId(row.id),
@@ -161,8 +163,8 @@ class Credentials:
 
     async def revoke(self, key_id: str) -> None:
         """Raises NotFound. Revoking twice is once."""
-        async with self._database.write() as connection:
-            found = await KeyRepository(connection).revoke(key_id, self._clock())
+        now = self._clock()
+        found = await self._database.transact(lambda connection: KeyRepository(connection).revoke(key_id, now))
         if not found:
             raise NotFound(f"there is no key {key_id!r}")
         for digest in [digest for digest, (principal, _) in self._known.items() if principal.key_id == key_id]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Row, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from proxy.contract.identifiers import GroupId, new_group_id
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
 from proxy.contract.turn import Continuation, TurnState
 from proxy.database.lifecycle import SessionState, TrainingState
+from proxy.database.prepared import Prepared
 from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import Conflict
 
@@ -21,59 +21,67 @@ _HASHES = 64
 AnyRow = Row[*tuple[Any, ...]]
 
 
+class ContextRow(NamedTuple):
+    """What a call must know of its session."""
+
+    id: SessionId
+    run_id: RunId
+    purpose: str
+    group_id: GroupId | None
+    key_id: KeyId | None
+    external_id: str | None
+    state: str
+
+
 class SessionRepository:
     """Reads and writes of one transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def context(self, *, name: str, run_id: str | None) -> AnyRow | None:
+    def context(self, *, name: str, run_id: str | None) -> ContextRow | None:
         """A session by our id or, within a run, by the client's own name: the newest that has it."""
-        statement = select(*_CONTEXT)
-        if run_id is None:
-            statement = statement.where(SessionRow.id == name)
-        else:
-            statement = statement.where(
-                SessionRow.run_id == run_id, or_(SessionRow.id == name, SessionRow.external_id == name)
-            ).order_by(SessionRow.id != name, SessionRow.created_at.desc(), SessionRow.id.desc())
-        return (await self._connection.execute(statement.limit(1))).one_or_none()
+        values = {"name": name, "run": run_id}
+        rows = (_BY_ID if run_id is None else _BY_NAME).run(self._connection, values)
+        return ContextRow(*rows[0]) if rows else None
 
-    async def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
+    def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
         """Who holds the longest of these conversations (`hashes`, longest first) that any session of the key holds:
         its sessions, open or ended, first recorded first, each with the `conversation_hash` and how often it was
         continued from there (`times`)."""
         for start in range(0, len(hashes), _HASHES):
             part = hashes[start : start + _HASHES]
             values = {"run": run_id, "key": key_id, "hashes": list(part)}
-            rows = (await self._connection.execute(_OF_CONVERSATION, values)).all()
+            rows = self._connection.execute(_OF_CONVERSATION, values).all()
             held = {row.conversation_hash for row in rows}
             longest = next((value for value in part if value in held), None)
             if longest is not None:
                 return [row for row in rows if row.conversation_hash == longest]
         return []
 
-    async def insert(self, rows: Sequence[dict[str, Any]]) -> None:
+    def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         """Raises Conflict where the name of one is that of an open session."""
         try:
-            await self._connection.execute(insert(SessionRow), list(rows))
+            for row in rows:
+                _INSERT.run(self._connection, row)
         except IntegrityError as error:
             raise Conflict(f"the session cannot be opened: {error.orig}") from error
 
-    async def group(self, *, run_id: str, name: str) -> AnyRow | None:
+    def group(self, *, run_id: str, name: str) -> AnyRow | None:
         statement = select(GroupRow.id, GroupRow.size).where(GroupRow.run_id == run_id, GroupRow.name == name)
-        return (await self._connection.execute(statement)).one_or_none()
+        return self._connection.execute(statement).one_or_none()
 
-    async def insert_group(self, *, run_id: str, name: str | None, size: int | None, now: float) -> GroupId:
+    def insert_group(self, *, run_id: str, name: str | None, size: int | None, now: float) -> GroupId:
         """A group without a name is called by its id."""
         group_id = new_group_id()
         values = {"id": group_id, "run_id": run_id, "name": name or group_id, "size": size, "created_at": now}
-        await self._connection.execute(insert(GroupRow).values(values))
+        self._connection.execute(insert(GroupRow).values(values))
         return group_id
 
-    async def set_group_size(self, group_id: str, size: int) -> None:
-        await self._connection.execute(update(GroupRow).where(GroupRow.id == group_id).values(size=size))
+    def set_group_size(self, group_id: str, size: int) -> None:
+        self._connection.execute(update(GroupRow).where(GroupRow.id == group_id).values(size=size))
 
-    async def whole(self, session_id: str) -> AnyRow:
+    def whole(self, session_id: str) -> AnyRow:
         """Everything about a session, with the names of its run and group. It exists."""
         statement = (
             select(
@@ -85,9 +93,9 @@ class SessionRepository:
             .join(GroupRow, GroupRow.id == SessionRow.group_id, isouter=True)
             .where(SessionRow.id == session_id)
         )
-        return (await self._connection.execute(statement)).one()
+        return self._connection.execute(statement).one()
 
-    async def turns(self, session_id: str) -> list[AnyRow]:
+    def turns(self, session_id: str) -> list[AnyRow]:
         statement = (
             select(
                 TurnRow.id,
@@ -105,9 +113,9 @@ class SessionRepository:
             .where(TurnRow.session_id == session_id)
             .order_by(TurnRow.ordinal, TurnRow.id)
         )
-        return list((await self._connection.execute(statement)).all())
+        return list(self._connection.execute(statement).all())
 
-    async def rewards(self, session_id: str) -> list[AnyRow]:
+    def rewards(self, session_id: str) -> list[AnyRow]:
         """In order of arrival."""
         statement = (
             select(
@@ -123,9 +131,9 @@ class SessionRepository:
             .where(RewardRow.session_id == session_id)
             .order_by(RewardRow.sequence)
         )
-        return list((await self._connection.execute(statement)).all())
+        return list(self._connection.execute(statement).all())
 
-    async def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
+    def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
         """Open sessions that had no call for their idle time, longest silent first."""
         idle_at = SessionRow.last_active_at + func.coalesce(SessionRow.idle_seconds, default_seconds)
         statement = (
@@ -134,9 +142,9 @@ class SessionRepository:
             .order_by(SessionRow.last_active_at)
             .limit(limit)
         )
-        return list((await self._connection.execute(statement)).scalars())
+        return list(self._connection.execute(statement).scalars())
 
-    async def unrewarded(self, *, run_id: str, ended_before: float, limit: int) -> list[str]:
+    def unrewarded(self, *, run_id: str, ended_before: float, limit: int) -> list[str]:
         """Sessions that ended before that time and still wait for a reward."""
         statement = (
             select(SessionRow.id)
@@ -146,33 +154,58 @@ class SessionRepository:
             )
             .limit(limit)
         )
-        return list((await self._connection.execute(statement)).scalars())
+        return list(self._connection.execute(statement).scalars())
 
-    async def expire(self, session_ids: Sequence[str]) -> int:
-        result = await self._connection.execute(
+    def expire(self, session_ids: Sequence[str]) -> int:
+        result = self._connection.execute(
             update(SessionRow)
             .where(SessionRow.id.in_(session_ids), SessionRow.training == TrainingState.PENDING.value)
             .values(training=TrainingState.EXPIRED.value)
         )
         return result.rowcount
 
-    async def count_by_training(self) -> list[AnyRow]:
+    def count_by_training(self) -> list[AnyRow]:
         statement = (
             select(RunRow.name, SessionRow.training, func.count().label("sessions"))
             .join(RunRow, RunRow.id == SessionRow.run_id)
             .group_by(RunRow.name, SessionRow.training)
         )
-        return list((await self._connection.execute(statement)).all())
+        return list(self._connection.execute(statement).all())
 
 
-_CONTEXT = (
-    SessionRow.id,
-    SessionRow.run_id,
-    SessionRow.purpose,
-    SessionRow.group_id,
-    SessionRow.key_id,
-    SessionRow.external_id,
-    SessionRow.state,
+_NEW = (
+    "id",
+    "run_id",
+    "external_id",
+    "group_id",
+    "key_id",
+    "task",
+    "purpose",
+    "metadata",
+    "attributed_by",
+    "state",
+    "training",
+    "turn_count",
+    "idle_seconds",
+    "created_at",
+    "last_active_at",
+)
+"""What a session is opened with."""
+
+_INSERT = Prepared(insert(SessionRow), columns=_NEW)
+
+_CONTEXT = tuple(getattr(SessionRow, column) for column in ContextRow._fields)
+
+_BY_ID = Prepared(select(*_CONTEXT).where(SessionRow.id == bindparam("name")))
+
+_BY_NAME = Prepared(
+    select(*_CONTEXT)
+    .where(
+        SessionRow.run_id == bindparam("run"),
+        or_(SessionRow.id == bindparam("name"), SessionRow.external_id == bindparam("name")),
+    )
+    .order_by(SessionRow.id != bindparam("name"), SessionRow.created_at.desc(), SessionRow.id.desc())
+    .limit(1)
 )
 
 _FOLLOWING = aliased(TurnRow)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import require
-from proxy.credentials.service import Credentials, KeyRequest, Principal, PrincipalKind
+from proxy.credentials.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
 from proxy.database.events import append_event
 from proxy.database.lifecycle import (
     EndReason,
@@ -29,7 +29,7 @@ from proxy.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints, is_own_id
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
-from proxy.sessions.repository import AnyRow, SessionRepository
+from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
 from proxy.sessions.views import SessionView, session_view
 
 _BEFORE_PREVIOUS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
@@ -106,11 +106,11 @@ class SessionService:
         `n` sessions without a group's name make a group of their own. Raises InvalidRequest where the group is
         known with another size.
         """
-        count = n or 1
         now = self._clock()
-        async with self._database.write() as connection:
+
+        def insert(connection: Connection) -> tuple[list[dict[str, Any]], list[NewKey]]:
             repository = SessionRepository(connection)
-            group_id = await self._group_for(repository, run, spec, n, now)
+            group_id = _group_for(repository, run, spec, n, now)
             rows = [
                 _row(
                     run_id=run.id,
@@ -122,18 +122,18 @@ class SessionService:
                     metadata=spec.metadata,
                     idle_seconds=spec.ttl,
                 )
-                for _ in range(count)
+                for _ in range(n or 1)
             ]
-            await repository.insert(rows)
-            keys = await self._credentials.create_within(
-                connection,
-                [KeyRequest(kind=PrincipalKind.SESSION, run_id=run.id, session_id=row["id"]) for row in rows],
-            )
+            repository.insert(rows)
+            keys = [KeyRequest(kind=PrincipalKind.SESSION, run_id=run.id, session_id=row["id"]) for row in rows]
+            return rows, self._credentials.create_within(connection, keys)
+
+        rows, keys = await self._database.transact(insert)
         if self._observer is not None:
             for _ in rows:
                 self._observer.session_opened(attributed_by=AttributedBy.CREATED.value)
         return [
-            CreatedSession(id=row["id"], api_key=key.text, group_id=group_id)
+            CreatedSession(id=row["id"], api_key=key.text, group_id=row["group_id"])
             for row, key in zip(rows, keys, strict=True)
         ]
 
@@ -169,8 +169,7 @@ class SessionService:
     async def get(self, principal: Principal, name: str) -> SessionView:
         """A session by our id or the client's own name. Raises NotFound, PermissionDenied."""
         session_id, _run_id = await self._visible(principal, name)
-        async with self._database.read() as connection:
-            return await _view(connection, session_id)
+        return await self._database.look(lambda connection: _view(connection, session_id))
 
     async def end(self, principal: Principal, name: str, outcome: Outcome) -> SessionView:
         """Ends a session, once: of one that had ended, only a missing outcome is filled in.
@@ -180,10 +179,13 @@ class SessionService:
         session_id, run_id = await self._visible(principal, name)
         now = self._clock()
         weights = (await self._runs.settings_of(run_id)).reward_weights
-        async with self._database.write() as connection:
-            await connection.run_sync(end_session, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            changed = await connection.run_sync(settle, [session_id], reward_weights=weights, now=now)
-            view = await _view(connection, session_id)
+
+        def end(connection: Connection) -> tuple[list[str], SessionView]:
+            end_session(connection, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
+            changed = settle(connection, [session_id], reward_weights=weights, now=now)
+            return changed, _view(connection, session_id)
+
+        changed, view = await self._database.transact(end)
         self._signals.endings.notify([session_id])
         if changed:
             self._signals.trajectories.notify()
@@ -207,52 +209,32 @@ class SessionService:
 
     async def count_by_training(self) -> dict[tuple[str, str], int]:
         """(run name, training state) → sessions."""
-        async with self._database.read() as connection:
-            rows = await SessionRepository(connection).count_by_training()
+        rows = await self._database.look(lambda connection: SessionRepository(connection).count_by_training())
         return {(row.name, row.training): row.sessions for row in rows}
 
     async def _sweep_batch(self, run: RunView) -> Swept:
         now = self._clock()
         settings = run.settings
-        async with self._database.read() as connection:
+
+        def due(connection: Connection) -> tuple[list[str], list[str]]:
             repository = SessionRepository(connection)
-            idle = await repository.idle(
-                run_id=run.id, default_seconds=settings.session_idle_seconds, now=now, limit=_SWEEP_BATCH
-            )
-            overdue = await repository.unrewarded(
-                run_id=run.id, ended_before=now - settings.reward_timeout_seconds, limit=_SWEEP_BATCH
-            )
+            idle_seconds, before = settings.session_idle_seconds, now - settings.reward_timeout_seconds
+            idle = repository.idle(run_id=run.id, default_seconds=idle_seconds, now=now, limit=_SWEEP_BATCH)
+            return idle, repository.unrewarded(run_id=run.id, ended_before=before, limit=_SWEEP_BATCH)
+
+        idle, overdue = await self._database.look(due)
         if not idle and not overdue:
             return Swept(ended=0, expired=0)
         async with self._database.write() as connection:
             ended = await connection.run_sync(end_sessions, idle, reason=EndReason.IDLE, outcome=None, now=now)
             await connection.run_sync(settle, idle, reward_weights=settings.reward_weights, now=now)
-            expired = await SessionRepository(connection).expire(overdue) if overdue else 0
+            expired = await connection.run_sync(lambda found: SessionRepository(found).expire(overdue))
             if expired:
                 await append_event(
                     connection, run_id=run.id, kind="session.expired", data={"count": expired}, now=now
                 )
         self._signals.endings.notify(idle)
         return Swept(ended=ended, expired=expired)
-
-    async def _group_for(
-        self, repository: SessionRepository, run: RunView, spec: SessionSpec, n: int | None, now: float
-    ) -> GroupId | None:
-        size = spec.group_size or n
-        if spec.group is None:
-            if n is None or size is None or size < 2:
-                return None
-            return await repository.insert_group(run_id=run.id, name=None, size=size, now=now)
-        known = await repository.group(run_id=run.id, name=spec.group)
-        if known is None:
-            return await repository.insert_group(run_id=run.id, name=spec.group, size=size, now=now)
-        if known.size is None and size is not None:
-            await repository.set_group_size(known.id, size)
-        elif spec.group_size is not None and spec.group_size != known.size:
-            raise InvalidRequest(
-                f"the group {spec.group!r} is already known with the size {known.size}", param="group_size"
-            )
-        return GroupId(known.id)
 
     async def _of_session_key(self, session_id: SessionId, run: RunView, hints: SessionHints) -> SessionContext:
         known = self._memory.by_id(session_id) or await self._look_up(run.id, session_id)
@@ -269,7 +251,7 @@ class SessionService:
         known = self._memory.by_name(run.id, name.text)
         if known is None and (is_own_id(name.text) or self._memory.has_heard_of(run.id, name.text)):
             known = await self._look_up(run.id, name.text)
-        if known is not None and _takes_calls_of(known, name):
+        if known is not None and _takes_calls_of(known.context.id, name, is_open=known.is_open):
             return _attributed(known, name.by)
         if known is None and is_own_id(name.text) and name.by in (AttributedBy.PATH, AttributedBy.HEADER):
             raise NotFound(f"there is no session {name.text!r} in the run {run.name!r}")
@@ -281,8 +263,11 @@ class SessionService:
         if known is not None:
             return known
         look = self._memory.look()
-        async with self._database.read() as connection:
-            rows = await SessionRepository(connection).of_conversation(run_id=run.id, key_id=key_id, hashes=hashes)
+        rows = await self._database.look(
+            lambda connection: SessionRepository(connection).of_conversation(
+                run_id=run.id, key_id=key_id, hashes=hashes
+            )
+        )
         if not rows:
             return None
         times: dict[SessionId, int] = {}
@@ -303,33 +288,21 @@ class SessionService:
     async def _find_or_insert(self, opening: _Opening, name: Name | None) -> SessionContext:
         by = name.by if name is not None else AttributedBy.NEW
         run, now, look = opening.run, self._clock(), self._memory.look()
-        async with self._database.write() as connection:
-            repository = SessionRepository(connection)
-            found = await repository.context(name=name.text, run_id=run.id) if name is not None else None
-            if name is not None and found is not None:
-                known = self._remember(found, look)
-                self._memory.put_name(run.id, name.text, known.context.id, look)
-                if _takes_calls_of(known, name):
-                    return _attributed(known, by)
-            group_id: GroupId | None = None
-            if opening.group is not None:
-                spec = SessionSpec(group=opening.group)
-                group_id = await self._group_for(repository, run, spec, None, now)
-            row = _row(
-                run_id=run.id,
-                group_id=group_id,
-                attributed_by=by,
-                now=now,
-                external_id=name.text if name is not None else None,
-                key_id=opening.key_id,
-            )
-            await repository.insert([row])
+        found, row = await self._database.transact(
+            lambda connection: _find_or_insert(SessionRepository(connection), opening, name, now)
+        )
+        if name is not None and found is not None:
+            known = self._remember(found, look)
+            self._memory.put_name(run.id, name.text, known.context.id, look)
+            if row is None:
+                return _attributed(known, by)
+        assert row is not None  # opened, where none was found
         context = SessionContext(
             id=row["id"],
             run_id=run.id,
             purpose=Purpose.TRAIN,
             attributed_by=by,
-            group_id=group_id,
+            group_id=row["group_id"],
             key_id=opening.key_id,
         )
         self._memory.put(context, external_id=row["external_id"], is_open=True, look=look)
@@ -341,14 +314,15 @@ class SessionService:
 
     async def _look_up(self, run_id: RunId, name: str) -> KnownSession | None:
         look = self._memory.look()
-        async with self._database.read() as connection:
-            row = await SessionRepository(connection).context(name=name, run_id=run_id)
+        row = await self._database.look(
+            lambda connection: SessionRepository(connection).context(name=name, run_id=run_id)
+        )
         if row is None:
             return None
         self._memory.put_name(run_id, name, row.id, look)
         return self._remember(row, look)
 
-    def _remember(self, row: AnyRow, look: Look) -> KnownSession:
+    def _remember(self, row: AnyRow | ContextRow, look: Look) -> KnownSession:
         context = SessionContext(
             id=row.id,
             run_id=row.run_id,
@@ -362,8 +336,9 @@ class SessionService:
 
     async def _visible(self, principal: Principal, name: str) -> tuple[SessionId, RunId]:
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
-        async with self._database.read() as connection:
-            row = await SessionRepository(connection).context(name=name, run_id=principal.run_id)
+        row = await self._database.look(
+            lambda connection: SessionRepository(connection).context(name=name, run_id=principal.run_id)
+        )
         if principal.session_id is not None and (row is None or row.id != principal.session_id):
             raise PermissionDenied(f"this key belongs to the session {principal.session_id} alone")
         if row is None:
@@ -371,16 +346,58 @@ class SessionService:
         return SessionId(row.id), RunId(row.run_id)
 
 
-async def _view(connection: AsyncConnection, session_id: str) -> SessionView:
+def _view(connection: Connection, session_id: str) -> SessionView:
     repository = SessionRepository(connection)
-    return session_view(
-        await repository.whole(session_id), await repository.turns(session_id), await repository.rewards(session_id)
+    return session_view(repository.whole(session_id), repository.turns(session_id), repository.rewards(session_id))
+
+
+def _find_or_insert(
+    repository: SessionRepository, opening: _Opening, name: Name | None, now: float
+) -> tuple[ContextRow | None, dict[str, Any] | None]:
+    """The session that has the name, and the one that was opened: None where the first takes the call."""
+    found = repository.context(name=name.text, run_id=opening.run.id) if name is not None else None
+    if name is not None and found is not None:
+        is_open = found.state == SessionState.OPEN.value
+        if _takes_calls_of(found.id, name, is_open=is_open):
+            return found, None
+    group_id = None
+    if opening.group is not None:
+        group_id = _group_for(repository, opening.run, SessionSpec(group=opening.group), None, now)
+    row = _row(
+        run_id=opening.run.id,
+        group_id=group_id,
+        attributed_by=name.by if name is not None else AttributedBy.NEW,
+        now=now,
+        external_id=name.text if name is not None else None,
+        key_id=opening.key_id,
     )
+    repository.insert([row])
+    return found, row
 
 
-def _takes_calls_of(known: KnownSession, name: Name) -> bool:
+def _group_for(
+    repository: SessionRepository, run: RunView, spec: SessionSpec, n: int | None, now: float
+) -> GroupId | None:
+    size = spec.group_size or n
+    if spec.group is None:
+        if n is None or size is None or size < 2:
+            return None
+        return repository.insert_group(run_id=run.id, name=None, size=size, now=now)
+    known = repository.group(run_id=run.id, name=spec.group)
+    if known is None:
+        return repository.insert_group(run_id=run.id, name=spec.group, size=size, now=now)
+    if known.size is None and size is not None:
+        repository.set_group_size(known.id, size)
+    elif spec.group_size is not None and spec.group_size != known.size:
+        raise InvalidRequest(
+            f"the group {spec.group!r} is already known with the size {known.size}", param="group_size"
+        )
+    return GroupId(known.id)
+
+
+def _takes_calls_of(session_id: SessionId, name: Name, *, is_open: bool) -> bool:
     """Whether a call by this name belongs to the session: not where the name outlived it."""
-    return known.is_open or not name.by.outlives_sessions or known.context.id == name.text
+    return is_open or not name.by.outlives_sessions or session_id == name.text
 
 
 def _attributed(known: KnownSession, by: AttributedBy) -> SessionContext:

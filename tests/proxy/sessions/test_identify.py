@@ -19,7 +19,7 @@ from proxy.feedback.service import FeedbackItem
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
 from proxy.sessions.memory import FRESH_SECONDS
-from proxy.sessions.repository import SessionRepository
+from proxy.sessions.repository import ContextRow, SessionRepository
 from proxy.sessions.service import SessionService, SessionSpec
 from tests.proxy.store import Store
 
@@ -69,14 +69,14 @@ def transactions(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     def counting(kind: str) -> Any:
         real = getattr(store.database, kind)
 
-        def count() -> Any:
+        def count(*work: Any) -> Any:
             opened.append(kind)
-            return real()
+            return real(*work)
 
         return count
 
     with monkeypatch.context() as patch:
-        for kind in ("read", "write"):
+        for kind in ("read", "write", "look", "transact"):
             patch.setattr(store.database, kind, counting(kind))
         yield opened
 
@@ -146,14 +146,14 @@ async def test_an_id_of_ours_is_always_that_session(proxy: Proxy) -> None:
 async def test_what_memory_knows_costs_no_look_at_the_store(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with transactions(proxy.store, monkeypatch) as opened:
         named = await proxy.call(by_name(AttributedBy.HEADER, "mine"))
-        assert opened == ["write"], "opening is one transaction"
+        assert opened == ["transact"], "opening is one transaction"
         bare = await proxy.call(SessionHints())
-        assert opened == ["write", "write"]
+        assert opened == ["transact", "transact"]
         proxy.sessions.answered(bare, ONE)
         for hints in (by_name(AttributedBy.HEADER, "mine"), SessionHints(path=named.id), goes_on(ONE)):
             for _ in range(3):
                 await proxy.call(hints)
-        assert opened == ["write", "write"]
+        assert opened == ["transact", "transact"]
 
 
 async def test_a_session_key_costs_one_look(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ async def test_a_session_key_costs_one_look(proxy: Proxy, monkeypatch: pytest.Mo
         for _ in range(3):
             await proxy.sessions.identify(who, proxy.store.run, SessionHints())
             proxy.store.clock.now += 10 * FRESH_SECONDS
-        assert opened == ["read"]
+        assert opened == ["look"]
 
 
 async def test_an_end_in_another_process_is_seen_within_a_second(proxy: Proxy) -> None:
@@ -199,9 +199,9 @@ async def test_a_name_that_another_process_opened_at_the_same_moment(
     first = await Proxy(proxy.store).call(by_name(AttributedBy.HEADER, "race"))
     real, looked = SessionRepository.context, []
 
-    async def late(self: SessionRepository, *, name: str, run_id: str | None) -> Any:
+    def late(self: SessionRepository, *, name: str, run_id: str | None) -> ContextRow | None:
         looked.append(name)
-        return None if len(looked) == 1 else await real(self, name=name, run_id=run_id)
+        return None if len(looked) == 1 else real(self, name=name, run_id=run_id)
 
     monkeypatch.setattr(SessionRepository, "context", late)
     assert (await proxy.call(by_name(AttributedBy.HEADER, "race"))).id == first.id
