@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -172,6 +173,33 @@ def test_other_tools_are_an_edit_of_the_past(template: ChatTemplate) -> None:
     plan = plan_continuation(template, conversation(messages), parent, 2)
     assert plan.continuation is Continuation.EDITED
     assert plan.prefix_tokens == plan.input_ids.common_prefix(parent.path_ids) > 0
+
+
+def test_an_answer_that_is_to_begin_with_a_text_is_prompted_with_it(template: ChatTemplate) -> None:
+    asked = conversation([{"role": "user", "content": "Hi."}])
+    begun = msgspec.structs.replace(asked, prefill="The answer")
+    whole = template.render(asked.messages, None, generation_prompt=True)
+    assert plan_branch(template, begun, []).input_ids == template.encode(whole + "The answer")
+    parent = first_turn(template, asked, (*template.encode("Yes?"), template.stop_ids[0]))
+    more = [*asked.messages, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "What?"}]
+    plain = plan_continuation(template, conversation(more), parent, 2)
+    begun = msgspec.structs.replace(conversation(more), prefill="The answer")
+    plan = plan_continuation(template, begun, parent, 2)
+    assert plan.continuation is Continuation.EXACT
+    assert template.tokenizer.decode(list(plan.new_ids), skip_special_tokens=False) == (
+        template.tokenizer.decode(list(plain.new_ids), skip_special_tokens=False) + "The answer"
+    )
+
+
+def test_other_arguments_of_the_template_are_an_edit_of_the_past(template: ChatTemplate) -> None:
+    asked = conversation([{"role": "user", "content": "Hi."}])
+    parent = first_turn(template, asked, (*odd_split(template, "The answer"), template.stop_ids[0]))
+    said = [*asked.messages, {"role": "assistant", "content": "The answer"}, {"role": "user", "content": "x"}]
+    more = conversation(said)
+    switched = msgspec.structs.replace(more, tools_hash=tools_hash(None, {"enable_thinking": True}))
+    assert plan_continuation(template, more, parent, 2).continuation is Continuation.EXACT
+    assert plan_continuation(template, switched, parent, 2).continuation is Continuation.EDITED
+    assert tools_hash(None, {"a": 1, "b": 2}) == tools_hash(None, {"b": 2, "a": 1}) != tools_hash(None)
 
 
 def test_an_edited_history_branches_where_it_differs(template: ChatTemplate) -> None:

@@ -181,3 +181,23 @@ def test_the_proxy_loads_no_torch() -> None:
 def test_every_byte_is_a_token() -> None:
     tokenizer = byte_level_tokenizer()
     assert tokenizer.decode(tokenizer.encode("\x00\x7fé🎉").ids) == "\x00\x7fé🎉"
+
+
+SWITCHED = (
+    CHATML
+    + "{%- if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
+    + "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+)
+
+
+def test_arguments_reach_the_template_and_which_it_reads_is_known(tmp_path: Path, template: ChatTemplate) -> None:
+    switched = ChatTemplate.load(str(write_model(tmp_path / "model", template=SWITCHED)))
+    assert template.known_arguments == frozenset()
+    assert switched.known_arguments == {"enable_thinking"}
+    messages = [{"role": "user", "content": "Hi."}]
+
+    def asked(**arguments: Any) -> str:
+        return switched.render(messages, None, generation_prompt=True, arguments=arguments)
+
+    assert asked() == asked(enable_thinking=True) == asked(bos_token="x")
+    assert asked(enable_thinking=False) == asked() + "<think>\n\n</think>\n\n"
