@@ -59,6 +59,13 @@ def text_at(value: Any, where: str) -> str:
     return value
 
 
+def list_at(value: Any, where: str) -> list[Any]:
+    """Raises InvalidRequest unless `value`, which stands at `where`, is a list."""
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{where} is a list", param=where)
+    return value
+
+
 def _hint(raw: bytes) -> str:
     return " (an unpaired surrogate escape?)" if _SURROGATE.search(raw) else ""
 

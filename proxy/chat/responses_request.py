@@ -8,9 +8,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from proxy.chat.call import AnswerFormat, ModelCall, PreviousAnswer
-from proxy.chat.fields import object_at, plain, text_at
+from proxy.chat.fields import list_at, object_at, plain, text_at
 from proxy.chat.responses_items import ADDED_TOOLS, Item, ItemReader
-from proxy.chat.responses_tools import read_tool_choice, read_tools
+from proxy.chat.responses_tools import OfferedTools, read_tool_choice, read_tools
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.contract.identifiers import TurnId
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -65,10 +65,9 @@ def parse_response_request(value: dict[str, Any], referenced: Mapping[str, Item]
         reader.messages.append({"role": "system", "content": body.instructions})
     if body.input is not None:
         reader.read(body.input)
+    offered, declared = _offered(body)
     if not reader.messages and not body.previous_response_id:
         raise InvalidRequest("there is nothing to answer: input is empty", param="input")
-    declared = [*(body.tools or ()), *_tools_in(body.input)]
-    offered = read_tools(declared)
     choice, functions = read_tool_choice(body.tool_choice, offered)
     return ModelCall(
         model=body.model,
@@ -138,12 +137,15 @@ def _answer_format(form: Any) -> AnswerFormat | None:
     )
 
 
-def _tools_in(items: Any) -> list[Any]:
-    """The tools that items add to those of the request."""
-    found: list[Any] = []
-    for index, item in enumerate(items if isinstance(items, list) else ()):
-        if isinstance(item, dict) and item.get("type") == ADDED_TOOLS:
-            if not isinstance(item.get("tools"), list):
-                raise InvalidRequest("additional_tools has a list of tools", param=f"input[{index}].tools")
-            found += item["tools"]
-    return found
+def _offered(body: ResponseBody) -> tuple[OfferedTools, list[Any]]:
+    """What the model is offered, and what was declared for it: the tools of the request, and those that items add."""
+    declared = {"tools": body.tools or []}
+    for index, item in enumerate(body.input if isinstance(body.input, list) else ()):
+        if item.get("type") == ADDED_TOOLS:
+            declared[f"input[{index}].tools"] = list_at(item.get("tools"), f"input[{index}].tools")
+    read = [read_tools(tools, where) for where, tools in declared.items()]
+    offered = OfferedTools(
+        functions=[function for part in read for function in part.functions],
+        warnings=[warning for part in read for warning in part.warnings],
+    )
+    return offered, [tool for tools in declared.values() for tool in tools]

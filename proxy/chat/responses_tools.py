@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.chat.call import ToolChoice, ToolUse
-from proxy.chat.fields import object_at, plain, text_at
+from proxy.chat.fields import list_at, object_at, plain, text_at
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 _BARE_NAMESPACE = "functions"
@@ -124,11 +124,8 @@ def input_of(arguments: str) -> str | None:
 
 def _read_namespace(tool: Mapping[str, Any], place: str) -> OfferedTools:
     namespace = text_at(tool.get("name"), f"{place}.name")
-    inner = tool.get("tools")
-    if not isinstance(inner, list):
-        raise InvalidRequest("the tools of a namespace are a list", param=f"{place}.tools")
     functions, warnings = [], []
-    for index, value in enumerate(inner):
+    for index, value in enumerate(list_at(tool.get("tools"), f"{place}.tools")):
         where = f"{place}.tools[{index}]"
         kind = text_at(object_at(value, where).get("type"), f"{where}.type")
         if kind in ("function", "custom"):
@@ -183,10 +180,8 @@ def _note(special: dict[str, SpecialTool], tool: Mapping[str, Any], namespace: s
 
 
 def _allowed(tools: Any, offered: OfferedTools) -> list[dict[str, Any]]:
-    if not isinstance(tools, list):
-        raise InvalidRequest("the tools of allowed_tools are a list", param="tool_choice.tools")
     allowed = set()
-    for index, tool in enumerate(tools):
+    for index, tool in enumerate(list_at(tools, "tool_choice.tools")):
         place = f"tool_choice.tools[{index}]"
         if object_at(tool, place).get("type") in ("function", "custom"):
             allowed.add(_named(tool, place, offered))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, bindparam, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, bindparam, select
 
 from proxy.contract.turn import Continuation
 from proxy.database.tables import SessionRow, TurnRow
@@ -19,15 +18,15 @@ AnyRow = Row[*tuple[Any, ...]]
 class ConversationRepository:
     """Reads of one transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def turn(self, turn_id: str) -> AnyRow | None:
-        return (await self._connection.execute(_TURN, {"id": turn_id})).one_or_none()
+    def turn(self, turn_id: str) -> AnyRow | None:
+        return self._connection.execute(_TURN, {"id": turn_id}).one_or_none()
 
-    async def lineage(self, turn_id: str) -> list[AnyRow]:
+    def lineage(self, turn_id: str) -> list[AnyRow]:
         """The turn, and the turns before it whose conversation it continues; in no order."""
-        return list((await self._connection.execute(_LINEAGE, {"id": turn_id})).all())
+        return list(self._connection.execute(_LINEAGE, {"id": turn_id}))
 
 
 _TURN = (

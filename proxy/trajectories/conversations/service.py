@@ -39,8 +39,7 @@ class Conversations:
         self._database = database
 
     async def turn(self, turn_id: str) -> RecordedTurn | None:
-        async with self._database.read() as connection:
-            row = await ConversationRepository(connection).turn(turn_id)
+        row = await self._database.look(lambda connection: ConversationRepository(connection).turn(turn_id))
         if row is None:
             return None
         return RecordedTurn(
@@ -56,8 +55,7 @@ class Conversations:
     async def up_to(self, turn_id: str) -> list[Exchange]:
         """The exchanges of the conversation that ends with this turn's answer, oldest first. Empty for an unknown
         turn."""
-        async with self._database.read() as connection:
-            rows = await ConversationRepository(connection).lineage(turn_id)
+        rows = await self._database.look(lambda connection: ConversationRepository(connection).lineage(turn_id))
         return [Exchange(messages=row.messages, response=row.response) for row in _oldest_first(turn_id, rows)]
 
 
