@@ -16,7 +16,7 @@ _SWAP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """Observer of requests, turns, rewards and swaps; its methods neither raise nor wait."""
+    """Observer of requests, turns, sessions, rewards and swaps; its methods neither raise nor wait."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -35,6 +35,9 @@ class Metrics:
             "Recorded model calls.",
             ["continuation", "attributed_by", "state", "dialect"],
             registry=self.registry,
+        )
+        self._sessions_opened = Counter(
+            "base_rl_sessions_opened", "Sessions opened.", ["attributed_by"], registry=self.registry
         )
         self._first_token_seconds = Histogram(
             "base_rl_first_token_seconds",
@@ -72,6 +75,9 @@ class Metrics:
         self._tokens.labels("output").inc(len(turn.output_ids))
         if turn.first_token_at is not None:
             self._first_token_seconds.observe(max(0.0, turn.first_token_at - turn.started_at))
+
+    def session_opened(self, *, attributed_by: str) -> None:
+        self._sessions_opened.labels(attributed_by).inc()
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None:
         self._rewards.labels(effect).inc(entries)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
+from proxy.sessions.identification import AttributedBy
+
 ABSENT = "–"
 """Shown for what is not known: absent is not zero."""
 
@@ -109,6 +111,14 @@ def short_id(identifier: str) -> str:
 def words(name: str) -> str:
     """`tool_calls` → `tool calls`."""
     return name.replace("_", " ").replace(".", " ")
+
+
+def attribution(rule: str) -> str:
+    """What a rule of identification means; empty for what is none."""
+    try:
+        return AttributedBy(rule).meaning
+    except ValueError:
+        return ""
 
 
 def heat(logprob: float) -> int:

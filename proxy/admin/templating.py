@@ -25,6 +25,7 @@ _FILTERS = [
     "size",
     "short_id",
     "words",
+    "attribution",
     "model",
 ]
 

@@ -128,6 +128,7 @@ def runs_list(
 ) -> None:
     """List runs with their versions, sessions and rewards."""
     from proxy.admin.formatting import model as short_model
+    from proxy.admin.formatting import percent
     from proxy.cli.operations import Operations
 
     async def ask() -> list[dict[str, Any]]:
@@ -140,7 +141,16 @@ def runs_list(
             _out.print_json(json.dumps(runs))
             return 0
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("run", "state", "head", "serving", "reward (last 128)", "sessions", "base model"):
+        for heading in (
+            "run",
+            "state",
+            "head",
+            "serving",
+            "reward (last 128)",
+            "sessions",
+            "unattributed",
+            "base model",
+        ):
             table.add_column(heading)
         for one in runs:
             reward = "–" if one["mean_reward"] is None else f"{one['mean_reward']:.3f}"
@@ -152,6 +162,7 @@ def runs_list(
                 str(one["serving_version"]),
                 reward,
                 sessions,
+                percent(one["unattributed_share"]),
                 short_model(one["base_model"]),
             )
         _out.print(table)

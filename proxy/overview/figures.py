@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -36,6 +36,7 @@ class _Recent(msgspec.Struct, frozen=True, kw_only=True):
     open_sessions: int
     newest_step: StepFacts | None
     inexact_share: float | None
+    unattributed_share: float | None
     late_rewards: int
     tokens_per_second: float
 
@@ -79,6 +80,7 @@ class RunFigures:
             tokens_per_second=recent.tokens_per_second,
             late_rewards=recent.late_rewards,
             inexact_share=recent.inexact_share,
+            unattributed_share=recent.unattributed_share,
             last_activity_at=totals.last_activity_at,
         )
 
@@ -99,13 +101,17 @@ class RunFigures:
             repository = OverviewRepository(connection)
             newest = [row.version for row in await repository.version_times(run_id, 1) if row.version > 0]
             steps = await self.facts_of(repository, run_id, newest)
-            continuations = await repository.continuations(run_id, _RECENT_SESSIONS)
+            turns = await repository.recent_turns(run_id, _RECENT_SESSIONS)
+            continuations = _sums((row.continuation, row.turns) for row in turns)
             continued = sum(count for kind, count in continuations.items() if kind != "new")
+            attributions = _sums((row.attributed_by, row.turns) for row in turns)
+            recorded = sum(attributions.values())
             return _Recent(
                 rewards=await repository.last_rewards(run_id, REWARD_WINDOW),
                 open_sessions=await repository.open_sessions(run_id),
                 newest_step=next(iter(steps.values()), None),
                 inexact_share=1.0 - continuations.get("exact", 0) / continued if continued else None,
+                unattributed_share=attributions.get("new", 0) / recorded if recorded else None,
                 late_rewards=await self._late_rewards(repository, run_id),
                 tokens_per_second=rate.last_minute(self._clock()),
             )
@@ -163,3 +169,10 @@ class RunFigures:
         while len(self._facts) > _KEPT_STEPS:
             self._facts.popitem(last=False)
         return found
+
+
+def _sums(counted: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for kind, count in counted:
+        sums[kind] = sums.get(kind, 0) + count
+    return sums

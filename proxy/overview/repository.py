@@ -117,8 +117,8 @@ class OverviewRepository:
         ).where(RewardRow.sequence > after, _compared(RewardRow.run_id) == run_id)
         return (await self._connection.execute(statement)).one()
 
-    async def continuations(self, run_id: str, sessions: int) -> dict[str, int]:
-        """Turns by continuation, in the last `sessions` sessions."""
+    async def recent_turns(self, run_id: str, sessions: int) -> Sequence[AnyRow]:
+        """`turns` by `continuation` and `attributed_by`, in the last `sessions` sessions."""
         recent = (
             select(SessionRow.id)
             .where(SessionRow.run_id == run_id)
@@ -127,11 +127,11 @@ class OverviewRepository:
             .subquery()
         )
         statement = (
-            select(TurnRow.continuation, func.count())
+            select(TurnRow.continuation, TurnRow.attributed_by, func.count().label("turns"))
             .join(recent, recent.c.id == TurnRow.session_id)
-            .group_by(TurnRow.continuation)
+            .group_by(TurnRow.continuation, TurnRow.attributed_by)
         )
-        return {row[0]: row[1] for row in await self._all(statement)}
+        return await self._all(statement)
 
     async def output_rate(self, run_id: str, *, since: float, origin: float, width: float) -> dict[int, int]:
         """Output tokens of the turns finished after `since`, by bucket of `width` seconds after `origin`.

@@ -26,6 +26,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     `mean_reward` is over the last `reward_count` (128 at most) ended and rewarded training sessions. Staleness, in
     versions, is that of the tokens trained in the newest step. `inexact_share` is the share of turns, among those of
     the last 200 sessions that had an earlier turn to build on, whose past was not reused token for token.
+    `unattributed_share` is the share of turns, among all of these sessions, whose calls named no session and extended
+    no conversation: each opened a session of its own.
     `late_rewards` counts entries that came when their session had been trained already.
     """
 
@@ -48,6 +50,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float
     late_rewards: int
     inexact_share: float | None
+    unattributed_share: float | None
     last_activity_at: float | None
 
 

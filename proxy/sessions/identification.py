@@ -150,7 +150,7 @@ GROUP_HEADER = "x-base-rl-group"
 
 _AGENT_HEADERS = (
     "session-id",  # Codex: shared by its sub-agents, whose thread-id differs
-    "session_id",  # Codex before 0.131
+    "session_id",  # so Codex wrote it at first
     "thread-id",
     "thread_id",
     "x-session-id",  # OpenCode, to providers that are not its own

@@ -55,6 +55,15 @@ def test_sessions_are_as_of_now() -> None:
     assert after["base_rl_sessions", "run=policy,training=consumed"] == 3
 
 
+def test_opened_sessions_are_counted_by_rule() -> None:
+    metrics = Metrics()
+    for rule in ("new", "user", "new"):
+        metrics.session_opened(attributed_by=rule)
+    seen = values(metrics)
+    assert seen["base_rl_sessions_opened_total", "attributed_by=new"] == 2
+    assert seen["base_rl_sessions_opened_total", "attributed_by=user"] == 1
+
+
 def test_rewards_and_swaps() -> None:
     metrics = Metrics()
     metrics.rewards_recorded(3, effect="recorded")

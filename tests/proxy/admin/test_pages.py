@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +14,7 @@ from proxy.admin.sign_in import COOKIE, SignIn, local_path
 from proxy.credentials.service import PrincipalKind
 from proxy.database.tables import EventRow, GroupRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.overview.filters import SessionFilter
+from proxy.sessions.identification import AttributedBy
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import ORIGIN, SECRET, Site, open_site
 
@@ -197,7 +199,15 @@ async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) ->
     made = {"id": HOSTILE, "call": {"index": 0, "name": HOSTILE, "arguments": HOSTILE}}
     answer = {"text": HOSTILE, "reasoning": HOSTILE, "tool_calls": [made]}
     changes: tuple[tuple[Any, dict[str, Any]], ...] = (
-        (TurnRow, {"messages": messages, "response": {"choices": [answer]}, "finish_reason": HOSTILE}),
+        (
+            TurnRow,
+            {
+                "messages": messages,
+                "response": {"choices": [answer]},
+                "finish_reason": HOSTILE,
+                "attributed_by": HOSTILE,
+            },
+        ),
         (
             SessionRow,
             {"task": HOSTILE, "metadata": {HOSTILE: HOSTILE}, "attributed_by": HOSTILE, "external_id": None},
@@ -252,6 +262,32 @@ async def test_an_empty_run_teaches_how_to_begin(site: Site) -> None:
     page = (await site.client.get("/admin/runs/fresh")).text
     assert f"OPENAI_BASE_URL={ORIGIN}/v1" in page
     assert "/v1/feedback" in page
+
+
+async def test_how_calls_were_attributed_is_shown_and_explained(site: Site, run_id: str) -> None:
+    await _enter(site)
+    session = await add_session(site.database, run_id, now=NOW, attributed_by="agent_header")
+    async with site.database.write() as connection:
+        ours = update(TurnRow).where(TurnRow.session_id == session)
+        await connection.execute(ours.values(attributed_by="prompt_cache_key"))
+    page = (await site.client.get(f"/admin/sessions/{session}")).text
+    for rule in (AttributedBy.AGENT_HEADER, AttributedBy.PROMPT_CACHE_KEY):
+        label = rule.value.replace("_", " ")
+        assert f'<span class="rule" title="{html.escape(rule.meaning)}">{label}</span>' in page.replace(
+            "&#39;", "&#x27;"
+        )
+
+
+async def test_a_run_says_how_many_calls_told_nothing_and_what_to_do(site: Site, run_id: str) -> None:
+    await _enter(site)
+    silent = await add_run(site.database, name="silent")
+    await add_session(site.database, silent, now=NOW)
+    async with site.database.write() as connection:
+        await connection.execute(update(TurnRow).where(TurnRow.run_id == silent).values(attributed_by="new"))
+    page = (await site.client.get("/admin/runs/silent")).text
+    assert "unattributed</span>" in page
+    assert "X-Base-RL-Session" in page
+    assert "unattributed" not in (await site.client.get("/admin/runs/calculator")).text
 
 
 async def test_the_sessions_table_is_a_fragment_for_htmx_and_goes_on_page_by_page(site: Site, run_id: str) -> None:

@@ -44,7 +44,7 @@ async def test_a_run_at_a_glance(site: Site, run_id: str) -> None:
     assert run.turn_count == 106 * 3
     assert run.reward_count == 100
     assert run.staleness_max == 2
-    assert run.inexact_share == 0.0
+    assert (run.inexact_share, run.unattributed_share) == (0.0, 0.0)
     assert run.last_activity_at == pytest.approx(NOW - 0.4)
 
 
@@ -60,10 +60,22 @@ async def test_the_mean_reward_is_of_the_last_128_ended_training_sessions(site: 
 async def test_an_empty_run_has_no_figures_rather_than_zeros(site: Site) -> None:
     run_id = await add_run(site.database)
     run = await site.overview.run(run_id)
-    assert (run.mean_reward, run.staleness_mean, run.last_activity_at, run.inexact_share) == (None, None, None, None)
+    assert (run.mean_reward, run.staleness_mean, run.last_activity_at) == (None, None, None)
+    assert (run.inexact_share, run.unattributed_share) == (None, None)
     curves = await site.overview.curves(run_id)
     assert (curves.reward, curves.rate) == ((), ())
     assert [step.version for step in curves.steps] == [0]
+
+
+async def test_calls_that_named_nothing_are_a_share_of_the_recent_ones(site: Site) -> None:
+    run_id = await add_run(site.database)
+    for index in range(4):
+        session_id = await add_session(site.database, run_id, now=NOW + index)
+        if index == 0:
+            async with site.database.write() as connection:
+                named_nothing = update(TurnRow).where(TurnRow.session_id == session_id).values(attributed_by="new")
+                await connection.execute(named_nothing)
+    assert (await site.overview.run(run_id)).unattributed_share == 0.25
 
 
 async def test_the_rate_counts_output_tokens_since_the_first_of_the_last_minute(site: Site) -> None:
