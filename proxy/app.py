@@ -119,7 +119,7 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.runs = runs = RunDirectory(database, clock)
     state.run = run = await runs.ensure(settings.run)
     await _register_bootstrap_keys(settings, credentials, run)
-    state.sessions = sessions = SessionService(database, runs, credentials, signals, clock)
+    state.sessions = sessions = SessionService(database, runs, credentials, signals, clock, observer=state.metrics)
     state.feedback = FeedbackService(database, runs, signals, clock, observer=state.metrics)
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
     state.claims = claims = ClaimService(database=database, clock=clock, signals=signals)
