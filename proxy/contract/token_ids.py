@@ -62,6 +62,17 @@ class TokenIds(Sequence[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(struct.unpack(f"<{len(self)}i", self.packed))
 
+    def __contains__(self, token: object) -> bool:
+        if not isinstance(token, int):
+            return False
+        text, searched = self._comma_separated(), b"%d" % token
+        return (
+            b",%b," % searched in text
+            or text.startswith(searched + b",")
+            or text.endswith(b"," + searched)
+            or text == searched
+        )
+
     def __add__(self, more: Iterable[int]) -> TokenIds:
         appended = TokenIds.of(more)
         if not appended.packed:

@@ -17,6 +17,7 @@ import msgspec
 from proxy.errors import InvalidRequest
 from proxy.log import logger
 from proxy.tokens.template import ChatTemplate, Message
+from proxy.tokens.thoughts import has_stand_in, with_thoughts
 
 _STAND_IN = {"role": "user", "content": "…"}
 _SYSTEM_STAND_IN = {"role": "system", "content": "…"}
@@ -52,10 +53,11 @@ class Shortcuts:
 
     def behind(self, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
         """The text behind the answer, the short way. None where that is not known to be right."""
-        key = _key(rendering)
+        thoughtful = has_stand_in(messages[covered - 1])
+        key = _key(rendering, thoughtful=thoughtful)
         proved = self._proofs.get(key)
         if proved is None:
-            proved = self._proofs[key] = self._prove(rendering)
+            proved = self._proofs[key] = self._prove(rendering, thoughtful=thoughtful)
             if len(self._proofs) > _KEPT_PROOFS:
                 self._proofs.popitem(last=False)
         if not proved:
@@ -64,25 +66,39 @@ class Shortcuts:
             text = self._behind(self._template, *_short(messages, rendering, covered))
         except InvalidRequest:  # of the stand-in perhaps: the whole way tells
             return None
-        if covered & (covered - 1) == 0 and text != self._behind(self._template, messages, rendering, covered):
+        if _doubled(covered) and text != self._behind(self._template, messages, rendering, covered):
             _LOG.warning("the chat template depends on earlier messages: conversations are rendered whole")
             self._proofs[key] = False
             return None
         return text
 
-    def _prove(self, rendering: Rendering) -> bool:
-        return all(self._equal(messages, rendering, covered) for messages, covered in _trials())
+    def _prove(self, rendering: Rendering, *, thoughtful: bool) -> bool:
+        if not thoughtful:
+            return all(self._equal(messages, rendering, covered) for messages, covered in _trials())
+        return all(
+            self._equal(with_thoughts(self._template, messages, covered), rendering, covered, may_strip=True)
+            for messages, covered in _trials()
+        )
 
-    def _equal(self, messages: Sequence[Message], rendering: Rendering, covered: int) -> bool:
-        """Whether both ways agree; a conversation that the template refuses is no argument."""
+    def _equal(
+        self, messages: Sequence[Message], rendering: Rendering, covered: int, *, may_strip: bool = False
+    ) -> bool:
+        """Whether both ways agree; a conversation that the template refuses is no argument. `may_strip`: also on that
+        the template does not simply add."""
         try:
             whole = self._behind(self._template, messages, rendering, covered)
         except InvalidRequest:
             return True
         try:
-            return whole is not None and whole == self._behind(self._template, *_short(messages, rendering, covered))
+            short = self._behind(self._template, *_short(messages, rendering, covered))
+            return whole == short and (may_strip or whole is not None)
         except InvalidRequest:
             return False
+
+
+def _doubled(covered: int) -> bool:
+    """Whether so many messages are a power of two, or one more: turns come in pairs of messages."""
+    return covered & (covered - 1) == 0 or (covered - 1) & (covered - 2) == 0
 
 
 def _short(messages: Sequence[Message], rendering: Rendering, covered: int) -> tuple[list[Message], Rendering, int]:
@@ -90,9 +106,9 @@ def _short(messages: Sequence[Message], rendering: Rendering, covered: int) -> t
     return short, rendering, short_covered
 
 
-def _key(rendering: Rendering) -> bytes:
-    """Templates may look at whether there are tools, and at any of the arguments."""
-    return msgspec.json.encode([bool(rendering.tools), rendering.arguments], order="deterministic")
+def _key(rendering: Rendering, *, thoughtful: bool) -> bytes:
+    """Templates may look at whether there are tools, and thoughts, and at any of the arguments."""
+    return msgspec.json.encode([bool(rendering.tools), thoughtful, rendering.arguments], order="deterministic")
 
 
 def _trials() -> list[tuple[list[Message], int]]:

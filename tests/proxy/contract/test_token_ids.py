@@ -49,6 +49,15 @@ def test_the_common_prefix_is_the_longest(left: list[int], right: list[int]) -> 
     assert length == min(len(left), len(right)) or left[length] != right[length]
 
 
+@given(st.lists(st.integers(0, 2**17), max_size=8), st.integers(0, 2**17))
+def test_it_contains_what_the_list_does(ids: list[int], other: int) -> None:
+    token_ids = TokenIds.of(ids)
+    assert all(token in token_ids for token in ids)
+    assert (other in token_ids) is (other in ids)
+    assert (other * 256 % 2**31 in token_ids) is (other * 256 % 2**31 in ids)
+    assert "1" not in token_ids
+
+
 @given(FEW, FEW)
 def test_they_are_equal_where_lists_are(left: list[int], right: list[int]) -> None:
     assert (TokenIds.of(left) == right) is (left == right)

@@ -89,15 +89,14 @@ def test_a_template_that_looks_back_is_rendered_whole(tmp_path: Path) -> None:
 
 def test_a_template_that_writes_late_messages_differently_is_found_out_in_use(tmp_path: Path) -> None:
     template, rendering = template_of(tmp_path, LATER), Rendering()
-    shortcuts = Shortcuts(template, behind)
-    ways = []
-    for turns in range(1, 40):
-        messages, covered = talk(turns)
-        ways.append((covered, shortcuts.behind(messages, rendering, covered)))
-    assert ways[3][1] == behind(template, talk(4)[0], rendering, talk(4)[1])
-    after = [way for covered, way in ways if covered >= 32]
-    assert after
-    assert all(way is None for way in after)
+    for opening in ([], [{"role": "system", "content": "x"}]):
+        shortcuts = Shortcuts(template, behind)
+        ways = []
+        for turns in range(1, 40):
+            messages, covered = talk(turns)
+            ways.append(shortcuts.behind([*opening, *messages], rendering, len(opening) + covered))
+        assert ways[3] == behind(template, [*opening, *talk(4)[0]], rendering, len(opening) + talk(4)[1])
+        assert all(way is None for way in ways[16:])
 
 
 def test_another_use_of_tools_is_tried_anew(tmp_path: Path) -> None:
