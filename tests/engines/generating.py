@@ -23,6 +23,7 @@ class Answer(NamedTuple):
     finish: EngineFinish | None
     spans: tuple[LabelSpan, ...]
     chunks: int
+    tops: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 def ask(prompt: tuple[int, ...] = PROMPT, *, stream: bool = False, **sampling: Any) -> GenerateRequest:
@@ -52,4 +53,5 @@ def gather(chunks: list[EngineChunk]) -> Answer:
         finish=chunks[-1].finish,
         spans=chunks[-1].spans,
         chunks=len(chunks),
+        tops=tuple(top for chunk in chunks for top in chunk.top_logprobs),
     )
