@@ -84,16 +84,17 @@ class TurnRecorder:
             records[0] = msgspec.structs.replace(records[0], response=msgspec.to_builtins(answer))
         if all(turn.state is TurnState.COMPLETE for turn in turns):
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
+        look = self._sessions.look()
         try:
-            await self._trajectories.record(*records)
-        except (
-            Conflict
-        ):  # another process answered this Idempotency-Key meanwhile; these turns were generated as well
+            is_open = await self._trajectories.record(*records)
+        except Conflict:  # another process answered this Idempotency-Key meanwhile; these were generated as well
             records[0] = msgspec.structs.replace(records[0], idempotency_key=None)
-            await self._trajectories.record(*records)
+            is_open = await self._trajectories.record(*records)
         for record in records:
             if record.turn.state is not TurnState.FAILED:
-                self._sessions.answered(context.session, record.conversation_hash)
+                self._sessions.answered(
+                    context.session, record.conversation_hash, seen_open=look if is_open else None
+                )
             if self._observer is not None:
                 self._observer.turn_finished(
                     record.turn,

@@ -64,8 +64,7 @@ class SessionMemory:
 
     def put(self, context: SessionContext, *, external_id: str | None, is_open: bool, look: Look) -> KnownSession:
         """Takes in a session as the store had it."""
-        outdated = (self._forgotten.get(context.id) or 0) > look.forgotten
-        seen = 0.0 if outdated else look.at
+        seen = 0.0 if self._is_outdated(context.id, look) else look.at
         known = KnownSession(context=context, external_id=external_id, seen_open_at=seen if is_open else None)
         self._sessions.put(context.id, known)
         return known
@@ -94,11 +93,11 @@ class SessionMemory:
     def has_heard_of(self, run_id: RunId, name: str) -> bool:
         return self._names.get((run_id, name)) is not None
 
-    def seen_open(self, session_id: SessionId) -> None:
-        """The store has just said that it is open."""
+    def seen_open(self, session_id: SessionId, look: Look) -> None:
+        """It was open at that look."""
         known = self._sessions.get(session_id)
-        if known is not None and known.is_open:
-            known.seen_open_at = self._clock()
+        if known is not None and known.is_open and not self._is_outdated(session_id, look):
+            known.seen_open_at = look.at
 
     def forget(self, session_ids: Iterable[str]) -> None:
         """They may have ended: the next call looks."""
@@ -146,6 +145,10 @@ class SessionMemory:
         if sessions is not None and chosen is not None:
             sessions[chosen.context.id] += 1
         return chosen
+
+    def _is_outdated(self, session_id: SessionId, look: Look) -> bool:
+        """Whether it may have ended since."""
+        return (self._forgotten.get(session_id) or 0) > look.forgotten
 
     def _is_fresh(self, known: KnownSession) -> bool:
         return known.seen_open_at is None or self._clock() - known.seen_open_at < FRESH_SECONDS

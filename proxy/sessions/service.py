@@ -161,8 +161,15 @@ class SessionService:
                 return _attributed(known, AttributedBy.CONVERSATION)
         return await self._open(opening, None)
 
-    def answered(self, session: SessionContext, conversation_hash: bytes) -> None:
-        """An answer of this session was recorded: calls may go on from this conversation."""
+    def look(self) -> Look:
+        """To be called before a turn is recorded, and given to `answered`."""
+        return self._memory.look()
+
+    def answered(self, session: SessionContext, conversation_hash: bytes, *, seen_open: Look | None) -> None:
+        """An answer of this session was recorded: calls may go on from this conversation. `seen_open`: the look at
+        which the session was open still."""
+        if seen_open is not None:
+            self._memory.seen_open(session.id, seen_open)
         if session.key_id is not None:
             self._memory.add_conversation(session.key_id, conversation_hash, session.id)
 

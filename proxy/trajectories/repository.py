@@ -34,14 +34,21 @@ _SESSIONS = 64
 _MAY_BECOME_READY = frozenset({TrainingState.PENDING.value, TrainingState.EXCLUDED.value})
 
 
+class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """`settled`: the session's training state changed by the turn. `session_open`: it is known to be open still."""
+
+    settled: bool
+    session_open: bool
+
+
 class TurnRepository:
     """Reads and writes of one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def record(self, columns: Mapping[str, Any], *, now: float) -> bool:
-        """Inserts a turn (`columns` without `ordinal`) once. Whether its session's training state changed by it.
+    def record(self, columns: Mapping[str, Any], *, now: float) -> RecordedTurn:
+        """Inserts a turn (`columns` without `ordinal`) once.
 
         Raises NotFound for an unknown session, Conflict for an idempotency key that is taken.
         """
@@ -58,17 +65,20 @@ class TurnRepository:
         )
         if not counted:
             if self._is_recorded(columns["id"]):
-                return False
+                return RecordedTurn(settled=False, session_open=False)
             raise NotFound(f"there is no session {columns['session_id']!r}")
         turn_count, state, training = counted[0]
         try:
             _INSERT_TURN.run(self._connection, {**columns, "ordinal": turn_count - 1})
         except IntegrityError as error:
             raise Conflict(f"turn {columns['id']} cannot be recorded: {error.orig}") from error
-        if state != SessionState.ENDED.value or training not in _MAY_BECOME_READY:
-            return False
+        if state != SessionState.ENDED.value:
+            return RecordedTurn(settled=False, session_open=True)
+        if training not in _MAY_BECOME_READY:
+            return RecordedTurn(settled=False, session_open=False)
         weights = self._reward_weights(columns["run_id"])
-        return bool(settle(self._connection, [columns["session_id"]], reward_weights=weights, now=now))
+        settled = settle(self._connection, [columns["session_id"]], reward_weights=weights, now=now)
+        return RecordedTurn(settled=bool(settled), session_open=False)
 
     def by_conversation(self, session_id: str, hashes: Sequence[bytes]) -> str | None:
         """The newest turn with the first of `hashes` that any turn of the session has."""

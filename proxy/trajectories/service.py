@@ -18,7 +18,7 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.trajectories.assembly import PathPiece, extend_path, path_of
 from proxy.trajectories.path_cache import CachedTurn, PathCache
-from proxy.trajectories.repository import TurnRepository
+from proxy.trajectories.repository import RecordedTurn, TurnRepository
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,9 @@ class TrajectoryStore:
         self._signals = signals
         self._paths = paths or PathCache()
 
-    async def record(self, *records: TurnRecord) -> None:
-        """Commits turns, durably, before it returns: all or none. The same turn again changes nothing.
+    async def record(self, *records: TurnRecord) -> bool:
+        """Commits turns of one session, durably, before it returns: all or none. The same turn again changes nothing.
+        Whether the session is known to be open still.
 
         A turn of a session that has ended meanwhile is recorded all the same, and so is one whose caller is
         cancelled while it waits. Raises NotFound for an unknown session, Conflict when its idempotency key belongs to
@@ -73,17 +74,17 @@ class TrajectoryStore:
         turns = [_columns(record) for record in records]
         now = self._clock()
 
-        def write(connection: Connection) -> bool:
+        def write(connection: Connection) -> list[RecordedTurn]:
             repository = TurnRepository(connection)
-            settled = [repository.record(columns, now=now) for columns in turns]
-            return any(settled)
+            return [repository.record(columns, now=now) for columns in turns]
 
-        any_settled = await self._database.transact(write)
+        recorded = await self._database.transact(write)
         for path in paths:
             if path is not None:
                 self._paths.put(path)
-        if any_settled:
+        if any(turn.settled for turn in recorded):
             self._signals.trajectories.notify()
+        return any(turn.session_open for turn in recorded)
 
     async def find_parent(self, session_id: SessionId, conversation_hashes: Sequence[bytes]) -> ParentTurn | None:
         """The turn of the session that ended with the longest of these conversations (longest first).

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.chat.agents import Agent, system, user, whole_paths
-from tests.proxy.chat.world import CALL, TOOLS, World
+from tests.proxy.chat.world import CALL, TOOLS, World, until
 
 CODER = system("You are a coding agent. Use the tools and answer in one line.")
 FIX = user("The test of add() fails. Please fix it.")
@@ -40,8 +40,12 @@ async def test_a_title_call_beside_the_first_one_is_a_branch_of_its_session(worl
     """OpenCode asks for a title while the agent's first call is under way, with the same session header."""
     agent = Agent(world, CODER, FIX, headers=NAMED, tools=TOOLS)
     world.say(CALL, "Fixing a failing add test")
+    world.engine.gate.clear()
     first = asyncio.create_task(agent.ask())
+    await world.engine.held.wait()
     title = asyncio.create_task(agent.aside([TITLER, FIX], tools=None))
+    await until(lambda: len(world.engine.requests) == 2)
+    world.engine.gate.set()
     await asyncio.gather(first, title)
     await agent.result("42", answer="It is fixed.")
     turns = await world.turns()

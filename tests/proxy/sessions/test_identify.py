@@ -51,7 +51,7 @@ class Proxy:
 
     async def answer(self, context: SessionContext, conversation: bytes) -> None:
         await self.store.add_turn(context.id, conversation_hash=conversation)
-        self.sessions.answered(context, conversation)
+        self.sessions.answered(context, conversation, seen_open=None)
 
 
 @pytest.fixture
@@ -149,11 +149,26 @@ async def test_what_memory_knows_costs_no_look_at_the_store(proxy: Proxy, monkey
         assert opened == ["transact"], "opening is one transaction"
         bare = await proxy.call(SessionHints())
         assert opened == ["transact", "transact"]
-        proxy.sessions.answered(bare, ONE)
+        proxy.sessions.answered(bare, ONE, seen_open=None)
         for hints in (by_name(AttributedBy.HEADER, "mine"), SessionHints(path=named.id), goes_on(ONE)):
             for _ in range(3):
                 await proxy.call(hints)
         assert opened == ["transact", "transact"]
+
+
+async def test_a_session_that_is_answered_stays_known(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    for _ in range(3):
+        proxy.store.clock.now += 10 * FRESH_SECONDS
+        proxy.sessions.answered(named, ONE, seen_open=proxy.sessions.look())
+        with transactions(proxy.store, monkeypatch) as opened:
+            assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).id == named.id
+            assert (await proxy.call(goes_on(ONE))).id == named.id
+            assert opened == []
+    look = proxy.sessions.look()
+    await proxy.sessions.end(proxy.store.owner, named.id, Outcome.COMPLETED)
+    proxy.sessions.answered(named, ONE, seen_open=look)
+    assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).is_new, "it ended while the turn was recorded"
 
 
 async def test_a_session_key_costs_one_look(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_an_open_session_is_known_by_its_name_for_a_moment(kept: Kept) -> None:
     kept.clock.now += FRESH_SECONDS
     assert kept.memory.by_name(RUN, "mine") is None
     assert kept.memory.has_heard_of(RUN, "mine")
-    kept.memory.seen_open(SessionId("a"))
+    kept.memory.seen_open(SessionId("a"), kept.memory.look())
     assert kept.memory.by_name(RUN, "mine") is known
 
 
@@ -79,7 +79,7 @@ def test_an_end_that_came_while_the_store_was_read_is_not_overlooked(kept: Kept)
 
 def test_an_ended_session_has_its_name_until_another_may_have_it(kept: Kept) -> None:
     known = kept.put("a", name="mine", is_open=False)
-    kept.memory.seen_open(SessionId("a"))
+    kept.memory.seen_open(SessionId("a"), kept.memory.look())
     assert kept.memory.by_name(RUN, "mine") is known
     assert not known.is_open
     kept.clock.now += FRESH_SECONDS
