@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from proxy.chat.call import ModelCall, PreviousAnswer
-from proxy.chat.endpoints import PREFIXES, answer, caller
+from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
 from proxy.chat.fields import decode_body
 from proxy.chat.recorded import RecordedAnswers, answer_message, answer_of
 from proxy.chat.responses import Responses, recorded_response
@@ -33,13 +33,14 @@ _MOST_LISTED = 100
 async def create_response(request: Request) -> Response:
     """Answers items, streamed or whole."""
     who = await caller(request)
-    value = decode_body(await request.body())
-    recorded = _recorded(request)
-    referenced = await _referenced(recorded, who.principal, references(value.get("input")))
-    call = parse_response_request(value, referenced)
-    if call.previous is not None:
-        call = await _go_on(recorded, who.principal, call, call.previous)
-    return await answer(request, call, who, _RESPONSES)
+    return await answer(request, await _call(request, who.principal), who, _RESPONSES)
+
+
+async def count_input_tokens(request: Request) -> Response:
+    """How many tokens a request's prompt has. Nothing is generated or recorded."""
+    who = await principal(request)
+    counted = await chat_of(request).count_tokens(await _call(request, who), who)
+    return json_response({"object": "response.input_tokens", "input_tokens": counted})
 
 
 async def get_response(request: Request, response_id: str) -> Response:
@@ -76,12 +77,22 @@ for _prefix in PREFIXES:
     _shown = _prefix == "/v1"
     for _path, _method, _handler in (
         ("", "POST", create_response),
+        ("/input_tokens", "POST", count_input_tokens),
         ("/{response_id}", "GET", get_response),
         ("/{response_id}", "DELETE", delete_response),
         ("/{response_id}/cancel", "POST", cancel_response),
         ("/{response_id}/input_items", "GET", list_input_items),
     ):
         router.add_api_route(f"{_prefix}/responses{_path}", _handler, methods=[_method], include_in_schema=_shown)
+
+
+async def _call(request: Request, who: Principal) -> ModelCall:
+    """What the request asks, with everything that it refers to."""
+    value = decode_body(await request.body())
+    recorded = _recorded(request)
+    referenced = await _referenced(recorded, who, references(value.get("input")))
+    call = parse_response_request(value, referenced, chat_of(request).template_arguments)
+    return call if call.previous is None else await _go_on(recorded, who, call, call.previous)
 
 
 def _recorded(request: Request) -> RecordedAnswers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,6 +12,7 @@ from proxy.chat.fields import list_at, object_at, plain, text_at
 from proxy.chat.responses_items import ADDED_TOOLS, Item, ItemReader
 from proxy.chat.responses_tools import OfferedTools, read_tool_choice, read_tools
 from proxy.chat.sampling_fields import SamplingFields
+from proxy.chat.template_arguments import read_template_arguments
 from proxy.contract.identifiers import TurnId
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
@@ -50,10 +51,14 @@ class ResponseBody(SamplingFields):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
-def parse_response_request(value: dict[str, Any], referenced: Mapping[str, Item]) -> ModelCall:
-    """`referenced` are the items that `item_reference` names (`responses_items.references`).
+def parse_response_request(
+    value: dict[str, Any], referenced: Mapping[str, Item], known: Set[str] = frozenset()
+) -> ModelCall:
+    """`referenced` are the items that `item_reference` names (`responses_items.references`), `known` the arguments
+    that the model's template reads.
 
     Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured, NotFound
     for a reference to nothing.
@@ -69,12 +74,16 @@ def parse_response_request(value: dict[str, Any], referenced: Mapping[str, Item]
     if not reader.messages and not body.previous_response_id:
         raise InvalidRequest("there is nothing to answer: input is empty", param="input")
     choice, functions = read_tool_choice(body.tool_choice, offered)
+    reasoning = body.reasoning or {}
+    effort = text_at(reasoning["effort"], "reasoning.effort") if reasoning.get("effort") is not None else None
+    arguments, unknown = read_template_arguments(effort, body.chat_template_kwargs, known)
     return ModelCall(
         model=body.model,
         messages=reader.messages,
         tools=functions or None,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
+        template_arguments=arguments,
         answer_format=_answer_format((body.text or {}).get("format")),
         sampling=body.requested(body.max_output_tokens),
         previous=PreviousAnswer(turn_id=TurnId(body.previous_response_id)) if body.previous_response_id else None,
@@ -82,7 +91,7 @@ def parse_response_request(value: dict[str, Any], referenced: Mapping[str, Item]
         logprobs=_LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
         top_logprobs=body.top_logprobs or 0,
         body={**{key: item for key, item in value.items() if key != "input"}, "tools": declared},
-        warnings=(*reader.warnings, *offered.warnings, *_warnings(body)),
+        warnings=(*reader.warnings, *offered.warnings, *unknown, *_without_effect(body)),
     )
 
 
@@ -98,24 +107,18 @@ def _refuse_unsupported(body: ResponseBody) -> None:
         raise UnsupportedParameter("there are no stored prompts: send instructions and input", param="prompt")
 
 
-def _warnings(body: ResponseBody) -> list[str]:
-    """What of the request has no effect."""
-    warnings = [
-        f"{name}.{key} has no effect"
-        for name, fields in (
-            ("reasoning", body.reasoning),
-            ("text", {"verbosity": (body.text or {}).get("verbosity")}),
-        )
-        for key, value in (fields or {}).items()
-        if value is not None
-    ]
+def _without_effect(body: ResponseBody) -> list[str]:
+    """Warnings of what is accepted and changes nothing, where it asks for a change."""
+    asked = {
+        "reasoning.summary": (body.reasoning or {}).get("summary") is not None,
+        "text.verbosity": (body.text or {}).get("verbosity") not in (None, "medium"),
+        "service_tier": body.service_tier not in (None, "auto", "default"),
+        "stream_options.include_obfuscation": bool((body.stream_options or {}).get("include_obfuscation")),
+        **{f"include {plain(name)}": name != _LOGPROBS for name in body.include or ()},
+    }
+    warnings = [f"{name} has no effect" for name, has in asked.items() if has]
     if body.truncation == "auto":
         warnings.append("truncation auto has no effect: a prompt that is too long is refused")
-    if body.service_tier not in (None, "auto", "default"):
-        warnings.append("service_tier has no effect")
-    if (body.stream_options or {}).get("include_obfuscation"):
-        warnings.append("stream_options.include_obfuscation has no effect")
-    warnings += [f"include {plain(name)} has no effect" for name in body.include or () if name != _LOGPROBS]
     return warnings
 
 

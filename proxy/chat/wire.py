@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.chat.call import ModelCall, ToolChoice
 from proxy.chat.conversation import WireMessages
-from proxy.chat.fields import decode_listing, plain
+from proxy.chat.fields import decode_listing
 from proxy.chat.sampling_fields import SamplingFields
+from proxy.chat.template_arguments import read_template_arguments
 from proxy.chat.wire_messages import read_message
 from proxy.chat.wire_tools import (
     Function,
@@ -76,7 +77,7 @@ def parse_chat_completion(raw: bytes, known: Set[str] = frozenset()) -> ModelCal
     if "audio" in (body.modalities or ()):
         raise UnsupportedParameter("the model answers in text only", param="modalities")
     choice, functions, warnings = _tools(body)
-    arguments, unknown = _template_arguments(body, known)
+    arguments, unknown = read_template_arguments(body.reasoning_effort, body.chat_template_kwargs, known)
     return ModelCall(
         model=body.model,
         messages=WireMessages(body.messages, read_message),
@@ -105,18 +106,6 @@ def _tools(body: ChatCompletionBody) -> tuple[ToolChoice, list[Function], list[s
     if body.tools or body.tool_choice is not None:
         raise InvalidRequest("functions is the old form of tools: send one of them", param="functions")
     return *read_old_tool_choice(body.function_call, read_old_tools(body.functions)), []
-
-
-def _template_arguments(body: ChatCompletionBody, known: Set[str]) -> tuple[dict[str, Any], list[str]]:
-    """What the template is told, and a warning for what it has no use for."""
-    asked = dict(body.chat_template_kwargs or {})
-    effort = body.reasoning_effort
-    if effort == "none" and "reasoning_effort" not in known and "enable_thinking" in known:
-        asked.setdefault("enable_thinking", False)
-    elif effort is not None:
-        asked.setdefault("reasoning_effort", effort)
-    warnings = [f"the model's template knows no {plain(name)}" for name in asked if name not in known]
-    return {name: value for name, value in asked.items() if name in known}, warnings
 
 
 def _without_effect(body: ChatCompletionBody) -> list[str]:

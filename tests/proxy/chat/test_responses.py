@@ -372,6 +372,19 @@ async def test_a_failed_response_cannot_be_gone_on_from(world: World) -> None:
     Response.model_validate(again)
 
 
+async def test_counting_input_tokens(world: World) -> None:
+    async with world.sdk() as client:
+        first = await client.responses.create(model="policy", input=QUESTION, instructions="Be brief.")
+        counted = await client.responses.input_tokens.count(model="policy", input=QUESTION, instructions="Be brief.")
+        assert first.usage is not None
+        assert counted.input_tokens == first.usage.input_tokens
+        more = await client.responses.input_tokens.count(
+            model="policy", input="Why?", instructions="Be brief.", previous_response_id=first.id
+        )
+    assert more.input_tokens > first.usage.total_tokens
+    assert len(await world.turns()) == len(world.engine.requests) == 1
+
+
 # Sessions
 
 

@@ -87,6 +87,23 @@ def test_null_is_absent_for_every_optional_field() -> None:
     assert parse(**dict.fromkeys(optional)).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("body", "known", "arguments", "warnings"),
+    [
+        ({"reasoning": {"effort": "low"}}, {"reasoning_effort"}, {"reasoning_effort": "low"}, ()),
+        ({"reasoning": {"effort": "none"}}, {"enable_thinking"}, {"enable_thinking": False}, ()),
+        ({"reasoning": {"effort": "low"}}, set(), {}, ("the model's template knows no reasoning_effort",)),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking"}, {"enable_thinking": True}, ()),
+        ({"reasoning": {"effort": None}}, set(), {}, ()),
+    ],
+)
+def test_reasoning_effort_is_told_to_the_template(
+    body: dict[str, Any], known: set[str], arguments: dict[str, Any], warnings: tuple[str, ...]
+) -> None:
+    call = parse_response_request({"model": "m", "input": "x", **body}, {}, known)
+    assert (call.template_arguments, call.warnings) == (arguments, warnings)
+
+
 def test_unknown_fields_are_ignored() -> None:
     assert parse(client_metadata={"x": "y"}, something=[1]).messages == [ASKED]
 
@@ -444,6 +461,7 @@ def test_what_has_no_effect_is_told(body: dict[str, Any], warning: str) -> None:
         ({"text": {"format": {}}}, "text.format.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"temperature": 2.1}, "temperature"),
