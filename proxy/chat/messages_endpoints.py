@@ -19,15 +19,16 @@ _MESSAGES = Messages()
 async def messages(request: Request) -> Response:
     """Answers a conversation in Anthropic's wire format, streamed or whole."""
     who = await caller(request)
-    call = parse_messages(await request.body(), chat_of(request).template_arguments)
+    chat, body = chat_of(request), await request.body()
+    call = parse_messages(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
     return _named(request, await answer(request, call, who, _MESSAGES))
 
 
 async def count_tokens(request: Request) -> Response:
     """How many tokens a request's prompt has. Nothing is generated or recorded."""
     who = await principal(request)
-    chat = chat_of(request)
-    call = parse_count_tokens(await request.body(), chat.template_arguments)
+    chat, body = chat_of(request), await request.body()
+    call = parse_count_tokens(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
     return _named(request, json_response({"input_tokens": await chat.count_tokens(call, who)}))
 
 

@@ -3,8 +3,9 @@
 | Anthropic | here |
 | --- | --- |
 | `system`, a string or text blocks | the first message, of role system; blocks are lines of their own |
+| a system message in between | the same, where it stands; a user's `<system-reminder>` where the template refuses it |
 | text of a user | a user's message; blocks, and messages that follow each other, are lines of their own |
-| tool_result | a message of role tool, where it stands; `is_error` is said in its text |
+| tool_result | a message of role tool; those that follow each other stand in the order of their calls, since few templates write ids; `is_error` is said in the text |
 | text of an assistant | content: pieces of one answer, joined as they are |
 | thinking | reasoning_content |
 | tool_use | one of tool_calls, its input as JSON text |
@@ -43,8 +44,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     prefill: str = ""
 
 
-def read_history(system: Any, messages: list[Any]) -> History:
-    """Raises InvalidRequest that names the place, UnsupportedParameter for blocks that are not text."""
+def read_history(system: Any, messages: list[Any], *, system_anywhere: bool = True) -> History:
+    """`system_anywhere`: the template takes messages of role system behind the first. Raises InvalidRequest that names
+    the place, UnsupportedParameter for blocks that are not text."""
     end = len(messages)
     while end and object_at(messages[end - 1], _place(end - 1)).get("role") == "assistant":
         end -= 1
@@ -54,7 +56,8 @@ def read_history(system: Any, messages: list[Any]) -> History:
         said += [{"role": "system", "content": text}] if text else []
     for index, message in enumerate(messages[:end]):
         for part in _read(message, _place(index)):
-            _add(said, part)
+            _add(said, part if system_anywhere else _where_templates_take_it(said, part))
+    _order_results(said)
     if not said:
         raise InvalidRequest("there is nothing to answer: the first message is the user's", param="messages")
     return History(messages=said, prefill=_prefill(messages, end))
@@ -67,16 +70,36 @@ def _place(index: int) -> str:
 def _add(said: list[dict[str, Any]], part: dict[str, Any]) -> None:
     """`part` as a message, or into the last one where that is of the same role."""
     last = said[-1] if said else None
-    if last is None or last["role"] != part["role"] or part["role"] not in ("user", "assistant"):
+    if last is None or last["role"] != part["role"] or part["role"] == "tool":
         said.append(part)
         return
-    if part["role"] == "user":
+    if part["role"] != "assistant":
         last["content"] = "\n".join(text for text in (last["content"], part["content"]) if text)
         return
     last["content"] += part["content"]
     for key in ("reasoning_content", "tool_calls"):
         if key in part:
             last[key] = last[key] + part[key] if key in last else part[key]
+
+
+def _where_templates_take_it(said: list[dict[str, Any]], part: dict[str, Any]) -> dict[str, Any]:
+    """A system message behind the beginning as Claude Code writes one to models that know none."""
+    if part["role"] != "system" or not said or said[-1]["role"] == "system":
+        return part
+    return {"role": "user", "content": f"<system-reminder>\n{part['content']}\n</system-reminder>"}
+
+
+def _order_results(said: list[dict[str, Any]]) -> None:
+    """Results in the order of the calls that they answer; others behind them."""
+    for index, message in enumerate(said):
+        calls = message.get("tool_calls")
+        if calls is None:
+            continue
+        end = start = index + 1
+        while end < len(said) and said[end]["role"] == "tool":
+            end += 1
+        order = {call["id"]: number for number, call in reversed(list(enumerate(calls)))}
+        said[start:end] = sorted(said[start:end], key=lambda result: order.get(result["tool_call_id"], len(calls)))
 
 
 def _read(value: Any, where: str) -> Iterator[dict[str, Any]]:

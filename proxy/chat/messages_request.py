@@ -60,9 +60,10 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
 
 
-def parse_messages(raw: bytes, known: Set[str]) -> ModelCall:
-    """`known` are the arguments that the model's template reads. Raises InvalidRequest with `param`,
-    UnsupportedParameter for what is understood and cannot be honoured."""
+def parse_messages(raw: bytes, known: Set[str], *, system_anywhere: bool = True) -> ModelCall:
+    """`known` are the arguments that the model's template reads, `system_anywhere` says whether it takes messages of
+    role system behind the first. Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and
+    cannot be honoured."""
     value = decode_body(raw)
     body = validated(MessagesBody, value)
     sampling = RequestedSampling(
@@ -72,18 +73,26 @@ def parse_messages(raw: bytes, known: Set[str]) -> ModelCall:
         top_k=body.top_k or None,
         stop=_stops(body.stop_sequences or []),
     )
-    return _call(body, value, known, sampling)
+    return _call(body, value, known, sampling, system_anywhere=system_anywhere)
 
 
-def parse_count_tokens(raw: bytes, known: Set[str]) -> ModelCall:
+def parse_count_tokens(raw: bytes, known: Set[str], *, system_anywhere: bool = True) -> ModelCall:
     """The call whose prompt is to be counted."""
     value = decode_body(raw)
-    return _call(validated(CountTokensBody, value), value, known, RequestedSampling())
+    body = validated(CountTokensBody, value)
+    return _call(body, value, known, RequestedSampling(), system_anywhere=system_anywhere)
 
 
-def _call(body: CountTokensBody, value: dict[str, Any], known: Set[str], sampling: RequestedSampling) -> ModelCall:
+def _call(
+    body: CountTokensBody,
+    value: dict[str, Any],
+    known: Set[str],
+    sampling: RequestedSampling,
+    *,
+    system_anywhere: bool,
+) -> ModelCall:
     warnings: list[str] = []
-    history = read_history(body.system, body.messages)
+    history = read_history(body.system, body.messages, system_anywhere=system_anywhere)
     _refuse_unsupported(body, warnings.append)
     tools = _tools(body.tools or [], warnings.append)
     choice, parallel = _tool_choice(body.tool_choice, [tool["function"]["name"] for tool in tools])

@@ -99,6 +99,11 @@ class ChatService:
         return self._template.context_length
 
     @property
+    def system_anywhere(self) -> bool:
+        """Whether the model's template takes messages of role system behind the first."""
+        return self._template.system_anywhere
+
+    @property
     def template_arguments(self) -> frozenset[str]:
         """What can be said to the model's template."""
         return self._template.known_arguments

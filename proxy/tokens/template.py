@@ -56,6 +56,8 @@ class ChatTemplate:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._added = {entry.content: token for token, entry in added.items()}
         self.closing = self._find_closing()
+        self.system_anywhere = self._takes_system_anywhere()
+        """Whether messages of role system are written where they stand, also behind the first."""
         self.stop_ids = self._find_stop_ids(files)
         if not self.stop_ids:
             raise ConfigurationError(f"{files.directory} names no end-of-sequence token (eos_token_id)")
@@ -138,6 +140,13 @@ class ChatTemplate:
         if not found:
             raise ConfigurationError("the chat template leaves out the assistant's text")
         return closing
+
+    def _takes_system_anywhere(self) -> bool:
+        question, late = {"role": "user", "content": "x"}, {"role": "system", "content": _PROBE}
+        try:
+            return _PROBE in self.render([question, late], None, generation_prompt=True)
+        except InvalidRequest:
+            return False
 
     def _find_stop_ids(self, files: ModelFiles) -> tuple[int, ...]:
         """The configured end tokens, and the special token by which the template closes an answer: base models

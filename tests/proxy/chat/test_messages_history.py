@@ -20,7 +20,7 @@ def text(written: str) -> dict[str, Any]:
 
 
 def said(*messages: dict[str, Any], system: Any = None) -> list[dict[str, Any]]:
-    return read_history(system, [*messages, {"role": "user", "content": "END"}]).messages[:-1]
+    return read_history(system, [*messages, {"role": "system", "content": "END"}]).messages[:-1]
 
 
 def told(*blocks: Any) -> list[dict[str, Any]]:
@@ -66,6 +66,31 @@ def test_messages_of_one_role_that_follow_each_other_are_one() -> None:
 def test_a_system_message_in_between_stays_where_it_is() -> None:
     messages = read_history("Be brief.", [ASK, {"role": "system", "content": [text("Hurry.")]}]).messages
     assert [message["role"] for message in messages] == ["system", "user", "system"]
+
+
+def test_system_messages_that_follow_each_other_are_one() -> None:
+    messages = read_history("Be brief.", [{"role": "system", "content": "Hurry."}, ASK], system_anywhere=False).messages
+    assert messages == [{"role": "system", "content": "Be brief.\nHurry."}, ASK]
+
+
+def test_a_system_message_in_between_is_a_users_reminder_where_the_template_takes_none() -> None:
+    late: Any = {"role": "system", "content": "Hurry."}
+    result = {"role": "user", "content": [RESULT]}
+    called: Any = {"role": "assistant", "content": [USE]}
+    messages = read_history("Be brief.", [ASK, late, called, result, late], system_anywhere=False).messages
+    reminder = "<system-reminder>\nHurry.\n</system-reminder>"
+    assert messages[1] == {"role": "user", "content": f"Hi.\n{reminder}"}
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "tool", "user"]
+    assert messages[-1]["content"] == reminder
+
+
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    """Templates that write no ids tell them by their order alone."""
+    uses = [{**USE, "id": name} for name in ("a", "b", "c")]
+    results = [{**RESULT, "tool_use_id": name, "content": name} for name in ("c", "other", "a")]
+    later = {"role": "user", "content": [{**RESULT, "tool_use_id": "b", "content": "b"}, text("And?")]}
+    messages = said(ASK, {"role": "assistant", "content": uses}, {"role": "user", "content": results}, later)
+    assert [message["content"] for message in messages[2:]] == ["a", "b", "c", "other", "And?"]
 
 
 def test_an_answers_texts_are_joined_as_they_are() -> None:

@@ -183,6 +183,15 @@ def test_every_byte_is_a_token() -> None:
     assert tokenizer.decode(tokenizer.encode("\x00\x7fé🎉").ids) == "\x00\x7fé🎉"
 
 
+REFUSING = "{%- for m in messages if m.role == 'system' and not loop.first %}{{ raise_exception('x') }}{% endfor %}"
+DROPPING = CHATML.replace("or (message.role == 'system' and not loop.first)", "")
+
+
+@pytest.mark.parametrize(("written", "anywhere"), [(CHATML, True), (REFUSING + CHATML, False), (DROPPING, False)])
+def test_whether_system_messages_may_stand_anywhere_is_known(tmp_path: Path, written: str, anywhere: bool) -> None:
+    assert ChatTemplate.load(str(write_model(tmp_path / "model", template=written))).system_anywhere is anywhere
+
+
 SWITCHED = (
     CHATML
     + "{%- if add_generation_prompt and enable_thinking is defined and not enable_thinking %}"
