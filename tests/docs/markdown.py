@@ -30,6 +30,11 @@ def anchors(text: str) -> set[str]:
     return found
 
 
+def code_blocks(text: str, language: str) -> list[str]:
+    """What stands between the fences of this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
 def links(text: str) -> list[str]:
     """The targets of all links and images, those inside of other links too."""
     return _LINK.findall(without_code_blocks(text))

@@ -113,3 +113,12 @@ def test_a_data_directory_below_a_file(tmp_path: Path) -> None:
     disk = findings(tmp_path, server={"port": 0, "data_dir": tmp_path / "file" / "data"})["disk"]
     assert disk.verdict is Verdict.FAIL
     assert "--data-dir" in str(disk.remedy)
+
+
+def test_a_script_is_read(tmp_path: Path) -> None:
+    assert "2 rules" in findings(tmp_path, engine={"kind": "scripted"})["engine"].detail
+    script = tmp_path / "script.toml"
+    script.write_text("[[rule]]\n")
+    engine = findings(tmp_path, engine={"kind": "scripted", "script": script})["engine"]
+    assert engine.verdict is Verdict.FAIL
+    assert "rule 1" in engine.detail

@@ -15,11 +15,11 @@ from proxy.settings import ConfigurationError, Settings, load_settings
 HOST = "127.0.0.1"
 
 
-def settings(data_dir: Path, port: int) -> Settings:
+def settings(data_dir: Path, port: int, kind: str = "http://127.0.0.1:9") -> Settings:
     """With an engine elsewhere, so that the proxy is the only part."""
     overrides: dict[str, dict[str, Any]] = {
         "server": {"data_dir": data_dir, "port": port},
-        "engine": {"kind": "http://127.0.0.1:9"},
+        "engine": {"kind": kind},
         "run": {"model": str(data_dir)},
     }
     return load_settings(None, overrides)
@@ -84,3 +84,21 @@ def test_a_seed_is_told_to_the_trainer_only_where_one_was_given(tmp_path: Path) 
         **told,
         "BASE_RL_TRAINER__SEED": "3",
     }
+
+
+async def test_scripted_sessions_and_those_of_a_model_do_not_mix(tmp_path: Path) -> None:
+    async def started_with(kind: str, data_dir: Path) -> None:
+        chosen = settings(data_dir, random_free_port(HOST), kind)
+        options: dict[str, Any] = {"config_file": None, "with_trainer": False, "seed": None}
+        async with running_stack(chosen, listener=lambda part, what: None, **options):
+            pass
+
+    of_a_script, of_a_model = tmp_path / "script", tmp_path / "model"
+    await started_with("scripted", of_a_script)
+    await started_with("scripted", of_a_script)
+    with pytest.raises(ConfigurationError, match=r"sessions of a scripted engine.*--data-dir"):
+        await started_with("http://127.0.0.1:9", of_a_script)
+    of_a_model.mkdir()
+    (of_a_model / "base-rl.sqlite3").touch()
+    with pytest.raises(ConfigurationError, match=r"sessions of a model.*--data-dir"):
+        await started_with("scripted", of_a_model)

@@ -1,0 +1,55 @@
+"""What `base-rl up` makes of a scripted engine's options before anything starts."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from proxy.cli.up import UpOptions, run_up
+from proxy.engines.scripted.script import MODEL
+from proxy.settings import ConfigurationError
+
+
+async def dry(overrides: dict[str, dict[str, Any]], **options: Any) -> dict[str, Any]:
+    """The resolved configuration."""
+    out = Console(file=io.StringIO(), width=300)
+    given = {"config": None, "overrides": overrides, "trainer": None, "seed": None, "dry_run": True} | options
+    assert await run_up(UpOptions(**given), out) == 0
+    resolved: dict[str, Any] = json.loads(out.file.getvalue())  # type: ignore[attr-defined]
+    return resolved
+
+
+async def test_a_scripted_engine_needs_no_model_and_gets_a_place_of_its_own() -> None:
+    resolved = await dry({"engine": {"kind": "scripted"}})
+    assert resolved["run"]["model"] == str(MODEL)
+    assert resolved["server"]["data_dir"] == ".base-rl/scripted"
+    assert "trainer" not in resolved
+
+
+async def test_a_model_for_a_script_needs_no_weights(tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    resolved = await dry(
+        {"engine": {"kind": "scripted"}, "run": {"model": str(tmp_path)}, "server": {"data_dir": tmp_path / "d"}}
+    )
+    assert resolved["run"]["model"] == str(tmp_path)
+    assert resolved["server"]["data_dir"] == str(tmp_path / "d")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"trainer": True}, "--trainer: .*no weights"), ({"seed": 1}, "--seed: .*draws nothing")]
+)
+async def test_what_a_script_has_no_use_for_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        await dry({"engine": {"kind": "scripted"}}, **options)
+
+
+async def test_a_wrong_script_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "script.toml").write_text("[[rule]]\n")
+    with pytest.raises(ConfigurationError, match="rule 1: it says no answer"):
+        await dry({"engine": {"kind": "scripted", "script": tmp_path / "script.toml"}})
