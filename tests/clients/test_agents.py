@@ -1,0 +1,25 @@
+"""Frameworks and SDKs for Python, each on its page's task: to add two numbers with a tool."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clients.following import Follower
+from tests.clients.test_openai import adds_with_the_tool
+
+pytestmark = [pytest.mark.clients]
+
+
+@pytest.mark.parametrize("name", ["langgraph", "litellm", "anthropic-python"])
+def test_one_task_is_one_session(follow: Follower, name: str) -> None:
+    adds_with_the_tool(follow(name))
+
+
+@pytest.mark.parametrize("name", ["openai-agents", "pydantic-ai"])
+def test_both_dialects_of_openai(follow: Follower, name: str) -> None:
+    adds_with_the_tool(follow(name), sessions=2)
+
+
+def test_smolagents(follow: Follower) -> None:
+    followed = follow("smolagents")
+    assert ("add", {"a": 17, "b": 25}) in followed.session.called
