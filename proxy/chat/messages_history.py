@@ -3,9 +3,9 @@
 | Anthropic | here |
 | --- | --- |
 | `system`, a string or text blocks | the first message, of role system; blocks are lines of their own |
-| a system message in between | the same, where it stands; a user's `<system-reminder>` where the template refuses it |
+| a system message in between | the same, where it stands; a user's `<system-reminder>` where templates refuse it |
 | text of a user | a user's message; blocks, and messages that follow each other, are lines of their own |
-| tool_result | a message of role tool; those that follow each other stand in the order of their calls, since few templates write ids; `is_error` is said in the text |
+| tool_result | a message of role tool, in the order of the calls; `is_error` is said in its text |
 | text of an assistant | content: pieces of one answer, joined as they are |
 | thinking | reasoning_content |
 | tool_use | one of tool_calls, its input as JSON text |
@@ -45,8 +45,8 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_history(system: Any, messages: list[Any], *, system_anywhere: bool = True) -> History:
-    """`system_anywhere`: the template takes messages of role system behind the first. Raises InvalidRequest that names
-    the place, UnsupportedParameter for blocks that are not text."""
+    """`system_anywhere`: the template takes messages of role system behind the first. Raises InvalidRequest that
+    names the place, UnsupportedParameter for blocks that are not text."""
     end = len(messages)
     while end and object_at(messages[end - 1], _place(end - 1)).get("role") == "assistant":
         end -= 1
@@ -90,7 +90,8 @@ def _where_templates_take_it(said: list[dict[str, Any]], part: dict[str, Any]) -
 
 
 def _order_results(said: list[dict[str, Any]]) -> None:
-    """Results in the order of the calls that they answer; others behind them."""
+    """Results that follow each other in the order of the calls that they answer, others behind them: most templates
+    write no ids, so the order alone says which is which."""
     for index, message in enumerate(said):
         calls = message.get("tool_calls")
         if calls is None:
