@@ -16,6 +16,7 @@ from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation
 from proxy.tokens.shortcut import Rendering, Shortcuts
 from proxy.tokens.template import ChatTemplate, Message
+from proxy.tokens.thoughts import has_stand_in, keeps_stand_in, with_thoughts
 
 
 class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +72,10 @@ def plan_continuation(
     same_tools = conversation.tools_hash == parent.tools_hash
     if same_tools:
         rendering = Rendering(tools=conversation.tools, arguments=conversation.arguments)
-        rest = shortcuts.behind(conversation.messages, rendering, covered) if shortcuts is not None else None
+        messages = _recorded(template, conversation.messages, parent, covered)
+        rest = shortcuts.behind(messages, rendering, covered) if shortcuts is not None else None
         if rest is None:
-            rest = behind(template, conversation.messages, rendering, covered)
+            rest = behind(template, messages, rendering, covered)
         if rest is not None:
             return PromptPlan(
                 input_ids=parent.path_ids + _suffix(template, parent, rest + conversation.prefill),
@@ -109,10 +111,21 @@ def _branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuatio
     return PromptPlan(input_ids=full_ids, parent_id=best.id, prefix_tokens=shared, continuation=changed)
 
 
+def _recorded(
+    template: ChatTemplate, messages: Sequence[Message], parent: KnownTurn, covered: int
+) -> Sequence[Message]:
+    """The messages with stand-ins for thoughts, where the parent's path holds some that the template may strip."""
+    if not template.knows_reasoning or not template.holds_thought(parent.path_ids):
+        return messages
+    return with_thoughts(template, messages, covered)
+
+
 def behind(template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
     """The text that follows the answer which is the last of `covered` messages, the template's closing of it
     included; None when the template does not simply add to its text. Raises InvalidRequest."""
     full = _rendered(template, messages, rendering, generation_prompt=True)
+    if has_stand_in(messages[covered - 1]) and not keeps_stand_in(full):
+        return None
     rest = _behind_history(template, messages, rendering, covered, full)
     return _behind_answer(template, messages, rendering, covered, full) if rest is None else rest
 

@@ -6,8 +6,10 @@ Uses `tokenizers` and Jinja directly: importing transformers' tokenizers would l
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,11 +22,15 @@ from tokenizers import Tokenizer
 
 from proxy.errors import InvalidRequest
 from proxy.settings import ConfigurationError
+from proxy.tokens import reasoning
 from proxy.tokens.model_files import ModelFiles, locate, read_model_files
 
 Message = Mapping[str, Any]
 """`role`, `content` (text), `tool_calls`, … in the OpenAI shape, without nulls (`canonical.normalise`)."""
 
+_TAIL = 32
+_SHORT_ID = 9
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _PROBE = "\u2402probe\u2403"
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What every template is given."""
@@ -48,6 +54,9 @@ class ChatTemplate:
         self._special_tokens = files.special_tokens
         environment = _environment()
         self._templates = {name: environment.from_string(text) for name, text in files.templates.items()}
+        self.sources = tuple(files.templates.values())
+        """The texts of the templates."""
+        self._short_ids = any("[TOOL_CALLS]" in text for text in self.sources)
         self.known_arguments = _known_arguments(environment, files.templates.values()) - files.special_tokens.keys()
         """The names that the templates read beside messages, tools and the like: switches such as enable_thinking."""
         self.context_length = files.context_length
@@ -56,6 +65,12 @@ class ChatTemplate:
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._added = {entry.content: token for token, entry in added.items()}
         self.closing = self._find_closing()
+        self._think_ids = self.added_ids((reasoning.OPEN,))
+        self.knows_reasoning = any(reasoning.CLOSE in text for text in self.sources)
+        self.writes_reasoning = self.knows_reasoning and self._renders_reasoning()
+        """Whether an answer's `reasoning_content` is written where the answer stands last."""
+        self.single_calls = self._renders_calls(1) and not self._renders_calls(2)
+        """Whether an answer may have one call only."""
         self.system_anywhere = self._takes_system_anywhere()
         """Whether messages of role system are written where they stand, also behind the first."""
         self.stop_ids = self._find_stop_ids(files)
@@ -95,7 +110,7 @@ class ChatTemplate:
         try:
             return self._templates[name].render(
                 **{**(arguments or {}), **self._special_tokens},
-                messages=_with_mapped_arguments(messages),
+                messages=_prepared(messages, short_ids=self._short_ids),
                 tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
@@ -129,6 +144,16 @@ class ChatTemplate:
         """Ids of those `texts` that are added tokens of this tokenizer."""
         return frozenset(self._added[text] for text in texts if text in self._added)
 
+    def holds_thought(self, ids: Sequence[int]) -> bool:
+        """Whether a thought is begun somewhere in `ids`."""
+        if self._think_ids:
+            return any(token in ids for token in self._think_ids)
+        return reasoning.OPEN in self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def tail_text(self, ids: Sequence[int]) -> str:
+        """The end of the text that `ids` stand for, special tokens included."""
+        return self._tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False)
+
     def _find_closing(self) -> str:
         """What the template writes behind an assistant's text, such as `<|im_end|>` and a line break."""
         probe = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}]
@@ -140,6 +165,22 @@ class ChatTemplate:
         if not found:
             raise ConfigurationError("the chat template leaves out the assistant's text")
         return closing
+
+    def _renders_reasoning(self) -> bool:
+        answer = {"role": "assistant", "content": "y", "reasoning_content": _PROBE}
+        try:
+            return _PROBE in self.render([{"role": "user", "content": "x"}, answer], None, generation_prompt=False)
+        except InvalidRequest:
+            return False
+
+    def _renders_calls(self, count: int) -> bool:
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        answer = {"role": "assistant", "content": "", "tool_calls": [call] * count}
+        try:
+            self.render([{"role": "user", "content": "x"}, answer], None, generation_prompt=False)
+        except InvalidRequest:
+            return False
+        return True
 
     def _takes_system_anywhere(self) -> bool:
         question, late = {"role": "user", "content": "x"}, {"role": "system", "content": _PROBE}
@@ -195,18 +236,38 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # noqa: DTZ005  (templates mean the local date)
 
 
-def _with_mapped_arguments(messages: Sequence[Message]) -> list[Message]:
-    """Clients send tool arguments as JSON text; templates expect the object. Other text stays as it is."""
-    return [_map_arguments(message) if message.get("tool_calls") else message for message in messages]
+def _prepared(messages: Sequence[Message], *, short_ids: bool) -> list[Message]:
+    """Messages as templates expect them: tool arguments, which clients send as JSON text, are the object. With
+    `short_ids` the ids of calls have the nine letters and digits that Mistral's templates insist on."""
+    prepared = [
+        _map_calls(message, short_ids=short_ids) if message.get("tool_calls") else message for message in messages
+    ]
+    return [_map_answered(message) for message in prepared] if short_ids else prepared
 
 
-def _map_arguments(message: Message) -> Message:
+def _map_calls(message: Message, *, short_ids: bool) -> Message:
     calls = []
     for call in cast("Sequence[Mapping[str, Any]]", message["tool_calls"]):
         function = dict(call["function"])
         function["arguments"] = _object_or_text(function.get("arguments"))
-        calls.append({**call, "function": function})
+        plain = {**call, "function": function}
+        if short_ids and "id" in call:
+            plain["id"] = _short_id(call["id"])
+        calls.append(plain)
     return {**message, "tool_calls": calls}
+
+
+def _map_answered(message: Message) -> Message:
+    if "tool_call_id" not in message:
+        return message
+    return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
+
+
+def _short_id(call_id: str) -> str:
+    """Itself if it is short, else always the same nine letters and digits for the same id."""
+    if len(call_id) == _SHORT_ID and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return blake2b(call_id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
 
 
 def _object_or_text(arguments: Any) -> Any:
@@ -214,6 +275,8 @@ def _object_or_text(arguments: Any) -> Any:
         return arguments
     try:
         value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        if _SURROGATE.search(arguments):
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # a lone surrogate, which no tokenizer takes, is a ValueError as well
         return arguments
     return value if isinstance(value, dict) else arguments

@@ -63,6 +63,11 @@ _KEEPS = """
             {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
         {%- endif %}"""
 
+_CUTS = """
+        {%- if '</think>' in message.content %}
+            {%- set message = dict(message, content=message.content.split('</think>')[-1].lstrip('\\n')) %}
+        {%- endif %}"""
+
 
 def _chatml(*, call: str, reasoning: str = "", opening: str = "") -> str:
     text = _CHATML_FRAME.replace("CALL\n", call.lstrip() + "\n")
@@ -94,6 +99,11 @@ LLAMA3 = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
 """
+_SINGLE = """
+        {%- if message.tool_calls | length != 1 %}
+            {{- raise_exception('This model only supports single tool-calls at once!') }}
+        {%- endif %}"""
+"""What the models' own template has here."""
 
 _MISTRAL_FRAME = """\
 {{- bos_token }}
@@ -184,6 +194,9 @@ FAMILIES = {
         tool_format="hermes",
         reasoning=True,
     ),
+    "r1": Family(
+        template=_chatml(call=_JSON_CALL, reasoning=_CUTS, opening="<think>\\n"), tool_format="hermes", reasoning=True
+    ),
     "qwen3_coder": Family(template=_chatml(call=_XML_CALL), tool_format="qwen3_coder"),
     "qwen3_5": Family(
         template=_chatml(call=_XML_CALL, reasoning=_KEEPS, opening="<think>\\n"),
@@ -193,6 +206,13 @@ FAMILIES = {
     ),
     "llama3": Family(
         template=LLAMA3, tool_format="llama3_json", special=_LLAMA_SPECIAL, markers=(), stop="<|eot_id|>"
+    ),
+    "llama3_single": Family(
+        template=LLAMA3.replace("{%- if message.tool_calls %}", "{%- if message.tool_calls %}" + _SINGLE),
+        tool_format="llama3_json",
+        special=_LLAMA_SPECIAL,
+        markers=(),
+        stop="<|eot_id|>",
     ),
     "mistral_list": Family(
         template=MISTRAL_LIST, tool_format="mistral", special=_MISTRAL_SPECIAL, markers=(), stop="</s>"
