@@ -45,8 +45,10 @@ class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What form the answer's text must have: any JSON object, or JSON of a schema."""
+    """What form the answer's text must have: any JSON object, or JSON of a schema. `where` in the request it is
+    asked for."""
 
+    where: str = "response_format.json_schema"
     schema: dict[str, Any] | None = None
     name: str | None = None
     strict: bool = False

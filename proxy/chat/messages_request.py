@@ -196,7 +196,7 @@ def _answer_format(body: CountTokensBody) -> AnswerFormat | None:
     kind = text_at(object_at(value, where).get("type"), f"{where}.type")
     if kind != "json_schema":
         raise UnsupportedParameter(f"an output format of type {kind!r} is not supported", param=f"{where}.type")
-    return AnswerFormat(schema=object_at(value.get("schema"), f"{where}.schema"), strict=True)
+    return AnswerFormat(where=where, schema=object_at(value.get("schema"), f"{where}.schema"), strict=True)
 
 
 def _template_arguments(body: CountTokensBody, known: Set[str], warn: Warn) -> dict[str, Any]:

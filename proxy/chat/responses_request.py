@@ -134,6 +134,7 @@ def _answer_format(form: Any) -> AnswerFormat | None:
         raise InvalidRequest("text.format is of type text, json_object or json_schema", param="text.format.type")
     name = form.get("name")
     return AnswerFormat(
+        where="text.format",
         schema=object_at(form.get("schema"), "text.format.schema"),
         name=text_at(name, "text.format.name") if name is not None else None,
         strict=bool(form.get("strict")),
