@@ -13,9 +13,16 @@ from proxy.chat.call import Answer
 from proxy.chat.generation import Generation
 from proxy.clock import Clock
 from proxy.errors import InvalidRequest
+from proxy.sessions.identification import SessionContext
 
 _KEPT = 2048
 _KEPT_SECONDS = 600.0
+_RETRIED_WITHIN = 120.0
+"""Seconds after its end that a call without a session's name may be sent again: SDKs wait a minute at most."""
+_EQUAL_CALLS = 64
+"""How many of them are kept."""
+_UNCERTAIN = 2
+"""So many answers to equal calls need not be told from more: which one is asked for is not certain."""
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,3 +87,72 @@ class RecentAnswers:
         self._known.move_to_end(key)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
+
+
+class _Attempt(msgspec.Struct, kw_only=True):
+    """A call that named no session, and what became of it. `retry_count` is that of its last sending; without an
+    `answer` there is none to be had. `ended_at` is None while it runs."""
+
+    key: Hashable
+    session: SessionContext
+    retry_count: int
+    answer: Generation | Replayed | None
+    ended_at: float | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its client surely got no answer: it left, or was told of a failure."""
+        return self.answer is None or (isinstance(self.answer, Generation) and self.answer.abandoned)
+
+
+class UnnamedCalls:
+    """Calls that named no session, by what tells equal ones, so that a repeated one opens no second session.
+
+    An agent's attempts at a task begin with equal calls. Which of them is sent again is certain where its client got
+    no answer, or where there is but one; else it is not guessed.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._attempts: OrderedDict[Hashable, list[_Attempt]] = OrderedDict()
+        self._running: dict[Generation, _Attempt] = {}
+
+    def find(self, key: Hashable, retry_count: int) -> Generation | Replayed | SessionContext | None:
+        """What a call that is sent again is a repetition of: its answer, held where it still comes; or, where its
+        client got none, its session, in which it then is a new attempt."""
+        attempts = [one for one in self._recent(key) if one.retry_count < retry_count]
+        lost = next((one for one in attempts if one.is_lost), None)
+        if lost is not None:
+            self._attempts[key].remove(lost)
+            return msgspec.structs.replace(lost.session, is_new=False)
+        if len(attempts) != 1:
+            return None
+        (attempt,) = attempts
+        attempt.retry_count = retry_count
+        if isinstance(attempt.answer, Generation):
+            attempt.answer.hold()
+        return attempt.answer
+
+    def keep(self, key: Hashable, session: SessionContext, retry_count: int, generation: Generation) -> None:
+        attempt = _Attempt(key=key, session=session, retry_count=retry_count, answer=generation)
+        self._running[generation] = attempt
+        self._attempts[key] = [*self._recent(key)[1 - _EQUAL_CALLS :], attempt]
+        self._attempts.move_to_end(key)
+        while len(self._attempts) > _KEPT:
+            self._attempts.popitem(last=False)
+
+    def finished(self, generation: Generation) -> None:
+        attempt = self._running.pop(generation, None)
+        if attempt is None:
+            return
+        attempt.ended_at = self._clock()
+        answer = generation.answer
+        attempt.answer = None if answer is None or generation.abandoned else Replayed(answer=answer)
+        equal = self._attempts.get(attempt.key, [])
+        answered = [one for one in equal if isinstance(one.answer, Replayed)]
+        for one in answered[:-_UNCERTAIN]:
+            equal.remove(one)
+
+    def _recent(self, key: Hashable) -> list[_Attempt]:
+        since = self._clock() - _RETRIED_WITHIN
+        return [one for one in self._attempts.get(key, ()) if one.ended_at is None or one.ended_at >= since]

@@ -28,7 +28,7 @@ from proxy.chat.models import ModelCatalog, ServedModel, ServingVersions
 from proxy.chat.observer import TurnObserver
 from proxy.chat.prompts import PlannedPrompt, PromptPlanner
 from proxy.chat.recording import CallContext, TurnRecorder, stream_head
-from proxy.chat.retries import RecentAnswers, Replayed
+from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
 from proxy.chat.sampling import for_choice, resolve_sampling
 from proxy.clock import Clock
 from proxy.contract.identifiers import new_turn_id
@@ -73,6 +73,7 @@ class ChatService:
         self._slots = asyncio.Semaphore(settings.engine.max_concurrency)
         self._conversations = ConversationIndex()
         self._recent = RecentAnswers(clock)
+        self._unnamed = UnnamedCalls(clock)
         self._running: set[Generation] = set()
         self._decoder = TokenDecoder(
             template.tokenizer, hidden=template.special_ids - template.added_ids((OPEN, CLOSE))
@@ -130,7 +131,11 @@ class ChatService:
             conversation_hashes=asked.answered,
             previous=call.previous.session_id if call.previous is not None else None,
         )
-        session = await self._sessions.identify(caller.principal, served.run, hints)
+        unnamed = _unnamed_key(caller, hints)
+        repeated = self._unnamed.find(unnamed, caller.retry_count) if unnamed and caller.retry_count else None
+        if isinstance(repeated, Generation | Replayed):
+            return repeated
+        session = repeated or await self._sessions.identify(caller.principal, served.run, hints)
         found = await self._answered_before(session, caller)
         if found is not None:
             return found
@@ -169,6 +174,9 @@ class ChatService:
         self._running.add(generation)
         if caller.retry_count is not None:
             self._recent.keep((context.session.id, caller.body_digest), caller.body_digest, generation)
+            unnamed = _unnamed_key(caller, hints)
+            if unnamed is not None:
+                self._unnamed.keep(unnamed, context.session, caller.retry_count, generation)
         key = _caller_key(caller, hints)
         if key is not None:
             self._recent.keep(key, caller.body_digest, generation)
@@ -205,6 +213,7 @@ class ChatService:
     def _ended(self, generation: Generation) -> None:
         self._running.discard(generation)
         self._recent.finished(generation)
+        self._unnamed.finished(generation)
 
 
 def _refuse_unenforced(call: ModelCall) -> None:
@@ -218,6 +227,13 @@ def _refuse_unenforced(call: ModelCall) -> None:
         raise UnsupportedParameter(
             "JSON answers need constrained decoding, which this engine is not set up for", param="response_format"
         )
+
+
+def _unnamed_key(caller: Caller, hints: SessionHints) -> Hashable:
+    """What tells equal calls that name no session; None for one that does."""
+    if hints.name is not None or hints.previous is not None or caller.principal.session_id is not None:
+        return None
+    return (caller.principal.key_id, caller.body_digest)
 
 
 def _caller_key(caller: Caller, hints: SessionHints) -> Hashable:

@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.chat import retries
 from proxy.chat.service import ChatService
+from proxy.credentials.service import PrincipalKind
 from proxy.errors import EngineFailed
 from tests.proxy.chat.world import CALL, TOOLS, USER, World, listening, until
 from tests.running_app import bearer
@@ -108,6 +110,96 @@ async def test_an_old_answer_is_forgotten(world: World) -> None:
     world.store.clock.now += 601
     await world.post({}, **NAMED, **RETRY)
     assert len(await world.turns()) == 2
+
+
+async def test_a_first_call_without_a_name_is_answered_once(world: World) -> None:
+    first = await world.post({}, **FIRST)
+    for again in ("1", "2"):
+        assert (await world.post({}, x_stainless_retry_count=again)).json() == first.json()
+    assert len(await world.turns()) == len(await world.sessions()) == 1
+
+
+async def test_a_first_call_without_a_name_is_waited_for(world: World) -> None:
+    world.engine.gate.clear()
+    first = asyncio.create_task(world.post({}, **FIRST))
+    await world.engine.held.wait()
+    again = asyncio.create_task(world.post({}, **RETRY))
+    (generation,) = world.app.state.chat._running
+    await until(lambda: generation._holders == 2)
+    world.engine.gate.set()
+    assert (await again).json() == (await first).json()
+    assert len(await world.sessions()) == 1
+
+
+async def test_failed_calls_without_a_name_are_tried_again_in_their_own_sessions(world: World) -> None:
+    """A group's attempts begin with equal calls; the engine is down for all of them, and all of them try again."""
+    world.engine.error = EngineFailed("broken")
+    failed = await asyncio.gather(*(world.post({}, **FIRST) for _ in range(4)))
+    assert {response.status_code for response in failed} == {502}
+    world.engine.error_after = 1
+    again = await asyncio.gather(*(world.post({}, **RETRY) for _ in range(4)))
+    assert {response.status_code for response in again} == {502}
+    world.engine.error = None
+    answered = await asyncio.gather(*(world.post({}, x_stainless_retry_count="2") for _ in range(4)))
+    assert {response.status_code for response in answered} == {200}
+    sessions = {response.headers["x-base-rl-session"] for response in answered}
+    assert len(sessions) == len(await world.sessions()) == 4
+    complete = [turn.session_id for turn in await world.turns() if turn.state == "complete"]
+    assert sorted(complete) == sorted(sessions)
+
+
+async def test_a_client_that_left_tries_again_in_its_session(world: World) -> None:
+    world.engine.gate.clear()
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        url, body = f"{address}/v1/chat/completions", {"model": "policy", "messages": [USER]}
+        first = asyncio.create_task(client.post(url, json=body, headers={"x-stainless-retry-count": "0"}))
+        await world.engine.held.wait()
+        first.cancel()
+        await until(lambda: bool(world.engine.aborted))
+        await until(lambda: not world.app.state.chat._running)
+        world.engine.gate.set()
+        again = await client.post(url, json=body, headers={"x-stainless-retry-count": "1"})
+    assert again.json()["choices"][0]["finish_reason"] == "stop"
+    assert [turn.state for turn in await world.turns()] == ["truncated", "complete"]
+    (session,) = await world.sessions()
+    assert again.headers["x-base-rl-session"] == session.id
+
+
+async def test_which_of_equal_answered_calls_is_sent_again_is_not_guessed(world: World) -> None:
+    for _ in range(3):
+        await world.post({}, **FIRST)
+    again = await world.post({}, **RETRY)
+    assert again.status_code == 200
+    assert len({turn.session_id for turn in await world.turns()}) == 4
+
+
+async def test_a_repeated_call_that_goes_on_without_a_name_is_answered_once(world: World) -> None:
+    for _ in range(2):
+        first = (await world.post({})).json()["choices"][0]["message"]
+    follow = {"messages": [USER, first, {"role": "user", "content": "And then?"}]}
+    second = await world.post(follow, **FIRST)
+    assert (await world.post(follow, **RETRY)).json() == second.json()
+    assert len(await world.turns()) == 3
+
+
+async def test_a_call_without_a_name_is_not_repeated_for_ever_or_for_others(world: World) -> None:
+    await world.post({}, **FIRST)
+    stranger = await world.store.credentials.create(PrincipalKind.RUN, run_id=world.store.run.id)
+    await world.post({}, **RETRY, authorization=f"Bearer {stranger.text}")
+    world.store.clock.now += 121
+    await world.post({}, **RETRY)
+    assert len(await world.sessions()) == 3
+
+
+async def test_equal_calls_are_kept_in_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_KEPT", 2)
+    monkeypatch.setattr(retries, "_EQUAL_CALLS", 3)
+    for seed in range(3):
+        for _ in range(4):
+            await world.post({"seed": seed}, **FIRST)
+    kept = world.app.state.chat._unnamed
+    assert [len(attempts) for attempts in kept._attempts.values()] == [2, 2]
+    assert kept._running == {}
 
 
 async def test_an_idempotency_key_answers_once_even_without_a_named_session(world: World) -> None:
