@@ -30,12 +30,12 @@ def resolve_sampling(
     `override` samples from the unaltered distribution at the run's temperature. `one_call_only` ends the answer at
     the first tool call.
 
-    Raises ContextLengthExceeded, InvalidRequest for a bias on no token.
+    Raises ContextLengthExceeded in the words of Anthropic's API, by which Claude Code knows to compact; InvalidRequest for a bias on no token.
     """
     room = template.context_length - prompt_tokens
     if room < 1:
         raise ContextLengthExceeded(
-            f"the prompt has {prompt_tokens} tokens, and the model's context {template.context_length}",
+            f"prompt is too long: {prompt_tokens} tokens > {template.context_length} maximum",
             param="messages",
         )
     for token in requested.logit_bias or ():
