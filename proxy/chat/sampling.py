@@ -30,7 +30,8 @@ def resolve_sampling(
     `override` samples from the unaltered distribution at the run's temperature. `one_call_only` ends the answer at
     the first tool call.
 
-    Raises ContextLengthExceeded in the words of Anthropic's API, by which Claude Code knows to compact; InvalidRequest for a bias on no token.
+    Raises ContextLengthExceeded, in the words of Anthropic's API, by which Claude Code knows to compact;
+    InvalidRequest for a bias on no token.
     """
     room = template.context_length - prompt_tokens
     if room < 1:

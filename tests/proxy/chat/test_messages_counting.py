@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import anthropic
@@ -51,6 +52,7 @@ async def test_a_prompt_beyond_the_context_is_counted(world: World) -> None:
     assert (await ask(world, COUNT, messages=[long])).json()["input_tokens"] > 600
     refused = await ask(world, messages=[long])
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 512 maximum", refused.json()["error"]["message"])
 
 
 async def test_faults_and_keys_are_those_of_the_call(world: World) -> None:
