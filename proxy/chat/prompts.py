@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from proxy.chat.call import ModelCall
 from proxy.chat.conversation import ReadConversation
+from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Continuation
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.canonical import NormalMessages, tools_hash
@@ -57,7 +59,9 @@ class PromptPlanner:
                 covered = extended
         else:
             recent = [] if session.is_new else await self._trajectories.recent_turns(session.id, _RECENT_TURNS)
-            plan = plan_branch(self._template, conversation, [_known(turn) for turn in recent])
+            plan = _off_its_owner(
+                plan_branch(self._template, conversation, [_known(turn) for turn in recent]), recent
+            )
         return PlannedPrompt(
             plan=plan,
             messages=[*call.messages[covered:], *_begun(call)],
@@ -94,6 +98,14 @@ def _conversation(call: ModelCall) -> Conversation:
 def _begun(call: ModelCall) -> list[dict[str, Any]]:
     """What the answer is to begin with, for people."""
     return [{"role": "assistant", "content": call.prefill}] if call.prefill else []
+
+
+def _off_its_owner(plan: PromptPlan, turns: Sequence[ParentTurn]) -> PromptPlan:
+    """A branch, as one of the turn whose tokens the shared ones end in: of the path's turns, others come later."""
+    for turn in turns:
+        if turn.id == plan.parent_id:
+            return msgspec.structs.replace(plan, parent_id=TurnId(turn.lineage.owner(plan.prefix_tokens)))
+    return plan
 
 
 def _known(turn: ParentTurn) -> KnownTurn:

@@ -30,6 +30,30 @@ class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
     output_ids: TokenIds
 
 
+class Lineage(msgspec.Struct, frozen=True):
+    """A turn and its ancestors. `start`: how many tokens of its path are its parent's; its own follow."""
+
+    id: str
+    start: int
+    parent: Lineage | None
+
+    def owner(self, tokens: int) -> str:
+        """The one whose own tokens the first `tokens` of the path end in, or end behind."""
+        found = self
+        while found.parent is not None and tokens <= found.start:
+            found = found.parent
+        return found.id
+
+
+def lineage_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> Lineage:
+    """Raises BrokenTree."""
+    lineage: Lineage | None = None
+    for piece in _ancestry(turn_id, pieces):
+        lineage = Lineage(piece.id, piece.prefix_tokens, lineage)
+    assert lineage is not None  # the turn itself
+    return lineage
+
+
 def extend_path(parent_path: TokenIds, piece: PathPiece) -> TokenIds:
     """The path up to and including `piece`. Raises BrokenTree."""
     if piece.prefix_tokens > len(parent_path):
@@ -39,6 +63,14 @@ def extend_path(parent_path: TokenIds, piece: PathPiece) -> TokenIds:
 
 def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> TokenIds:
     """The path from the root to the end of `turn_id`'s output. Raises BrokenTree."""
+    path = TokenIds()
+    for piece in _ancestry(turn_id, pieces):
+        path = extend_path(path, piece)
+    return path
+
+
+def _ancestry(turn_id: str, pieces: Mapping[str, PathPiece]) -> list[PathPiece]:
+    """From the root to the turn itself."""
     chain: list[PathPiece] = []
     step: str | None = turn_id
     while step is not None:
@@ -47,10 +79,7 @@ def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> TokenIds:
             raise BrokenTree(f"turn {step} is missing on the path to {turn_id}")
         chain.append(piece)
         step = piece.parent_id
-    path = TokenIds()
-    for piece in reversed(chain):
-        path = extend_path(path, piece)
-    return path
+    return chain[::-1]
 
 
 def is_trainable(turn: Turn) -> bool:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 import msgspec
 
 from proxy.contract.token_ids import TokenIds
+from proxy.trajectories.assembly import Lineage
 
 _TOKENS = 4_000_000
 
@@ -21,6 +22,7 @@ class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str
     state: str
     path: TokenIds
+    lineage: Lineage
 
 
 class PathCache:

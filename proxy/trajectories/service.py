@@ -16,7 +16,7 @@ from proxy.contract.turn import FinishReason, Turn, TurnState
 from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
-from proxy.trajectories.assembly import PathPiece, extend_path, path_of
+from proxy.trajectories.assembly import Lineage, PathPiece, extend_path, lineage_of, path_of
 from proxy.trajectories.path_cache import CachedTurn, PathCache
 from proxy.trajectories.repository import RecordedTurn, TurnRepository
 
@@ -46,6 +46,7 @@ class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A recorded turn that a call may continue. `path_ids` is its full prompt followed by its output."""
 
     id: TurnId
+    lineage: Lineage
     path_ids: TokenIds
     finish_reason: FinishReason
     state: TurnState
@@ -137,12 +138,12 @@ class TrajectoryStore:
         turn = record.turn
         if turn.state is TurnState.FAILED:
             return None
-        parent_path = TokenIds()
+        parent_path, ancestors = TokenIds(), None
         if turn.parent_id is not None:
             parent = self._paths.get(turn.parent_id)
             if parent is None:
                 return None
-            parent_path = parent.path
+            parent_path, ancestors = parent.path, parent.lineage
         piece = PathPiece(
             id=turn.id,
             parent_id=turn.parent_id,
@@ -158,6 +159,7 @@ class TrajectoryStore:
             finish_reason=turn.finish_reason.value,
             state=turn.state.value,
             path=extend_path(parent_path, piece),
+            lineage=Lineage(turn.id, turn.prefix_tokens, ancestors),
         )
 
 
@@ -173,6 +175,7 @@ def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
             finish_reason=head.finish_reason,
             state=head.state,
             path=path_of(head.id, pieces),
+            lineage=lineage_of(head.id, pieces),
         )
         for head in repository.heads(turn_ids)
     ]
@@ -213,6 +216,7 @@ def _parent(turn: CachedTurn) -> ParentTurn:
     return ParentTurn(
         id=TurnId(turn.id),
         path_ids=turn.path,
+        lineage=turn.lineage,
         finish_reason=FinishReason(turn.finish_reason),
         state=TurnState(turn.state),
         tools_hash=turn.tools_hash,

@@ -60,10 +60,11 @@ async def test_a_title_call_beside_the_first_one_is_a_branch_of_its_session(worl
 async def test_a_title_call_after_the_first_one_shares_what_it_can(world: World) -> None:
     agent = Agent(world, CODER, FIX, headers=NAMED)
     await agent.ask(answer="I look at add() first.")
+    await agent.ask(user("Go on."), answer="add() subtracts.")
     await agent.aside([TITLER, FIX], answer="Fixing a failing add test")
     await agent.ask(user("Go on."), answer="It is fixed.")
-    assert await shape(world) == [(None, "new"), (0, "edited"), (0, "exact")]
-    _, title, _ = await world.turns()
+    assert await shape(world) == [(None, "new"), (0, "exact"), (0, "edited"), (1, "exact")]
+    title = (await world.turns())[2]
     assert title.messages == [TITLER, FIX], "the whole request is kept, as it shares no message"
 
 
@@ -138,7 +139,7 @@ async def test_what_a_compaction_leaves_is_a_branch_and_goes_on(world: World) ->
     await agent.ask(user("Test."), answer="Passed.")
     found = await shape(world)
     assert found[:3] == [(None, "new"), (0, "exact"), (1, "exact")]
-    assert found[3][1] == "edited"
+    assert found[3] == (0, "edited"), "the system prompt is the first turn's"
     assert found[4] == (3, "exact")
     compacted = (await world.turns())[3]
     assert compacted.prefix_tokens >= len(world.template.encode(CODER["content"])), "the system prompt is shared"

@@ -154,6 +154,9 @@ def test_with_a_name_the_tree_comes_back_in_one_session(tmp_path: Path, template
             shared = max((common(prompt, paths[other.turn_id]) for other in nodes[:number]), default=0)
             assert turn.prefix_tokens == shared
             assert turn.continuation == ("edited" if shared else "new")
+            if turn.parent_id is not None:
+                owner = turns[turn.parent_id]
+                assert owner.parent_id is None or owner.prefix_tokens < shared, "the tokens are its own"
 
     check(tmp_path, template, drive)
 

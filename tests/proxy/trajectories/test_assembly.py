@@ -10,7 +10,7 @@ from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import Turn, TurnState
-from proxy.trajectories.assembly import BrokenTree, PathPiece, assemble, is_trainable, path_of
+from proxy.trajectories.assembly import BrokenTree, PathPiece, assemble, is_trainable, lineage_of, path_of
 from proxy.trajectories.service import TurnRecord
 from tests.proxy.trajectories.world import turn_record
 
@@ -122,3 +122,32 @@ def test_what_teaches_nothing_is_not_trainable() -> None:
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, state=TurnState.FAILED).turn)
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, temperature=0.0).turn)
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, output_ids=()).turn)
+
+
+@given(trees(), st.data())
+def test_every_token_of_a_path_has_one_owner(tree: list[tuple[Turn, tuple[int, ...]]], data: st.DataObject) -> None:
+    """The turn whose own part holds the last of the tokens, up to the root."""
+    turns = {turn.id: turn for turn, _ in tree}
+    paths = {turn.id: path for turn, path in tree}
+    pieces: dict[str, PathPiece] = {
+        turn.id: PathPiece(
+            id=turn.id,
+            parent_id=turn.parent_id,
+            prefix_tokens=turn.prefix_tokens,
+            prompt_ids=TokenIds.of(turn.prompt_ids),
+            output_ids=TokenIds.of(turn.output_ids),
+        )
+        for turn in turns.values()
+    }
+    turn, path = data.draw(st.sampled_from(tree))
+    tokens = data.draw(st.integers(0, len(path)))
+    owner = turns[TurnId(lineage_of(turn.id, pieces).owner(tokens))]
+    assert paths[owner.id][:tokens] == path[:tokens]
+    assert len(paths[owner.id]) >= tokens
+    assert owner.parent_id is None or owner.prefix_tokens < tokens
+
+
+def test_a_lineage_with_a_gap_is_broken() -> None:
+    piece = PathPiece(id="b", parent_id="a", prefix_tokens=0, prompt_ids=TokenIds(), output_ids=TokenIds())
+    with pytest.raises(BrokenTree):
+        lineage_of("b", {"b": piece})
