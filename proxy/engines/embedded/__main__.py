@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import torch
     import uvicorn
 
-    from proxy.engines.embedded.grammar import STACK_BYTES
+    from proxy.engines.compiled_grammars import STACK_BYTES
     from proxy.engines.embedded.model import ModelUnsupported, ServedModel
     from proxy.engines.embedded.server import create_app
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from proxy.engines.embedded.grammar import GrammarState
+from proxy.engines.compiled_grammars import GrammarState
 from proxy.engines.embedded.sampling import TopLogprobs
 from proxy.engines.embedded.stopping import StopStrings
 from proxy.engines.embedded.wire import SamplingRules

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from proxy.engines.compiled_grammars import GrammarRefused
 from proxy.engines.embedded.generation import Generation
 from proxy.engines.embedded.model import ServedModel
 from proxy.engines.embedded.scheduler import Scheduler, figures
@@ -227,7 +228,7 @@ class GenerateEndpoint:
         try:
             body = self._decoder.decode(raw)
             generation = await self._generation(body, ready.set)
-        except (RequestRefused, msgspec.DecodeError) as error:
+        except (RequestRefused, GrammarRefused, msgspec.DecodeError) as error:
             await _refused(str(error))(scope, receive, send)
             return
         scheduler = self._engine.scheduler

@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,12 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     import uvicorn
 
+    from proxy.engines.compiled_grammars import STACK_BYTES
     from proxy.engines.scripted.script import read_script
     from proxy.engines.scripted.server import ScriptedEngine
     from proxy.settings import ConfigurationError
     from proxy.tokens.template import ChatTemplate
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    threading.stack_size(STACK_BYTES)
     try:
         script = read_script(options.script)
         app = ScriptedEngine(

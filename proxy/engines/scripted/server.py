@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from proxy.engines.compiled_grammars import GrammarRefused
 from proxy.engines.scripted.answers import AnswerWriter
+from proxy.engines.scripted.constraints import ConstraintCheck
 from proxy.engines.scripted.generation import Clockwork, Generation, Plan, cut
 from proxy.engines.scripted.matching import NoRule, PromptReader, Rules
 from proxy.engines.scripted.script import Script
@@ -29,6 +32,8 @@ from proxy.engines.scripted.wire import (
     VersionUpdate,
 )
 from proxy.tokens.template import ChatTemplate
+
+log = logging.getLogger("base_rl.scripted")
 
 LOGPROB = -1.0
 """Of every token: a stand-in, as there is no distribution. Not 0, which elsewhere stands for what is missing. With
@@ -51,6 +56,7 @@ class ScriptedEngine:
         self._writer = AnswerWriter(template)
         for number, rule in enumerate(script.rule, 1):
             self._writer.check(number, rule)
+        self._constraints = _constraint_check(template)
         self._defaults = script.defaults
         self._bodies = BodyReader(vocabulary=template.vocabulary_size, context=template.context_length)
         self._vocabulary = template.vocabulary_size
@@ -72,8 +78,8 @@ class ScriptedEngine:
             message = await receive()
             content += message.get("body", b"")
         try:
-            body, generation = self._begin(content)
-        except (RequestRefused, NoRule) as error:
+            body, generation = await self._begin(content)
+        except (RequestRefused, GrammarRefused, NoRule) as error:
             await _send_json(send, 400, {"error": {"message": str(error)}})
             return
         # Whoever asked may go while the answer waits; an answer that is there at once is sent before one could know.
@@ -89,7 +95,7 @@ class ScriptedEngine:
             if gone is not None:
                 gone.cancel()
 
-    def _begin(self, content: bytes) -> tuple[GenerateBody, Generation]:
+    async def _begin(self, content: bytes) -> tuple[GenerateBody, Generation]:
         body, sampling, limit = self._bodies.read(content)
         chosen = self._rules.choose(body.input_ids)
         rule = chosen.rule
@@ -101,6 +107,12 @@ class ScriptedEngine:
             repeated=rule.finish == "length",
             decode=self._decoded,
         )
+        for constraint in sampling.constraints:
+            if self._constraints is None:
+                raise RequestRefused("constraints need a tokenizer that llguidance can read, and the model has none.")
+            whole = finish["type"] == "stop" and finish["matched"] in self._stop_ids
+            said = ids[:-1] if whole else ids
+            await self._constraints.check(constraint, said, number=chosen.number, whole=whole)
         if rule.error is not None:
             ids = ids[: rule.error.after_tokens]
         delay = self._defaults.delay_ms if rule.delay_ms is None else rule.delay_ms
@@ -252,6 +264,7 @@ class ScriptedEngine:
                 "model_path": self._model,
                 "weight_version": self._clockwork.label,
                 "context_length": self._context,
+                "grammar_backend": "none" if self._constraints is None else "llguidance",
                 "running": len(self._clockwork.live),
                 "answers_by_rule": self._rules.used,
             }
@@ -259,6 +272,14 @@ class ScriptedEngine:
 
     async def _health(self, _: Request) -> Response:
         return Response(status_code=200)
+
+
+def _constraint_check(template: ChatTemplate) -> ConstraintCheck | None:
+    try:
+        return ConstraintCheck(template)
+    except ValueError as error:
+        log.warning("constraints are refused: llguidance cannot read the tokenizer: %s", error)
+        return None
 
 
 async def _gone(receive: Receive, generation: Generation) -> None:

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from proxy.contract.turn import Constraint, ConstraintKind
+
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
@@ -30,6 +32,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spaces_between_special_tokens: bool | None = True
     no_stop_trim: bool | None = False
     n: Literal[1] | None = 1
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+
+    @property
+    def constraints(self) -> list[Constraint]:
+        """Those that are set; one at most is allowed."""
+        texts = [(kind, getattr(self, kind.value)) for kind in ConstraintKind]
+        return [Constraint(kind=kind, text=text) for kind, text in texts if text is not None]
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +120,8 @@ class BodyReader:
             [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop
         ):
             raise RequestRefused("stop is out of its range: it has an empty text.")
+        if len(sampling.constraints) > 1:
+            raise RequestRefused(f"Only one of {', '.join(ConstraintKind)} can be set.")
         for key in sampling.logit_bias or ():
             if not key.isdecimal() or int(key) >= self._vocabulary:
                 raise RequestRefused(f"logit_bias must have keys in [0, {self._vocabulary - 1}], got {key}.")

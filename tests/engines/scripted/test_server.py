@@ -43,6 +43,10 @@ match = { contains = "count" }
 text = "one two three four five"
 
 [[rule]]
+match = { contains = "person" }
+json = { age = 36 }
+
+[[rule]]
 match = { contains = "endless" }
 text = "again "
 finish = "length"
@@ -158,7 +162,8 @@ async def test_log_probabilities_are_stand_ins_and_never_zero(client: httpx.Asyn
         ({"sampling_params": {"max_new_tokens": 0}}, "max_new_tokens"),
         ({"sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias"),
         ({"sampling_params": {"sorcery": 1}}, "sorcery"),
-        ({"sampling_params": {"json_schema": "{}"}}, "json_schema"),
+        ({"sampling_params": {"json_schema": "{"}}, "json_schema"),
+        ({"sampling_params": {"json_schema": "{}", "regex": "a"}}, "Only one of"),
         ({"top_logprobs_num": -1}, "top_logprobs_num"),
     ],
 )
@@ -169,10 +174,30 @@ async def test_wrong_requests_are_refused(client: httpx.AsyncClient, wrong: dict
     assert (await client.post("/generate", content=b"{")).status_code == 400
 
 
+PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+
+
+async def test_an_answer_that_breaks_a_constraint_is_refused_with_the_place(client: httpx.AsyncClient) -> None:
+    async def asked(question: str, **sampling: Any) -> httpx.Response:
+        return await client.post("/generate", json=body(question, sampling_params=sampling))
+
+    assert (await asked("person", json_schema=json.dumps(PERSON))).status_code == 200
+    assert (await asked("person", regex=r"\{.*\}")).status_code == 200
+    for _ in range(2):  # found, and remembered
+        refused = await asked("count", json_schema=json.dumps(PERSON))
+        assert refused.status_code == 400
+        said = refused.json()["error"]["message"]
+        assert said.startswith("the script answers this by rule 4, which breaks the json_schema")
+        assert "after '' it says 'one'" in said
+    early = await asked("count", regex="one two three four five six")
+    assert "it ends too early, after 'one two three four five'" in early.json()["error"]["message"]
+    assert (await asked("count", regex="one two three four five six", max_new_tokens=3)).status_code == 200
+
+
 async def test_it_counts_what_each_rule_answered(client: httpx.AsyncClient) -> None:
     await client.post("/generate", json=body("count"))
     info = (await client.get("/server_info")).json()
-    assert info["answers_by_rule"] == [0, 0, 0, 1, 0]
+    assert info["answers_by_rule"] == [0, 0, 0, 1, 0, 0]
     assert info["running"] == 0
 
 
