@@ -129,15 +129,17 @@ def _answer_format(form: Any) -> AnswerFormat | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return AnswerFormat()
+        return AnswerFormat(where="text.format")
     if kind != "json_schema":
         raise InvalidRequest("text.format is of type text, json_object or json_schema", param="text.format.type")
-    name = form.get("name")
+    name, strict = form.get("name"), form.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidRequest("text.format.strict is true or false", param="text.format.strict")
     return AnswerFormat(
         where="text.format",
         schema=object_at(form.get("schema"), "text.format.schema"),
         name=text_at(name, "text.format.name") if name is not None else None,
-        strict=bool(form.get("strict")),
+        strict=bool(strict),
     )
 
 

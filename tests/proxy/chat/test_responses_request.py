@@ -461,6 +461,7 @@ def test_what_has_no_effect_is_told(body: dict[str, Any], warning: str) -> None:
         ({"text": {"format": {}}}, "text.format.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}, "strict": 1}}}, "text.format.strict"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
