@@ -64,10 +64,11 @@ class PreviousAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `messages` are in the shape of chat completions, whatever the dialect; `tools` are what the
     template writes, `template_arguments` what else it is given. `prompts` are those of a call without messages:
-    texts or token ids. `n` answers are generated to each prompt. `previous` is the answer that the client names
-    instead of sending the conversation; `messages` are whole all the same. `prefill` is what the answer begins with:
-    prompt, which the model goes on from. `body` is the request as it came, without its messages. `warnings` tell the
-    client what of its request has no effect.
+    texts or token ids; `echoes` is what of each is said again before its answers, empty where nothing is. `n`
+    answers are generated to each prompt. `previous` is the answer that the client names instead of sending the
+    conversation; `messages` are whole all the same. `prefill` is what the answer begins with: prompt, which the model
+    goes on from. `body` is the request as it came, without its messages. `warnings` tell the client what of its
+    request has no effect.
     """
 
     model: str
@@ -80,6 +81,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     answer_format: AnswerFormat | None = None
     template_arguments: dict[str, Any] = {}
     prompts: tuple[str | tuple[int, ...], ...] = ()
+    echoes: tuple[str, ...] = ()
     previous: PreviousAnswer | None = None
     prefill: str = ""
     n: int = 1

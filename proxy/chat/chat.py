@@ -34,10 +34,10 @@ class ChatCompletions:
             "model": answer.model,
             "system_fingerprint": answer.fingerprint,
             "choices": [
-                {**_choice(index, choice, speaks_old(call.body)), **_own_turn(answer, choice)}
+                {**_choice(index, choice, speaks_old(call.body)), **own_turn(answer, choice)}
                 for index, choice in enumerate(answer.choices)
             ],
-            "usage": _usage(answer),
+            "usage": wire_usage(answer),
         }
 
     def stream(self, call: ModelCall, head: StreamHead) -> ChatStream:
@@ -73,13 +73,13 @@ class ChatStream:
                 index,
                 {},
                 finish=_finish_reason(choice, speaks_old(self._call.body)),
-                turn=_own_turn(answer, choice),
+                turn=own_turn(answer, choice),
                 fingerprint=fingerprint,
             )
             for index, choice in enumerate(answer.choices)
         )
         if self._call.include_usage:
-            last += event({**self._envelope(fingerprint), "choices": [], "usage": _usage(answer)})
+            last += event({**self._envelope(fingerprint), "choices": [], "usage": wire_usage(answer)})
         return last + DONE
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
@@ -123,7 +123,7 @@ class ChatStream:
         return event(chunk)
 
 
-def _own_turn(answer: Answer, choice: Choice) -> dict[str, Any]:
+def own_turn(answer: Answer, choice: Choice) -> dict[str, Any]:
     """What a choice's reward is sent to, where the answer's own id is not that of all its choices."""
     return {"turn_id": choice.turn_id} if len(answer.choices) > 1 else {}
 
@@ -149,7 +149,7 @@ def _choice(index: int, choice: Choice, in_old_form: bool) -> dict[str, Any]:
     }
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def wire_usage(answer: Answer) -> dict[str, Any]:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,

@@ -9,6 +9,8 @@ from fastapi import APIRouter, Request, Response
 from proxy.chat import messages_models
 from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.chat import ChatCompletions
+from proxy.chat.completions import Completions
+from proxy.chat.completions_request import parse_completion
 from proxy.chat.generation import Generation
 from proxy.chat.service import ChatService
 from proxy.chat.streaming import EventStream, head_of, json_response, whole_answer, whole_stream
@@ -23,6 +25,7 @@ router = APIRouter(tags=["models"])
 PREFIXES = ("/v1", "", "/sessions/{session_id}/v1", "/sessions/{session_id}")
 
 _CHAT = ChatCompletions()
+_COMPLETIONS = Completions()
 
 
 def chat_of(request: Request) -> ChatService:
@@ -35,6 +38,13 @@ async def chat_completions(request: Request) -> Response:
     who = await caller(request)
     call = parse_chat_completion(await request.body(), chat_of(request).template_arguments)
     return await answer(request, call, who, _CHAT)
+
+
+async def completions(request: Request) -> Response:
+    """Continues texts or token ids, streamed or whole."""
+    who = await caller(request)
+    call = parse_completion(await request.body(), chat_of(request).text_of)
+    return await answer(request, call, who, _COMPLETIONS)
 
 
 async def list_models(request: Request) -> Response:
@@ -58,6 +68,7 @@ async def get_model(request: Request, model: str) -> Response:
 for _prefix in PREFIXES:
     _shown = _prefix == "/v1"
     router.add_api_route(f"{_prefix}/chat/completions", chat_completions, methods=["POST"], include_in_schema=_shown)
+    router.add_api_route(f"{_prefix}/completions", completions, methods=["POST"], include_in_schema=_shown)
     router.add_api_route(f"{_prefix}/models", list_models, methods=["GET"], include_in_schema=_shown)
     router.add_api_route(f"{_prefix}/models/{{model:path}}", get_model, methods=["GET"], include_in_schema=_shown)
 

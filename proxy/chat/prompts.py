@@ -8,28 +8,30 @@ from typing import Any
 import msgspec
 
 from proxy.chat.call import ModelCall
-from proxy.chat.conversation import ReadConversation
+from proxy.chat.conversation import ConversationIndex, ReadConversation
 from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Continuation
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.canonical import NormalMessages, tools_hash
 from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, behind, plan_branch, plan_continuation
+from proxy.tokens.raw import RawPrompt
 from proxy.tokens.shortcut import Shortcuts
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import ParentTurn, TrajectoryStore
 
-_RECENT_TURNS = 8
+RECENT_TURNS = 8
 """Where a call extends no recorded conversation, this many latest turns are looked at for common tokens."""
 
 
 class PlannedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt, and what is recorded of it: the messages that are not recorded along its parent's path, the hash of
-    its conversation, and that of what else the template writes."""
+    its conversation, and that of what else the template writes. `raw` is a prompt that came without messages."""
 
     plan: PromptPlan
     messages: list[dict[str, Any]]
     request_hash: bytes
     tools_hash: bytes
+    raw: RawPrompt | None = None
 
 
 class PromptPlanner:
@@ -39,28 +41,29 @@ class PromptPlanner:
         self._template = template
         self._trajectories = trajectories
         self._shortcuts = Shortcuts(template, behind)
+        self._conversations = ConversationIndex()
 
-    async def plan(
-        self, call: ModelCall, asked: ReadConversation, session: SessionContext
-    ) -> tuple[PlannedPrompt, ...]:
-        """The prompts that the call asks to be continued. Raises InvalidRequest when the template refuses the
-        messages."""
-        return (await self._conversation(call, asked, session),)
+    def read(self, call: ModelCall) -> ReadConversation:
+        """The call's conversation. Raises InvalidRequest for messages that are none."""
+        asked = self._conversations.read(call.messages)
+        self._conversations.keep(asked)
+        return asked
 
-    async def _conversation(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
+    async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
+        """Raises InvalidRequest when the template refuses the messages."""
         conversation = _conversation(call)
         parent = await self._parent(call, asked, session)
         covered = 0
         if parent is not None:
             extended = asked.length_at(parent.conversation_hash)
             shortcuts = self._shortcuts if asked.plain else None
-            plan = plan_continuation(self._template, conversation, _known(parent), extended, shortcuts)
+            plan = plan_continuation(self._template, conversation, known_turn(parent), extended, shortcuts)
             if plan.continuation in (Continuation.EXACT, Continuation.RETEMPLATED):
                 covered = extended
         else:
-            recent = [] if session.is_new else await self._trajectories.recent_turns(session.id, _RECENT_TURNS)
-            plan = _off_its_owner(
-                plan_branch(self._template, conversation, [_known(turn) for turn in recent]), recent
+            recent = [] if session.is_new else await self._trajectories.recent_turns(session.id, RECENT_TURNS)
+            plan = off_its_owner(
+                plan_branch(self._template, conversation, [known_turn(turn) for turn in recent]), recent
             )
         return PlannedPrompt(
             plan=plan,
@@ -100,7 +103,7 @@ def _begun(call: ModelCall) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": call.prefill}] if call.prefill else []
 
 
-def _off_its_owner(plan: PromptPlan, turns: Sequence[ParentTurn]) -> PromptPlan:
+def off_its_owner(plan: PromptPlan, turns: Sequence[ParentTurn]) -> PromptPlan:
     """A branch, as one of the turn whose tokens the shared ones end in: of the path's turns, others come later."""
     for turn in turns:
         if turn.id == plan.parent_id:
@@ -108,5 +111,5 @@ def _off_its_owner(plan: PromptPlan, turns: Sequence[ParentTurn]) -> PromptPlan:
     return plan
 
 
-def _known(turn: ParentTurn) -> KnownTurn:
+def known_turn(turn: ParentTurn) -> KnownTurn:
     return KnownTurn(id=turn.id, path_ids=turn.path_ids, tools_hash=turn.tools_hash)

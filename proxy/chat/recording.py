@@ -18,6 +18,7 @@ from proxy.errors import Conflict, EngineFailed
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
 from proxy.tokens.canonical import extend_hash
+from proxy.tokens.raw import CompletionIndex
 from proxy.trajectories.service import TrajectoryStore, TurnRecord
 
 
@@ -34,10 +35,16 @@ class TurnRecorder:
     """Records what was generated."""
 
     def __init__(
-        self, trajectories: TrajectoryStore, sessions: SessionService, clock: Clock, observer: TurnObserver | None
+        self,
+        trajectories: TrajectoryStore,
+        sessions: SessionService,
+        completions: CompletionIndex,
+        clock: Clock,
+        observer: TurnObserver | None,
     ) -> None:
         self._trajectories = trajectories
         self._sessions = sessions
+        self._completions = completions
         self._clock = clock
         self._observer = observer
 
@@ -76,7 +83,7 @@ class TurnRecorder:
     ) -> None:
         siblings = tuple(turn.id for turn in turns[1:])
         records = [
-            _record(context, capture, turn, _answer(context, [capture], [choice]))
+            _record(context, capture, turn, self._ending(capture, turn), _answer(context, [capture], [choice]))
             for capture, turn, choice in zip(captures, turns, choices, strict=True)
         ]
         if siblings:
@@ -103,6 +110,17 @@ class TurnRecorder:
                     dialect=context.dialect.name,
                 )
 
+    def _ending(self, capture: Capture, turn: Turn) -> bytes:
+        """By which a call that goes on from this turn is recognised."""
+        prompt = capture.plan.prompt
+        if not turn.output_ids:
+            return prompt.request_hash
+        if prompt.raw is None:
+            return extend_hash(prompt.request_hash, _reply(capture))
+        completion = prompt.raw.answered(capture.text, turn.output_ids, turn.sampling.stop_token_ids)
+        self._completions.keep(completion)
+        return completion.digest
+
 
 def stream_head(plans: Sequence[CallPlan]) -> StreamHead:
     """What is known of the answer that these plans lead to."""
@@ -125,16 +143,13 @@ def _turn(capture: Capture, state: TurnState, now: float) -> Turn:
     return capture.turn(state, now)
 
 
-def _record(context: CallContext, capture: Capture, turn: Turn, answer: Answer) -> TurnRecord:
+def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, answer: Answer) -> TurnRecord:
     plan, prompt = capture.plan, capture.plan.prompt
-    conversation_hash = prompt.request_hash
-    if turn.output_ids:
-        conversation_hash = extend_hash(conversation_hash, _reply(capture))
     return TurnRecord(
         turn=turn,
         run_id=plan.run_id,
         attributed_by=context.session.attributed_by.value,
-        conversation_hash=conversation_hash,
+        conversation_hash=ending,
         tools_hash=prompt.tools_hash,
         idempotency_key=None,
         prompt_token_count=len(prompt.plan.input_ids),

@@ -23,12 +23,13 @@ def resolve_sampling(
     purpose: Purpose,
     template: ChatTemplate,
     prompt_tokens: int,
+    prompt_param: str = "messages",
     one_call_only: bool = False,
 ) -> SamplingParameters:
     """What is not asked for is OpenAI's default. The bound on new tokens is the least of the client's, the run's and
     the context's. In training sessions the run's mode applies: `raise_greedy` samples where greedy was asked for,
     `override` samples from the unaltered distribution at the run's temperature. `one_call_only` ends the answer at
-    the first tool call.
+    the first tool call; `prompt_param` is where the prompt stands in the request.
 
     Raises ContextLengthExceeded, in the words of Anthropic's API, by which Claude Code knows to compact;
     InvalidRequest for a bias on no token.
@@ -37,7 +38,7 @@ def resolve_sampling(
     if room < 1:
         raise ContextLengthExceeded(
             f"prompt is too long: {prompt_tokens} tokens > {template.context_length} maximum",
-            param="messages",
+            param=prompt_param,
         )
     for token in requested.logit_bias or ():
         if int(token) >= template.vocabulary_size:

@@ -22,11 +22,11 @@ import msgspec
 
 from proxy.chat.call import Caller, Dialect, ModelCall, ToolUse
 from proxy.chat.capture import CallPlan, Capture
-from proxy.chat.conversation import ConversationIndex
 from proxy.chat.generation import Generation
 from proxy.chat.models import ModelCatalog, ServedModel, ServingVersions
 from proxy.chat.observer import TurnObserver
 from proxy.chat.prompts import PlannedPrompt, PromptPlanner
+from proxy.chat.raw_prompts import RawPromptPlanner, ReadPrompts
 from proxy.chat.recording import CallContext, TurnRecorder, stream_head
 from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
 from proxy.chat.sampling import for_choice, resolve_sampling
@@ -40,6 +40,7 @@ from proxy.sessions.identification import SessionContext, SessionHints, session_
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.detokenizer import TokenDecoder
+from proxy.tokens.raw import CompletionIndex
 from proxy.tokens.template import ChatTemplate
 from proxy.tokens.tool_calls import CLOSE, OPEN
 from proxy.trajectories.service import TrajectoryStore
@@ -66,18 +67,19 @@ class ChatService:
         self._template = template
         self._sessions = sessions
         self._trajectories = trajectories
-        self._prompts = PromptPlanner(template, trajectories)
-        self._recorder = TurnRecorder(trajectories, sessions, clock, observer)
         self._engine = engine
         self._clock = clock
         self._slots = asyncio.Semaphore(settings.engine.max_concurrency)
-        self._conversations = ConversationIndex()
         self._recent = RecentAnswers(clock)
         self._unnamed = UnnamedCalls(clock)
         self._running: set[Generation] = set()
         self._decoder = TokenDecoder(
             template.tokenizer, hidden=template.special_ids - template.added_ids((OPEN, CLOSE))
         )
+        completions = CompletionIndex()
+        self._prompts = PromptPlanner(template, trajectories)
+        self._raw_prompts = RawPromptPlanner(template, self._decoder, trajectories, completions)
+        self._recorder = TurnRecorder(trajectories, sessions, completions, clock, observer)
 
     async def start(self, call: ModelCall, caller: Caller, dialect: Dialect) -> Generation | Replayed:
         """Begins to answer a call, or finds the answer of the same request sent before.
@@ -109,6 +111,10 @@ class ChatService:
         """What can be said to the model's template."""
         return self._template.known_arguments
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """What clients are shown of these tokens."""
+        return self._decoder.text(ids)
+
     async def count_tokens(self, call: ModelCall, principal: Principal) -> int:
         """Of the prompt of `call`, were it the first of its session; nothing is generated or recorded."""
         await self.models.resolve(principal, call.model)
@@ -124,8 +130,7 @@ class ChatService:
     async def _start(
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
-        asked = self._conversations.read(call.messages)
-        self._conversations.keep(asked)
+        asked = self._raw_prompts.read(call) if call.prompts else self._prompts.read(call)
         hints = msgspec.structs.replace(
             hints,
             conversation_hashes=asked.answered,
@@ -139,7 +144,10 @@ class ChatService:
         found = await self._answered_before(session, caller)
         if found is not None:
             return found
-        prompts = await self._prompts.plan(call, asked, session)
+        if isinstance(asked, ReadPrompts):
+            prompts = await self._raw_prompts.plan(asked, session)
+        else:
+            prompts = (await self._prompts.plan(call, asked, session),)
         context = CallContext(dialect=dialect, served=served, session=session, idempotency_key=caller.idempotency_key)
         return self._generate(call, caller, hints, context, prompts)
 
@@ -192,6 +200,7 @@ class ChatService:
                 purpose=context.session.purpose,
                 template=self._template,
                 prompt_tokens=len(prompt.plan.input_ids),
+                prompt_param="prompt" if call.prompts else "messages",
                 one_call_only=call.calls_allowed and not call.parallel_calls,
             )
             for prompt in prompts
@@ -203,7 +212,7 @@ class ChatService:
                 run_id=context.served.run.id,
                 call=call,
                 prompt=prompts[index // call.n],
-                sampling=for_choice(samplings[index // call.n], index),
+                sampling=for_choice(samplings[index // call.n], index % call.n),
                 started_at=now,
                 choice=index,
             )

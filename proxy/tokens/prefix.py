@@ -83,7 +83,7 @@ def plan_continuation(
                 prefix_tokens=len(parent.path_ids),
                 continuation=Continuation.EXACT,
             )
-    plan = _branch(
+    plan = branch(
         TokenIds.of(template.encode(conversation.render(template))),
         [parent],
         Continuation.RETEMPLATED if same_tools else Continuation.EDITED,
@@ -96,10 +96,11 @@ def plan_continuation(
 def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
     """The prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
     latest first) with which it shares most tokens; `new` where it shares none."""
-    return _branch(TokenIds.of(template.encode(conversation.render(template))), recent, Continuation.EDITED)
+    return branch(TokenIds.of(template.encode(conversation.render(template))), recent, Continuation.EDITED)
 
 
-def _branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
+def branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
+    """`full_ids` as a branch of the turn with which they share most; `new` where they share nothing with any."""
     best: KnownTurn | None = None
     shared = 0
     for turn in turns:

@@ -64,6 +64,7 @@ class ChatTemplate:
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._added = {entry.content: token for token, entry in added.items()}
+        self._beginning = self._find_beginning()
         self.closing = self._find_closing()
         self._think_ids = self.added_ids((reasoning.OPEN,))
         self.knows_reasoning = any(reasoning.CLOSE in text for text in self.sources)
@@ -124,6 +125,12 @@ class ChatTemplate:
         """Token ids of rendered text; nothing is added at either end."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that is a prompt by itself: behind the tokens that the tokenizer begins every text with,
+        unless it has them already."""
+        ids = self.encode(text)
+        return ids if ids[: len(self._beginning)] == self._beginning else self._beginning + ids
+
     def encode_after(self, last_id: int | None, text: str) -> tuple[int, ...]:
         """Ids of `text` standing behind the special token `last_id`, so that tokenizers that treat the beginning of
         a text differently do not take `text` for one."""
@@ -153,6 +160,11 @@ class ChatTemplate:
     def tail_text(self, ids: Sequence[int]) -> str:
         """The end of the text that `ids` stand for, special tokens included."""
         return self._tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False)
+
+    def _find_beginning(self) -> tuple[int, ...]:
+        whole = tuple(self._tokenizer.encode(_PROBE, add_special_tokens=True).ids)
+        plain = self.encode(_PROBE)
+        return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), ())
 
     def _find_closing(self) -> str:
         """What the template writes behind an assistant's text, such as `<|im_end|>` and a line break."""
