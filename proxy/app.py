@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
 from proxy.chat import endpoints as chat_endpoints
-from proxy.chat import messages_endpoints
-from proxy.chat import responses_endpoints
+from proxy.chat import messages_endpoints, responses_endpoints
 from proxy.chat.service import ChatService
 from proxy.clock import Clock, system_clock
 from proxy.credentials.service import Credentials, PrincipalKind, load_secret
@@ -27,6 +26,7 @@ from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
 from proxy.http import errors
 from proxy.http.boundary import BodyBound, RequestBoundary
+from proxy.http.plain_routes import PlainRoutes
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.overview import endpoints as overview_endpoints
@@ -80,6 +80,9 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     app.state.settings = settings
     app.state.startup_error = None
     app.state.metrics = Metrics()
+    app.add_middleware(
+        PlainRoutes, routers=(chat_endpoints.router, messages_endpoints.router, responses_endpoints.router)
+    )
     app.add_middleware(BodyBound, limit=settings.server.max_body_mib * _MIB)
     app.add_middleware(RequestBoundary, observer=app.state.metrics)
     errors.install(app)

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import structlog
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""Of the request that is being answered; every line that is logged meanwhile has it."""
 
 
 def configure(level: str) -> None:
     """`level` is one of debug, info, warning, error. Calling it again replaces the earlier set-up."""
     shared: list[Any] = [
-        structlog.contextvars.merge_contextvars,
+        _of_request,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -41,6 +46,13 @@ def configure(level: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
     )
+
+
+def _of_request(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    of = request_id.get()
+    if of is not None:
+        event["request_id"] = of
+    return event
 
 
 def logger(name: str) -> Any:

@@ -45,12 +45,15 @@ class Metrics:
             buckets=_REQUEST_SECONDS,
             registry=self.registry,
         )
-        self._tokens = Counter(
+        tokens = Counter(
             "base_rl_tokens",
             "Tokens of recorded turns: output, prompt in all, and the part of the prompt reused from earlier turns.",
             ["kind"],
             registry=self.registry,
         )
+        self._prompt_tokens = tokens.labels("prompt")
+        self._reused_tokens = tokens.labels("reused")
+        self._output_tokens = tokens.labels("output")
         self._rewards = Counter("base_rl_rewards", "Reward entries recorded.", ["effect"], registry=self.registry)
         self._swaps = Counter("base_rl_swaps", "Policy versions loaded.", ["result"], registry=self.registry)
         self._swap_seconds = Histogram(
@@ -63,16 +66,30 @@ class Metrics:
             "base_rl_sessions", "Sessions by training state.", ["run", "training"], registry=self.registry
         )
 
+        # Looking a child up by its labels costs more than counting in it.
+        self._of_requests: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._of_turns: dict[tuple[str, str, str, str], Counter] = {}
+
     def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """`route` is the path's pattern, not the path, so that its values stay few."""
-        self._requests.labels(method, route, str(status)).inc()
-        self._request_seconds.labels(route).observe(seconds)
+        counted = self._of_requests.get((method, route, status))
+        if counted is None:
+            counted = self._requests.labels(method, route, str(status)), self._request_seconds.labels(route)
+            self._of_requests[method, route, status] = counted
+        requests, request_seconds = counted
+        requests.inc()
+        request_seconds.observe(seconds)
 
     def turn_finished(self, turn: Turn, *, attributed_by: str, prompt_tokens: int, dialect: str) -> None:
-        self._turns.labels(turn.continuation.value, attributed_by, turn.state.value, dialect).inc()
-        self._tokens.labels("prompt").inc(prompt_tokens)
-        self._tokens.labels("reused").inc(turn.prefix_tokens)
-        self._tokens.labels("output").inc(len(turn.output_ids))
+        kind = (turn.continuation, attributed_by, turn.state, dialect)
+        turns = self._of_turns.get(kind)
+        if turns is None:
+            turns = self._turns.labels(turn.continuation.value, attributed_by, turn.state.value, dialect)
+            self._of_turns[kind] = turns
+        turns.inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._reused_tokens.inc(turn.prefix_tokens)
+        self._output_tokens.inc(len(turn.output_ids))
         if turn.first_token_at is not None:
             self._first_token_seconds.observe(max(0.0, turn.first_token_at - turn.started_at))
 

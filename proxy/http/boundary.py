@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
 from typing import Any, Protocol
 
-import structlog
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from proxy import log
 from proxy.errors import BaseRlError, PayloadTooLarge
 from proxy.http.errors import error_response
-from proxy.log import logger
 
-_LOG = logger(__name__)
+_LOG = log.logger(__name__)
+_STANDARD_LOG = logging.getLogger(__name__)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -37,8 +37,8 @@ class RequestBoundary:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _CLIENT_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        given = _header(scope, b"x-request-id")
+        request_id = given if given and _CLIENT_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         scope.setdefault("state", {})["request_id"] = request_id
         started = time.perf_counter()
         status = 0
@@ -47,23 +47,26 @@ class RequestBoundary:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                message = {**message, "headers": headers}
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            try:
-                await self._app(scope, receive, send_with_id)
-            except Exception:
-                _LOG.exception("request failed", method=scope["method"], path=scope["path"])
-                if status:
-                    raise  # half an answer is out: only closing the connection tells the client
-                failure = BaseRlError(f"an error in base-rl; its log has more under the request id {request_id}")
-                await error_response(failure, scope)(scope, receive, send_with_id)
-            finally:
-                seconds = time.perf_counter() - started
-                route = getattr(scope.get("route"), "path", "unmatched")
-                self._observer.request_finished(method=scope["method"], route=route, status=status, seconds=seconds)
+        logged = log.request_id.set(request_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            _LOG.exception("request failed", method=scope["method"], path=scope["path"])
+            if status:
+                raise  # half an answer is out: only closing the connection tells the client
+            failure = BaseRlError(f"an error in base-rl; its log has more under the request id {request_id}")
+            await error_response(failure, scope)(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - started
+            route = getattr(scope.get("route"), "path", "unmatched")
+            self._observer.request_finished(method=scope["method"], route=route, status=status, seconds=seconds)
+            if _STANDARD_LOG.isEnabledFor(logging.DEBUG):
                 _LOG.debug("request", method=scope["method"], path=scope["path"], status=status, seconds=seconds)
+            log.request_id.reset(logged)
 
 
 class BodyBound:
@@ -77,10 +80,14 @@ class BodyBound:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced) > self._limit:
-            await error_response(self._error(), scope)(scope, receive, send)
-            return
+        announced = _header(scope, b"content-length")
+        if announced.isdecimal():
+            if int(announced) > self._limit:
+                await error_response(self._error(), scope)(scope, receive, send)
+                return
+            if not _header(scope, b"transfer-encoding"):  # the server takes no more than was announced
+                await self._app(scope, receive, send)
+                return
         bound = _Bound(receive, send, self._limit)
         try:
             await self._app(scope, bound.receive, bound.send)
@@ -119,3 +126,12 @@ class _Bound:
             return
         self.answered = True
         await self._send(message)
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """The first of this name; empty without one."""
+    for key, value in scope["headers"]:
+        if key == name:
+            text: str = value.decode("latin-1")
+            return text
+    return ""

@@ -22,9 +22,10 @@ def _as_it_was() -> Iterator[None]:
 
 def test_our_lines_and_those_of_libraries_are_json_objects(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("info")
-    with structlog.contextvars.bound_contextvars(request_id="req_1"):
-        log.logger("proxy.test").info("served", status=200)
-        log.logger("proxy.test").debug("not shown")
+    given = log.request_id.set("req_1")
+    log.logger("proxy.test").info("served", status=200)
+    log.logger("proxy.test").debug("not shown")
+    log.request_id.reset(given)
     try:
         raise ValueError("broken")
     except ValueError:
