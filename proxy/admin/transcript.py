@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.admin.formatting import heat, probability
+from proxy.contract.turn import Continuation
 from proxy.overview.views import RewardItem, TurnView
 
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
@@ -48,37 +49,45 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn as drawn. `branches_from`: the number of its parent, where that is not the turn before; 0 for none."""
+    """A turn as drawn. `branch` says where it begins, where it does not go on from the turn before."""
 
     number: int
     view: TurnView
     messages: tuple[Message, ...]
-    branches_from: int | None
+    branch: str | None
     rewards: tuple[RewardItem, ...]
     tokens: tuple[Token, ...]
 
 
 def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[DrawnTurn, ...]:
-    numbers = {turn.id: number for number, turn in enumerate(turns, start=1)}
+    numbered = {turn.id: (number, turn) for number, turn in enumerate(turns, start=1)}
     tool_names: dict[str, str] = {}
     drawn: list[DrawnTurn] = []
     for number, turn in enumerate(turns, start=1):
         messages = [_message(message, tool_names, is_answer=False) for message in turn.messages]
         if turn.answer is not None:
             messages.append(_message(turn.answer, tool_names, is_answer=True))
-        parent = numbers.get(turn.parent_id or "")
-        expected = number - 1 if number > 1 else None
         drawn.append(
             DrawnTurn(
                 number=number,
                 view=turn,
                 messages=tuple(messages),
-                branches_from=(parent or 0) if parent != expected else None,
+                branch=_branch(number, turn, numbered.get(turn.parent_id or "")),
                 rewards=tuple(reward for reward in rewards if reward.turn_id == turn.id),
                 tokens=tuple(_tokens(turn)),
             )
         )
     return tuple(drawn)
+
+
+def _branch(number: int, turn: TurnView, parent: tuple[int, TurnView] | None) -> str | None:
+    if parent is None:
+        return "a conversation of its own" if number > 1 else None
+    of, parent_turn = parent
+    whole = parent_turn.prompt_tokens + parent_turn.output_tokens
+    if turn.continuation == Continuation.EDITED and turn.prefix_tokens < whole:
+        return f"branches off within turn {of}"
+    return f"branches off after turn {of}" if of != number - 1 else None
 
 
 def _message(message: Mapping[str, Any], tool_names: dict[str, str], *, is_answer: bool) -> Message:

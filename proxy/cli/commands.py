@@ -148,7 +148,7 @@ def runs_list(
             "serving",
             "reward (last 128)",
             "sessions",
-            "unattributed",
+            "not attributed",
             "base model",
         ):
             table.add_column(heading)

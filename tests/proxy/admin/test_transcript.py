@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ def test_a_result_carries_the_name_of_the_tool_that_an_earlier_turn_called() -> 
     (made,) = drawn[0].messages[1].calls
     assert (made.name, made.arguments, made.is_json) == ("add", '{"a": 1, "b": 2}', True)
     assert (drawn[1].messages[0].title, drawn[1].messages[0].is_json) == ("add", True)
-    assert [turn.branches_from for turn in drawn] == [None, None]
+    assert [turn.branch for turn in drawn] == [None, None]
 
 
 def test_broken_arguments_are_shown_as_they_are() -> None:
@@ -50,7 +51,21 @@ def test_a_branch_names_where_it_begins() -> None:
         _turn("c", "a", [], None),
         _turn("d", None, [], None),
     ]
-    assert [turn.branches_from for turn in draw(turns, [])] == [None, None, 1, 0]
+    assert [turn.branch for turn in draw(turns, [])] == [
+        None,
+        None,
+        "branches off after turn 1",
+        "a conversation of its own",
+    ]
+
+
+def test_a_branch_off_the_middle_of_the_turn_before_is_told_from_what_goes_on() -> None:
+    first = msgspec.structs.replace(_turn("a", None, [], None), prompt_tokens=30, output_tokens=10)
+    title = msgspec.structs.replace(_turn("b", "a", [], None), continuation="edited", prefix_tokens=3)
+    after_all = msgspec.structs.replace(title, prefix_tokens=40)
+    rewritten = msgspec.structs.replace(title, continuation="retemplated")
+    told = [draw([first, turn], [])[1].branch for turn in (title, after_all, rewritten)]
+    assert told == ["branches off within turn 1", None, None]
 
 
 def test_tokens_say_where_another_version_took_over() -> None:
