@@ -191,6 +191,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String(length=12), nullable=False),
         sa.Column("attributed_by", sa.String(length=32), nullable=False),
         sa.Column("conversation_hash", sa.LargeBinary(length=16), nullable=False),
+        sa.Column("settled_hash", sa.LargeBinary(length=16), nullable=True),
         sa.Column("tools_hash", sa.LargeBinary(length=16), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=True),
         sa.Column("prompt_token_count", sa.Integer(), nullable=False),
@@ -207,6 +208,13 @@ def upgrade() -> None:
         sa.UniqueConstraint("session_id", "idempotency_key", name=op.f("uq_turns_session_id_idempotency_key")),
     )
     op.create_index(op.f("ix_turns_run_id_conversation_hash"), "turns", ["run_id", "conversation_hash"])
+    op.create_index(
+        op.f("ix_turns_run_id_settled_hash"),
+        "turns",
+        ["run_id", "settled_hash"],
+        sqlite_where=sa.text("settled_hash IS NOT NULL"),
+        postgresql_where=sa.text("settled_hash IS NOT NULL"),
+    )
     op.create_index(op.f("ix_turns_session_id_conversation_hash"), "turns", ["session_id", "conversation_hash"])
     op.create_index(op.f("ix_turns_session_id_ordinal"), "turns", ["session_id", "ordinal"])
 

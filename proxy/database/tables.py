@@ -151,6 +151,9 @@ class SessionRow(Base):
     consumed_by: Mapped[int | None] = mapped_column(Integer)
 
 
+_SETTLED = text("settled_hash IS NOT NULL")
+
+
 class TurnRow(Base):
     """One model call (`contract.turn.Turn`), with the request and answer as JSON for people.
 
@@ -164,6 +167,7 @@ class TurnRow(Base):
         Index(None, "session_id", "ordinal"),
         Index(None, "session_id", "conversation_hash"),
         Index(None, "run_id", "conversation_hash"),
+        Index(None, "run_id", "settled_hash", sqlite_where=_SETTLED, postgresql_where=_SETTLED),
         UniqueConstraint("session_id", "idempotency_key"),
     )
 
@@ -185,6 +189,9 @@ class TurnRow(Base):
     """How the call came to its session (`sessions.identification.AttributedBy`)."""
     conversation_hash: Mapped[bytes] = mapped_column(LargeBinary(16))
     """Hash chain over the canonical messages up to and including the answer that was sent."""
+    settled_hash: Mapped[bytes | None] = mapped_column(LargeBinary(16))
+    """The same without the message that was sent last, where another stands before it that is to be answered as well:
+    reminders are sent so, and are not there in the next request. Null otherwise."""
     tools_hash: Mapped[bytes] = mapped_column(LargeBinary(16))
     """Of what else the template renders: tools and template arguments. Tokens are reused only where it is equal."""
     idempotency_key: Mapped[str | None] = mapped_column(Text)

@@ -47,6 +47,13 @@ class Look(msgspec.Struct, frozen=True):
     forgotten: int
 
 
+class _Holder(msgspec.Struct, kw_only=True):
+    """A session that holds a conversation: how often it was continued from there, and whether it holds it exactly."""
+
+    times: int = 0
+    exact: bool
+
+
 class SessionMemory:
     """Sessions by id, by name, and by the conversations that they hold."""
 
@@ -56,7 +63,7 @@ class SessionMemory:
         self._forgotten: _Bounded[str, int] = _Bounded(_SESSIONS)
         self._sessions: _Bounded[SessionId, KnownSession] = _Bounded(_SESSIONS)
         self._names: _Bounded[tuple[RunId, str], tuple[SessionId, float]] = _Bounded(_SESSIONS)
-        self._conversations: _Bounded[tuple[KeyId, bytes], dict[SessionId, int]] = _Bounded(_CONVERSATIONS)
+        self._conversations: _Bounded[tuple[KeyId, bytes], dict[SessionId, _Holder]] = _Bounded(_CONVERSATIONS)
 
     def look(self) -> Look:
         """To be called before the store is read, and given to what takes in the result."""
@@ -110,41 +117,51 @@ class SessionMemory:
 
     # Conversations
 
-    def put_conversation(self, key_id: KeyId, conversation: bytes, sessions: Mapping[SessionId, int]) -> None:
-        """These sessions hold it, as the store had it, and how often each was continued from there."""
+    def put_conversation(
+        self, key_id: KeyId, conversation: bytes, times: Mapping[SessionId, int], *, exact: bool
+    ) -> None:
+        """These sessions hold it, as the store had it, and so often was each continued from there. Not `exact`: but
+        for a message that was sent last."""
         kept = self._conversations.get((key_id, conversation)) or {}
-        counted = list(sessions.items())[:_EQUAL_CONVERSATIONS]
-        merged = {session_id: max(times, kept.get(session_id, 0)) for session_id, times in counted}
-        self._conversations.put((key_id, conversation), merged)
+        holders: dict[SessionId, _Holder] = {}
+        for session_id, count in list(times.items())[:_EQUAL_CONVERSATIONS]:
+            known = kept.get(session_id)
+            counted = count if known is None else max(count, known.times)
+            holders[session_id] = _Holder(times=counted, exact=exact or (known is not None and known.exact))
+        self._conversations.put((key_id, conversation), holders)
 
-    def add_conversation(self, key_id: KeyId, conversation: bytes, session_id: SessionId) -> None:
+    def add_conversation(
+        self, key_id: KeyId, conversation: bytes, session_id: SessionId, *, exact: bool = True
+    ) -> None:
         """One more session holds it. A session of which others may hold it too, unheard of here, is still found."""
-        sessions = self._conversations.get((key_id, conversation))
-        if sessions is None:
-            self._conversations.put((key_id, conversation), {session_id: 0})
-        elif len(sessions) < _EQUAL_CONVERSATIONS:
-            sessions.setdefault(session_id, 0)
+        holders = self._conversations.get((key_id, conversation))
+        if holders is None:
+            self._conversations.put((key_id, conversation), {session_id: _Holder(exact=exact)})
+        elif session_id in holders:
+            holders[session_id].exact |= exact
+        elif len(holders) < _EQUAL_CONVERSATIONS:
+            holders[session_id] = _Holder(exact=exact)
 
     def continued(self, key_id: KeyId, conversation: bytes) -> KnownSession | None:
         """The session, open or ended, that a call continues from this conversation; None where that is not certain.
 
-        Of several that hold it, one without a name before those whose calls usually have one; then that which was
-        continued from here least often; then an open one; then the first. So equal conversations that run in parallel
-        go on apart.
+        Of several that hold it, one that does exactly; then one without a name before those whose calls usually have
+        one; then that which was continued from here least often; then an open one; then the first. So equal
+        conversations that run in parallel go on apart.
         """
-        sessions = self._conversations.get((key_id, conversation))
-        chosen: KnownSession | None = None
-        best = (False, 0, False)
-        for session_id, times in (sessions or {}).items():
+        chosen: tuple[KnownSession, _Holder] | None = None
+        best = (False, False, 0, False)
+        for session_id, holder in (self._conversations.get((key_id, conversation)) or {}).items():
             known = self._sessions.get(session_id)
             if known is None or not self._is_fresh(known):
                 return None
-            rank = (known.external_id is not None, times, not known.is_open)
+            rank = (not holder.exact, known.external_id is not None, holder.times, not known.is_open)
             if chosen is None or rank < best:
-                chosen, best = known, rank
-        if sessions is not None and chosen is not None:
-            sessions[chosen.context.id] += 1
-        return chosen
+                chosen, best = (known, holder), rank
+        if chosen is None:
+            return None
+        chosen[1].times += 1
+        return chosen[0]
 
     def _is_outdated(self, session_id: SessionId, look: Look) -> bool:
         """Whether it may have ended since."""

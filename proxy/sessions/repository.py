@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, literal, or_, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import aliased
+from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
 from proxy.contract.turn import Continuation, TurnState
@@ -47,16 +47,18 @@ class SessionRepository:
 
     def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
         """Who holds the longest of these conversations (`hashes`, longest first) that any session of the key holds:
-        its sessions, open or ended, first recorded first, each with the `conversation_hash` and how often it was
-        continued from there (`times`)."""
+        its sessions, open or ended, first recorded first, each with the hash (`held`) and how often it was continued
+        from there (`times`). `exact`: those that hold it as it is; else those that hold it but for a message that was
+        sent last."""
         for start in range(0, len(hashes), _HASHES):
             part = hashes[start : start + _HASHES]
             values = {"run": run_id, "key": key_id, "hashes": list(part)}
-            rows = self._connection.execute(_OF_CONVERSATION, values).all()
-            held = {row.conversation_hash for row in rows}
+            rows = [row for held in (_HELD, _SETTLED) for row in self._connection.execute(held, values)]
+            held = {row.held for row in rows}
             longest = next((value for value in part if value in held), None)
             if longest is not None:
-                return [row for row in rows if row.conversation_hash == longest]
+                found = [row for row in rows if row.held == longest]
+                return [row for row in found if row.exact] or found
         return []
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -210,25 +212,32 @@ _BY_NAME = Prepared(
 
 _FOLLOWING = aliased(TurnRow)
 
-_OF_CONVERSATION = (
-    select(
-        TurnRow.conversation_hash,
-        *_CONTEXT,
-        select(func.count())
-        .where(
-            _FOLLOWING.session_id == TurnRow.session_id,
-            _FOLLOWING.parent_id == TurnRow.id,
-            _FOLLOWING.continuation.in_((Continuation.EXACT.value, Continuation.RETEMPLATED.value)),
-        )
-        .scalar_subquery()
-        .label("times"),
-    )
-    .join(SessionRow, SessionRow.id == TurnRow.session_id)
+_TIMES = (
+    select(func.count())
     .where(
-        TurnRow.run_id == bindparam("run"),
-        TurnRow.conversation_hash.in_(bindparam("hashes", expanding=True)),
-        TurnRow.state != TurnState.FAILED.value,
-        SessionRow.key_id == bindparam("key"),
+        _FOLLOWING.session_id == TurnRow.session_id,
+        _FOLLOWING.parent_id == TurnRow.id,
+        _FOLLOWING.continuation.in_((Continuation.EXACT.value, Continuation.RETEMPLATED.value)),
     )
-    .order_by(TurnRow.finished_at, TurnRow.id)
+    .scalar_subquery()
 )
+
+
+def _holding(
+    column: InstrumentedAttribute[bytes] | InstrumentedAttribute[bytes | None], *, exact: bool
+) -> Select[Any]:
+    return (
+        select(column.label("held"), *_CONTEXT, _TIMES.label("times"), literal(exact).label("exact"))
+        .join(SessionRow, SessionRow.id == TurnRow.session_id)
+        .where(
+            TurnRow.run_id == bindparam("run"),
+            column.in_(bindparam("hashes", expanding=True)),
+            TurnRow.state != TurnState.FAILED.value,
+            SessionRow.key_id == bindparam("key"),
+        )
+        .order_by(TurnRow.finished_at, TurnRow.id)
+    )
+
+
+_HELD = _holding(TurnRow.conversation_hash, exact=True)
+_SETTLED = _holding(TurnRow.settled_hash, exact=False)

@@ -165,13 +165,22 @@ class SessionService:
         """To be called before a turn is recorded, and given to `answered`."""
         return self._memory.look()
 
-    def answered(self, session: SessionContext, conversation_hash: bytes, *, seen_open: Look | None) -> None:
+    def answered(
+        self,
+        session: SessionContext,
+        conversation_hash: bytes,
+        *,
+        settled_hash: bytes | None = None,
+        seen_open: Look | None,
+    ) -> None:
         """An answer of this session was recorded: calls may go on from this conversation. `seen_open`: the look at
         which the session was open still."""
         if seen_open is not None:
             self._memory.seen_open(session.id, seen_open)
         if session.key_id is not None:
             self._memory.add_conversation(session.key_id, conversation_hash, session.id)
+            if settled_hash is not None:
+                self._memory.add_conversation(session.key_id, settled_hash, session.id, exact=False)
 
     async def get(self, principal: Principal, name: str) -> SessionView:
         """A session by our id or the client's own name. Raises NotFound, PermissionDenied."""
@@ -281,8 +290,8 @@ class SessionService:
         for row in rows:
             times[row.id] = times.get(row.id, 0) + row.times
             self._remember(row, look)
-        held = rows[0].conversation_hash
-        self._memory.put_conversation(key_id, held, times)
+        held = rows[0].held
+        self._memory.put_conversation(key_id, held, times, exact=rows[0].exact)
         return self._memory.continued(key_id, held) or self._remember(rows[0], look)
 
     async def _open(self, opening: _Opening, name: Name | None) -> SessionContext:

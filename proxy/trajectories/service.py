@@ -24,7 +24,8 @@ from proxy.trajectories.repository import RecordedTurn, TurnRepository
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A turn with everything that is stored of it.
 
-    `conversation_hash` is over the conversation including the answer, `tools_hash` over what else the template
+    `conversation_hash` is over the conversation including the answer, `settled_hash` over that without a message that
+    may not be there next time (`tables.TurnRow`), `tools_hash` over what else the template
     renders. `attributed_by` is how the call came to its session. `messages` are those the call added to its parent's
     conversation, the answer not among them; `request` is the body without its messages; `response` is the answer as
     it was sent. `prompt_token_count` counts the full prompt, shared tokens included.
@@ -40,6 +41,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     request: dict[str, Any]
     response: dict[str, Any]
+    settled_hash: bytes | None = None
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +202,7 @@ def _columns(record: TurnRecord) -> dict[str, Any]:
         "state": turn.state.value,
         "attributed_by": record.attributed_by,
         "conversation_hash": record.conversation_hash,
+        "settled_hash": record.settled_hash,
         "tools_hash": record.tools_hash,
         "idempotency_key": record.idempotency_key,
         "prompt_token_count": record.prompt_token_count,

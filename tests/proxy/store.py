@@ -54,6 +54,7 @@ class Store:
         conversation_hash: bytes = b"\0" * 16,
         at: float | None = None,
         state: str = "complete",
+        settled_hash: bytes | None = None,
     ) -> str:
         """A finished turn, as the trajectory store would record it."""
         turn_id = new_turn_id()
@@ -81,6 +82,7 @@ class Store:
                     state=state,
                     attributed_by="key",
                     conversation_hash=conversation_hash,
+                    settled_hash=settled_hash,
                     tools_hash=b"\0" * 16,
                     prompt_token_count=1,
                     messages=[],

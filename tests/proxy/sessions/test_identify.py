@@ -270,6 +270,19 @@ async def test_a_conversation_goes_on_in_a_new_session_after_the_final_reward(pr
     assert (await proxy.call(goes_on(TWO, ONE))).id == second.id, "and on in that one"
 
 
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_conversation_is_found_without_the_message_that_floated_behind_it(proxy: Proxy, cold: bool) -> None:
+    nearly, exactly = [await proxy.call(SessionHints()) for _ in range(2)]
+    await proxy.store.add_turn(nearly.id, conversation_hash=ONE, settled_hash=TWO)
+    proxy.sessions.answered(nearly, ONE, settled_hash=TWO, seen_open=None)
+    asking = Proxy(proxy.store) if cold else proxy
+    assert (await asking.call(goes_on(TWO))).id == nearly.id
+    await proxy.answer(exactly, TWO)
+    asking = Proxy(proxy.store) if cold else proxy
+    assert [(await asking.call(goes_on(TWO))).id for _ in range(2)] == [exactly.id] * 2, "as it is, before that"
+    assert (await asking.call(goes_on(ONE))).id == nearly.id
+
+
 async def test_failed_turns_are_no_conversation(proxy: Proxy) -> None:
     context = await proxy.call(SessionHints())
     await proxy.store.add_turn(context.id, conversation_hash=ONE, state="failed")

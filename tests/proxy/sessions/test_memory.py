@@ -99,9 +99,9 @@ def test_equal_conversations_are_continued_in_turn(kept: Kept) -> None:
 def test_what_the_store_says_of_a_conversation_is_counted_on_from(kept: Kept) -> None:
     for session_id in "ab":
         kept.put(session_id)
-    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 2, SessionId("b"): 0})
+    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 2, SessionId("b"): 0}, exact=True)
     assert [kept.continued() for _ in range(3)] == ["b", "b", "a"]
-    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 0, SessionId("b"): 1})
+    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 0, SessionId("b"): 1}, exact=True)
     assert kept.continued() == "b", "what was counted here counts"
 
 
@@ -111,6 +111,17 @@ def test_sessions_with_a_name_come_after_those_without(kept: Kept) -> None:
     for session_id in ("named", "bare"):
         kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
     assert [kept.continued() for _ in range(3)] == ["bare"] * 3
+
+
+def test_sessions_that_hold_a_conversation_exactly_come_first(kept: Kept) -> None:
+    for session_id in ("nearly", "exactly"):
+        kept.put(session_id)
+        kept.memory.add_conversation(KEY, HASH, SessionId(session_id), exact=session_id == "exactly")
+    assert [kept.continued() for _ in range(2)] == ["exactly"] * 2
+    kept.memory.add_conversation(KEY, HASH, SessionId("nearly"))
+    assert kept.continued() == "nearly", "it does too, now, and was not continued yet"
+    kept.memory.put_conversation(KEY, HASH, {SessionId("nearly"): 9, SessionId("exactly"): 0}, exact=False)
+    assert kept.continued() == "exactly"
 
 
 def test_a_conversation_of_an_ended_session_is_its_own(kept: Kept) -> None:
