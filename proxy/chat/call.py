@@ -100,7 +100,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, and what the request says of the session beside its body: the path, and the headers that
     `sessions.identification` reads. `body_digest` tells equal requests; `retry_count` is what the client's SDK says
-    of this one, None where it says nothing."""
+    of this one, None where it says nothing. `body_bytes` is the body's length."""
 
     principal: Principal
     path_session: str | None = None
@@ -108,6 +108,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     retry_count: int | None = None
     body_digest: bytes = b""
+    body_bytes: int = 0
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,6 +76,7 @@ for _prefix in PREFIXES:
 async def caller(request: Request) -> Caller:
     """Who sends this, and what it says of its session. Raises AuthenticationFailed."""
     headers = request.headers
+    body = await request.body()
     retries = headers.get("x-stainless-retry-count", "")
     return Caller(
         principal=await principal(request),
@@ -83,7 +84,8 @@ async def caller(request: Request) -> Caller:
         session_headers=session_headers(request.scope["headers"]),
         idempotency_key=headers.get("idempotency-key"),
         retry_count=int(retries) if retries.isascii() and retries.isdigit() else None,
-        body_digest=blake2b(await request.body(), digest_size=16).digest(),
+        body_digest=blake2b(body, digest_size=16).digest(),
+        body_bytes=len(body),
     )
 
 

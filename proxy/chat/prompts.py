@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,22 +50,39 @@ class PromptPlanner:
         self._conversations.keep(asked)
         return asked
 
-    async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
-        """Raises InvalidRequest when the template refuses the messages."""
-        conversation = _conversation(call)
+    async def plan(
+        self, call: ModelCall, asked: ReadConversation, session: SessionContext, *, is_large: bool = False
+    ) -> PlannedPrompt:
+        """`is_large`: rendering and tokenising would keep other calls waiting, so that a thread does it.
+
+        Raises InvalidRequest when the template refuses the messages, ContextLengthExceeded.
+        """
         parent = await self._parent(call, asked, session)
+        recent: list[ParentTurn] = []
+        if parent is None and not session.is_new:
+            recent = await self._trajectories.recent_turns(session.id, RECENT_TURNS)
+        if is_large:
+            return await asyncio.to_thread(self._plan, call, asked, parent, recent, None)
+        return self._plan(call, asked, parent, recent, self._shortcuts if asked.plain else None)
+
+    def _plan(
+        self,
+        call: ModelCall,
+        asked: ReadConversation,
+        parent: ParentTurn | None,
+        recent: list[ParentTurn],
+        shortcuts: Shortcuts | None,
+    ) -> PlannedPrompt:
+        conversation = _conversation(call)
         covered = 0
         if parent is not None:
             extended = asked.length_at(parent.conversation_hash)
-            shortcuts = self._shortcuts if asked.plain else None
             plan = plan_continuation(self._template, conversation, known_turn(parent), extended, shortcuts)
             if plan.continuation in (Continuation.EXACT, Continuation.RETEMPLATED):
                 covered = extended
         else:
-            recent = [] if session.is_new else await self._trajectories.recent_turns(session.id, RECENT_TURNS)
-            plan = off_its_owner(
-                plan_branch(self._template, conversation, [known_turn(turn) for turn in recent]), recent
-            )
+            known = [known_turn(turn) for turn in recent]
+            plan = off_its_owner(plan_branch(self._template, conversation, known), recent)
         return PlannedPrompt(
             plan=plan,
             messages=[*call.messages[covered:], *_begun(call)],
@@ -83,9 +101,9 @@ class PromptPlanner:
                 return parent
         return await self._trajectories.find_parent(session.id, asked.answered)
 
-    def count(self, call: ModelCall) -> int:
+    async def count(self, call: ModelCall) -> int:
         """The tokens of the prompt, were it the first of its session. Raises InvalidRequest."""
-        return len(self._template.encode(_conversation(call).render(self._template)))
+        return len(await asyncio.to_thread(_conversation(call).encode, self._template))
 
 
 def _conversation(call: ModelCall) -> Conversation:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import msgspec
 
 from proxy.chat.call import Answer, ModelCall
 from proxy.chat.prompts import RECENT_TURNS, PlannedPrompt, known_turn, off_its_owner
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.detokenizer import TokenDecoder
-from proxy.tokens.prefix import PromptPlan
 from proxy.tokens.raw import (
     NO_TOOLS,
     CompletionIndex,
@@ -54,14 +56,20 @@ class RawPromptPlanner:
         prompts = tuple(map(RawPrompt, call.prompts))
         return ReadPrompts(prompts=prompts, extended=tuple(map(self._completions.extended_by, prompts)))
 
-    async def plan(self, asked: ReadPrompts, session: SessionContext) -> tuple[PlannedPrompt, ...]:
-        """Raises InvalidRequest for an empty prompt, and for ids of no token."""
+    async def plan(
+        self, asked: ReadPrompts, session: SessionContext, *, is_large: bool = False
+    ) -> tuple[PlannedPrompt, ...]:
+        """`is_large`: tokenising would keep other calls waiting, so that a thread does it.
+
+        Raises InvalidRequest for an empty prompt, and for ids of no token; ContextLengthExceeded.
+        """
         recent = [] if session.is_new else await self._trajectories.recent_turns(session.id, RECENT_TURNS)
         planned = []
         for prompt, extended in zip(asked.prompts, asked.extended, strict=True):
             parent = None if session.is_new else await self._parent(prompt, extended, session, recent)
-            plan, covered = await self._plan(prompt, parent, recent)
-            planned.append(self._planned(prompt, plan, covered))
+            said = await self._said(parent) if parent is not None and prompt.is_text else None
+            make = partial(self._planned, prompt, parent, said, recent)
+            planned.append(await asyncio.to_thread(make) if is_large else make())
         return tuple(planned)
 
     async def _parent(
@@ -75,25 +83,27 @@ class RawPromptPlanner:
         fitting = [turn for turn in recent if prompt.extends(turn.conversation_hash)]
         return max(fitting, key=lambda turn: length_of(turn.conversation_hash), default=None)
 
-    async def _plan(
-        self, prompt: RawPrompt, parent: ParentTurn | None, recent: list[ParentTurn]
-    ) -> tuple[PromptPlan, int]:
-        """With how many bytes of the prompt are recorded along the parent's path."""
-        if not isinstance(prompt.given, str):
-            turns = [parent, *recent] if parent is not None else recent
-            return off_its_owner(plan_ids(self._template, prompt.given, list(map(known_turn, turns))), turns), 0
-        answered = await self._trajectories.responses([parent.id]) if parent is not None else []
-        if parent is None or not answered:
-            plan = plan_text(self._template, prompt.given, list(map(known_turn, recent)))
-            return off_its_owner(plan, recent), 0
-        covered = length_of(parent.conversation_hash)
-        choice = msgspec.convert(answered[0], Answer).choices[0]
-        said = SaidAnswer(text=choice.text, tokens=choice.completion_tokens)
-        rest = prompt.data[covered:].decode()
-        return plan_text_behind(self._template, self._decoder, known_turn(parent), said, rest), covered
+    async def _said(self, parent: ParentTurn) -> SaidAnswer | None:
+        answers = await self._trajectories.responses([parent.id])
+        if not answers:
+            return None
+        choice = msgspec.convert(answers[0], Answer).choices[0]
+        return SaidAnswer(text=choice.text, tokens=choice.completion_tokens)
 
-    def _planned(self, prompt: RawPrompt, plan: PromptPlan, covered: int) -> PlannedPrompt:
-        text = prompt.data[covered:].decode() if prompt.is_text else self._decoder.text(plan.new_ids)
+    def _planned(
+        self, prompt: RawPrompt, parent: ParentTurn | None, said: SaidAnswer | None, recent: list[ParentTurn]
+    ) -> PlannedPrompt:
+        turns = [parent, *recent] if parent is not None else recent
+        known = list(map(known_turn, turns))
+        if not isinstance(prompt.given, str):
+            plan = off_its_owner(plan_ids(self._template, prompt.given, known), turns)
+            text = self._decoder.text(plan.new_ids)
+        elif parent is not None and said is not None:
+            text = prompt.data[length_of(parent.conversation_hash) :].decode()
+            plan = plan_text_behind(self._template, self._decoder, known[0], said, text)
+        else:
+            text = prompt.given
+            plan = off_its_owner(plan_text(self._template, text, known), turns)
         return PlannedPrompt(
             plan=plan,
             messages=[{"role": "user", "content": text}],

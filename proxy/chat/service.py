@@ -45,6 +45,9 @@ from proxy.tokens.template import ChatTemplate
 from proxy.tokens.tool_calls import CLOSE, OPEN
 from proxy.trajectories.service import TrajectoryStore
 
+_LARGE_BODY = 1 << 18
+"""Bytes. What is larger takes longer to render and tokenise than other calls should wait."""
+
 
 class ChatService:
     """Answers model calls of every dialect."""
@@ -118,7 +121,7 @@ class ChatService:
     async def count_tokens(self, call: ModelCall, principal: Principal) -> int:
         """Of the prompt of `call`, were it the first of its session; nothing is generated or recorded."""
         await self.models.resolve(principal, call.model)
-        return self._prompts.count(call)
+        return await self._prompts.count(call)
 
     async def aclose(self) -> None:
         """Ends what still generates; each turn is recorded with what it has."""
@@ -144,10 +147,11 @@ class ChatService:
         found = await self._answered_before(session, caller)
         if found is not None:
             return found
+        is_large = caller.body_bytes > _LARGE_BODY
         if isinstance(asked, ReadPrompts):
-            prompts = await self._raw_prompts.plan(asked, session)
+            prompts = await self._raw_prompts.plan(asked, session, is_large=is_large)
         else:
-            prompts = (await self._prompts.plan(call, asked, session),)
+            prompts = (await self._prompts.plan(call, asked, session, is_large=is_large),)
         context = CallContext(dialect=dialect, served=served, session=session, idempotency_key=caller.idempotency_key)
         return self._generate(call, caller, hints, context, prompts)
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from typing import Any, Protocol
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import log
@@ -17,6 +18,10 @@ from proxy.http.errors import error_response
 _LOG = log.logger(__name__)
 _STANDARD_LOG = logging.getLogger(__name__)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+_LEFT = 499
+"""What is counted for a request whose client left."""
 
 
 class RequestObserver(Protocol):
@@ -54,6 +59,8 @@ class RequestBoundary:
         logged = log.request_id.set(request_id)
         try:
             await self._app(scope, receive, send_with_id)
+        except ClientDisconnect:  # while it sent its body: nobody waits for an answer
+            status = _LEFT
         except Exception:
             _LOG.exception("request failed", method=scope["method"], path=scope["path"])
             if status:

@@ -55,6 +55,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         rendered = template.render(self.messages, self.tools, generation_prompt=True, arguments=self.arguments)
         return rendered + self.prefill
 
+    def encode(self, template: ChatTemplate) -> TokenIds:
+        """Its ids. Raises ContextLengthExceeded for one that is far too long."""
+        text = self.render(template)
+        template.check_length(text)
+        return TokenIds.of(template.encode(text))
+
 
 def plan_continuation(
     template: ChatTemplate,
@@ -84,7 +90,7 @@ def plan_continuation(
                 continuation=Continuation.EXACT,
             )
     plan = branch(
-        TokenIds.of(template.encode(conversation.render(template))),
+        conversation.encode(template),
         [parent],
         Continuation.RETEMPLATED if same_tools else Continuation.EDITED,
     )
@@ -96,7 +102,7 @@ def plan_continuation(
 def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
     """The prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
     latest first) with which it shares most tokens; `new` where it shares none."""
-    return branch(TokenIds.of(template.encode(conversation.render(template))), recent, Continuation.EDITED)
+    return branch(conversation.encode(template), recent, Continuation.EDITED)
 
 
 def branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
@@ -145,6 +151,7 @@ def _suffix(template: ChatTemplate, parent: KnownTurn, rest: str) -> tuple[int, 
     The template closes an answer with some text (`<|im_end|>` and a line break). As much of it as the model wrote
     itself, up to its stop token, is in the path already; the rest is prompt.
     """
+    template.check_length(rest)
     last = parent.path_ids[-1] if parent.path_ids else None
     if last not in template.stop_ids:
         return template.encode(rest)

@@ -140,7 +140,9 @@ def plan_ids(template: ChatTemplate, ids: TokenIds, recent: Sequence[KnownTurn])
 
 
 def plan_text(template: ChatTemplate, text: str, recent: Sequence[KnownTurn]) -> PromptPlan:
-    """A prompt of text that extends no known completion. Raises InvalidRequest for an empty one."""
+    """A prompt of text that extends no known completion. Raises InvalidRequest for an empty one, and for one that is
+    far too long."""
+    template.check_length(text)
     ids = TokenIds.of(template.encode_prompt(text))
     if not ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
@@ -154,8 +156,9 @@ def plan_text_behind(
     the rest.
 
     What of the answer was not shown to the client stays where the client wrote it itself: the end mark, or a stop
-    string. Otherwise the prompt goes on before it.
+    string. Otherwise the prompt goes on before it. Raises ContextLengthExceeded for a rest that is far too long.
     """
+    template.check_length(rest)
     output = tuple(parent.path_ids[len(parent.path_ids) - answer.tokens :])
     ended = bool(output) and output[-1] in template.stop_ids
     mark = template.token_text(output[-1]) if ended else ""

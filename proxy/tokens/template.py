@@ -20,7 +20,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from proxy.errors import InvalidRequest
+from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.settings import ConfigurationError
 from proxy.tokens import reasoning
 from proxy.tokens.model_files import ModelFiles, locate, read_model_files
@@ -31,6 +31,10 @@ Message = Mapping[str, Any]
 _TAIL = 32
 _SHORT_ID = 9
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_CHARACTERS = 16
+"""For a token, at first: four times what is usual."""
+_CUT = 64
+"""Tokens by which the beginning of a text may differ from the same beginning cut off."""
 _PROBE = "\u2402probe\u2403"
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What every template is given."""
@@ -124,6 +128,18 @@ class ChatTemplate:
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text; nothing is added at either end."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def check_length(self, text: str) -> None:
+        """Raises ContextLengthExceeded for text that cannot fit the context. It is not tokenised whole for that: a
+        body may have so much of it that its tokens would fill the memory."""
+        looked_at = _CHARACTERS * self.context_length
+        while len(text) > looked_at:
+            count = len(self.encode(text[:looked_at]))
+            if count > self.context_length + _CUT:
+                raise ContextLengthExceeded(
+                    f"prompt is too long: more than {count} tokens > {self.context_length} maximum", param="messages"
+                )
+            looked_at *= 4
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a text that is a prompt by itself: behind the tokens that the tokenizer begins every text with,

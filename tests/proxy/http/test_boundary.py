@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
+from starlette.types import Scope
 from structlog.testing import capture_logs
 
 from proxy.errors import EngineUnavailable, StoreUnavailable
@@ -181,3 +182,28 @@ async def test_requests_are_counted_by_their_pattern(client: httpx.AsyncClient, 
         ("POST", "/echo/{name}", 200),
         ("GET", "unmatched", 404),
     ]
+
+
+async def test_a_client_that_leaves_while_it_sends_its_body_is_no_error(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    received: list[Any] = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return received.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: Scope = {
+        "type": "http", "method": "POST", "path": "/echo/x", "raw_path": b"/echo/x", "query_string": b"",
+        "headers": [], "http_version": "1.1", "scheme": "http", "server": ("test", 80), "client": None,
+    }  # fmt: skip
+    await application(recorder)(scope, receive, send)
+    assert sent == []
+    assert recorder.requests == [("POST", "/echo/{name}", 499)]
+    assert "Traceback" not in "".join(capsys.readouterr())
