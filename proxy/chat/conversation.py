@@ -8,7 +8,7 @@ bytes; only that answer and what follows are decoded, checked and hashed.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, overload
 
@@ -61,11 +61,28 @@ class WireMessages(Sequence[Message]):
         return first, hasher.digest()
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """What the index keeps of messages: their canonical hash, and whether all of them are plain."""
+class KnownMessages(msgspec.Struct, frozen=True):
+    """What is kept of messages: their canonical hash, and whether all of them are plain."""
 
-    hash: bytes
-    plain: bool
+    hash: bytes = EMPTY
+    plain: bool = True
+
+    def followed_by(self, messages: Iterable[Message]) -> KnownMessages:
+        """The same with more."""
+        current, plain = self.hash, self.plain
+        for message in messages:
+            current = extend_hash(current, message)
+            plain = plain and _is_plain(message)
+        return KnownMessages(current, plain)
+
+
+class RememberedMessages(list[Message]):
+    """Messages of which the first `start` are `known`."""
+
+    def __init__(self, messages: Iterable[Message], *, start: int, known: KnownMessages) -> None:
+        super().__init__(messages)
+        self.start = start
+        self.known = known
 
 
 class ReadConversation:
@@ -75,9 +92,12 @@ class ReadConversation:
     templates write differently once it is past.
     """
 
-    def __init__(self, messages: Sequence[Message], *, start: int, known: _Known, digest: bytes | None) -> None:
+    def __init__(
+        self, messages: Sequence[Message], *, start: int, known: KnownMessages, digest: bytes | None
+    ) -> None:
         self.messages = messages
         self._start = start
+        self._known = known
         self.digest = digest
         self._tail: list[bytes] = []
         self._all: list[bytes] | None = None
@@ -91,7 +111,7 @@ class ReadConversation:
     @property
     def hash(self) -> bytes:
         """Of the whole conversation."""
-        return self._tail[-1] if self._tail else EMPTY
+        return self._tail[-1] if self._tail else self._known.hash
 
     @property
     def answered(self) -> AnsweredHashes:
@@ -171,17 +191,19 @@ class ConversationIndex:
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._kept = kept
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._known: OrderedDict[bytes, KnownMessages] = OrderedDict()
 
     def read(self, messages: Sequence[Message]) -> ReadConversation:
         """Checks every message that was not checked before in these very bytes. Raises InvalidRequest."""
+        if isinstance(messages, RememberedMessages):
+            return ReadConversation(messages, start=messages.start, known=messages.known, digest=None)
         if not isinstance(messages, WireMessages):
-            return ReadConversation(messages, start=0, known=_Known(EMPTY, plain=True), digest=None)
+            return ReadConversation(messages, start=0, known=KnownMessages(), digest=None)
         split = _last_answer(messages)
         before, whole = messages.digests(split)
         known = self._known.get(before) if split else None
         if known is None:
-            return ReadConversation(messages, start=0, known=_Known(EMPTY, plain=True), digest=whole)
+            return ReadConversation(messages, start=0, known=KnownMessages(), digest=whole)
         self._known.move_to_end(before)
         return ReadConversation(messages, start=split, known=known, digest=whole)
 
@@ -189,7 +211,7 @@ class ConversationIndex:
         """So that the request which goes on from this one is recognised."""
         if conversation.digest is None:
             return
-        self._known[conversation.digest] = _Known(conversation.hash, conversation.plain)
+        self._known[conversation.digest] = KnownMessages(conversation.hash, conversation.plain)
         if len(self._known) > self._kept:
             self._known.popitem(last=False)
 

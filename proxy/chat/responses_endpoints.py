@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from proxy.chat.call import ModelCall, PreviousAnswer
 from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
-from proxy.chat.fields import decode_body
+from proxy.chat.fields import decode_listing
 from proxy.chat.recorded import RecordedAnswers, answer_message, answer_of
 from proxy.chat.responses import Responses, recorded_response
 from proxy.chat.responses_items import Item, input_items, output_items, references, turn_of
@@ -88,10 +88,10 @@ for _prefix in PREFIXES:
 
 async def _call(request: Request, who: Principal) -> ModelCall:
     """What the request asks, with everything that it refers to."""
-    value = decode_body(await request.body())
-    recorded = _recorded(request)
+    chat, recorded = chat_of(request), _recorded(request)
+    value = decode_listing(await request.body(), "input")
     referenced = await _referenced(recorded, who, references(value.get("input")))
-    call = parse_response_request(value, referenced, chat_of(request).template_arguments)
+    call = parse_response_request(value, referenced, known=chat.template_arguments, memory=chat.remembered)
     return call if call.previous is None else await _go_on(recorded, who, call, call.previous)
 
 

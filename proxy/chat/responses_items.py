@@ -11,8 +11,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from proxy.chat.call import CallDelta, Choice, TokenLogprob
-from proxy.chat.fields import object_at, plain, text_at
+from proxy.chat.conversation import KnownMessages, RememberedMessages
+from proxy.chat.fields import decode_element, list_at, object_at, plain, text_at
 from proxy.chat.responses_tools import SpecialTools, arguments_of, input_of, offered_name
 from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import FinishReason
@@ -46,36 +49,70 @@ def turn_of(item_id: Any) -> TurnId | None:
 
 
 def references(items: Any) -> list[str]:
-    """The ids that `item_reference` items name."""
-    if not isinstance(items, list):
-        return []
-    return [
-        item["id"]
-        for item in items
-        if isinstance(item, dict) and _kind(item) == "item_reference" and isinstance(item.get("id"), str)
-    ]
+    """The ids that `item_reference` items name. Raises InvalidRequest."""
+    found: list[str] = []
+    for index, raw in enumerate(items if isinstance(items, list) else ()):
+        text = bytes(raw)
+        if b"item_reference" in text or b'"type"' not in text:
+            item = decode_element(raw, f"input[{index}]")
+            if isinstance(item, dict) and _kind(item) == "item_reference" and isinstance(item.get("id"), str):
+                found.append(item["id"])
+    return found
+
+
+class ReadItems(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a reader is behind some items. `added_tools` are by their place. Nobody changes what it holds."""
+
+    messages: tuple[Message, ...] = ()
+    known: KnownMessages = KnownMessages()
+    warnings: tuple[str, ...] = ()
+    added_tools: dict[str, list[Any]] = {}
+    answer_turn: TurnId | None = None
+
+
+class RememberedAnswer(Exception):
+    """An item belongs to an answer among the items that were read before: they are to be read again."""
 
 
 class ItemReader:
-    """Items into messages. `referenced` are the items that others refer to by id."""
+    """Items into messages. `referenced` are the items that others refer to by id; `behind` is where an earlier reader
+    was, whose items are not read again."""
 
-    def __init__(self, referenced: Mapping[str, Item]) -> None:
-        self.messages: list[Message] = []
-        self.warnings: list[str] = []
+    def __init__(self, referenced: Mapping[str, Item], behind: ReadItems = ReadItems()) -> None:  # noqa: B008
+        self.messages: list[Message] = list(behind.messages)
+        self.warnings: list[str] = list(behind.warnings)
+        self.added_tools: dict[str, list[Any]] = dict(behind.added_tools)
+        self._behind = behind
         self._referenced = referenced
         self._answer: Message | None = None
-        self._answer_turn: TurnId | None = None
+        self._answer_turn: TurnId | None = behind.answer_turn
 
-    def read(self, items: Any, where: str = "input") -> None:
-        """A string, or a list of items. Raises InvalidRequest, with the exact place; NotFound for a reference to
-        nothing."""
-        if isinstance(items, str):
-            self._add({"role": "user", "content": items})
-            return
-        if not isinstance(items, list):
-            raise InvalidRequest(f"{where} is text or a list of items", param=where)
-        for index, item in enumerate(items):
-            self._read_item(object_at(item, f"{where}[{index}]"), f"{where}[{index}]")
+    def read(self, items: Sequence[msgspec.Raw], first: int = 0) -> None:
+        """Reads from the item of number `first`. Raises InvalidRequest, with the exact place; NotFound for a
+        reference to nothing; RememberedAnswer."""
+        for index in range(first, len(items)):
+            where = f"input[{index}]"
+            self._read_item(object_at(decode_element(items[index], where), where), where)
+
+    def say(self, role: str, text: str) -> None:
+        self._add({"role": role, "content": text})
+
+    @property
+    def conversation(self) -> RememberedMessages:
+        """The messages, those that were known before marked as such."""
+        return RememberedMessages(self.messages, start=len(self._behind.messages), known=self._behind.known)
+
+    def state(self) -> ReadItems | None:
+        """Where it is now; None where what comes next may change what was read."""
+        if not self.messages or self.messages[-1] is self._answer:
+            return None
+        return ReadItems(
+            messages=tuple(self.messages),
+            known=self._behind.known.followed_by(self.messages[len(self._behind.messages) :]),
+            warnings=tuple(self.warnings),
+            added_tools=self.added_tools,
+            answer_turn=self._answer_turn,
+        )
 
     def _read_item(self, item: Item, where: str) -> None:
         kind = _kind(item)
@@ -91,7 +128,9 @@ class ItemReader:
             self._read_call(kind, item, where)
         elif not isinstance(kind, str):
             raise InvalidRequest("an item has a type, and a message a role", param=f"{where}.type")
-        elif kind != ADDED_TOOLS:
+        elif kind == ADDED_TOOLS:
+            self.added_tools[f"{where}.tools"] = list_at(item.get("tools"), f"{where}.tools")
+        else:
             self.warnings.append(f"{where} of type {plain(kind)} is ignored")
 
     def _refer(self, item: Item, where: str) -> Item:
@@ -157,6 +196,8 @@ class ItemReader:
         """The answer that an item is part of: the last one, where the item is of the same turn, or else may be. An
         item that `begins` an answer is not part of one that already has text or calls."""
         turn, last = turn_of(item.get("id")), self._answer
+        if last is None and turn is not None and turn == self._answer_turn:
+            raise RememberedAnswer
         if last is not None:
             if turn is not None and turn == self._answer_turn:
                 return last

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from proxy.chat.call import AnswerFormat, ModelCall, PreviousAnswer
 from proxy.chat.fields import list_at, object_at, plain, text_at
-from proxy.chat.responses_items import ADDED_TOOLS, Item, ItemReader
+from proxy.chat.remembered import Remembered
+from proxy.chat.responses_items import Item, ItemReader, ReadItems, RememberedAnswer
 from proxy.chat.responses_tools import OfferedTools, read_tool_choice, read_tools
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.chat.template_arguments import read_template_arguments
@@ -54,23 +55,27 @@ class ResponseBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+ItemMemory = Remembered[ReadItems]
+"""Of the beginnings of conversations that were sent before."""
+
+
 def parse_response_request(
-    value: dict[str, Any], referenced: Mapping[str, Item], known: Set[str] = frozenset()
+    value: dict[str, Any],
+    referenced: Mapping[str, Item],
+    *,
+    known: Set[str] = frozenset(),
+    memory: ItemMemory | None = None,
 ) -> ModelCall:
-    """`referenced` are the items that `item_reference` names (`responses_items.references`), `known` the arguments
-    that the model's template reads.
+    """The items of `value["input"]` are as they came (`fields.decode_listing`). `referenced` are those that
+    `item_reference` names (`responses_items.references`), `known` the arguments that the model's template reads.
 
     Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured, NotFound
     for a reference to nothing.
     """
     body = validated(ResponseBody, value)
     _refuse_unsupported(body)
-    reader = ItemReader(referenced)
-    if body.instructions:
-        reader.messages.append({"role": "system", "content": body.instructions})
-    if body.input is not None:
-        reader.read(body.input)
-    offered, declared = _offered(body)
+    reader = _read_input(body, referenced, memory)
+    offered, declared = _offered({"tools": body.tools or [], **reader.added_tools})
     if not reader.messages and not body.previous_response_id:
         raise InvalidRequest("there is nothing to answer: input is empty", param="input")
     choice, functions = read_tool_choice(body.tool_choice, offered)
@@ -79,7 +84,7 @@ def parse_response_request(
     arguments, unknown = read_template_arguments(effort, body.chat_template_kwargs, known)
     return ModelCall(
         model=body.model,
-        messages=reader.messages,
+        messages=reader.conversation,
         tools=functions or None,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
@@ -143,12 +148,49 @@ def _answer_format(form: Any) -> AnswerFormat | None:
     )
 
 
-def _offered(body: ResponseBody) -> tuple[OfferedTools, list[Any]]:
-    """What the model is offered, and what was declared for it: the tools of the request, and those that items add."""
-    declared = {"tools": body.tools or []}
-    for index, item in enumerate(body.input if isinstance(body.input, list) else ()):
-        if item.get("type") == ADDED_TOOLS:
-            declared[f"input[{index}].tools"] = list_at(item.get("tools"), f"input[{index}].tools")
+def _read_input(body: ResponseBody, referenced: Mapping[str, Item], memory: ItemMemory | None) -> ItemReader:
+    """Reads what was not read before in these very bytes."""
+    if body.input is None or isinstance(body.input, str):
+        reader = _begun(body, referenced)
+        if body.input is not None:
+            reader.say("user", body.input)
+        return reader
+    items = list_at(body.input, "input")
+    if memory is None or referenced:
+        reader = _begun(body, referenced)
+        reader.read(items)
+        return reader
+    seed = b"responses\n" + (body.instructions or "").encode()
+    remembered = memory.beginning(seed, items)
+    behind = _read_behind(items, *remembered) if remembered is not None else None
+    reader = behind or _begun(body, referenced)
+    if behind is None:
+        reader.read(items)
+    state = reader.state()
+    if state is not None:
+        memory.keep(seed, items, state)
+    return reader
+
+
+def _begun(body: ResponseBody, referenced: Mapping[str, Item]) -> ItemReader:
+    reader = ItemReader(referenced)
+    if body.instructions:
+        reader.say("system", body.instructions)
+    return reader
+
+
+def _read_behind(items: list[Any], count: int, state: ReadItems) -> ItemReader | None:
+    """None where an item changes what `state` holds."""
+    reader = ItemReader({}, state)
+    try:
+        reader.read(items, count)
+    except RememberedAnswer:
+        return None
+    return reader
+
+
+def _offered(declared: Mapping[str, list[Any]]) -> tuple[OfferedTools, list[Any]]:
+    """What the model is offered of the tools that stand at these places, and all of them."""
     read = [read_tools(tools, where) for where, tools in declared.items()]
     offered = OfferedTools(
         functions=[function for part in read for function in part.functions],

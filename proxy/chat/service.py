@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,7 @@ from proxy.chat.observer import TurnObserver
 from proxy.chat.prompts import PlannedPrompt, PromptPlanner
 from proxy.chat.raw_prompts import RawPromptPlanner, ReadPrompts
 from proxy.chat.recording import CallContext, TurnRecorder, stream_head
+from proxy.chat.remembered import Remembered
 from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
 from proxy.chat.sampling import for_choice, resolve_sampling
 from proxy.clock import Clock
@@ -73,6 +75,7 @@ class ChatService:
         self._engine = engine
         self._clock = clock
         self._slots = asyncio.Semaphore(settings.engine.max_concurrency)
+        self.remembered: Remembered[Any] = Remembered()
         self._recent = RecentAnswers(clock)
         self._unnamed = UnnamedCalls(clock)
         self._running: set[Generation] = set()

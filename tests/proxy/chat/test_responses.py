@@ -157,6 +157,15 @@ async def test_warnings_are_in_a_header(world: World) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "item", ['{"role": "user", "content": "\\ud800"}', '{"id": "\\ud800"}', '{"type": "item_reference", "id": 1e}']
+)
+async def test_items_that_are_no_json_are_refused_with_their_place(world: World, item: str) -> None:
+    response = await world.http.post("/v1/responses", content=f'{{"model": "policy", "input": [{item}]}}')
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_request"
+
+
 async def test_a_fault_is_in_the_envelope(world: World) -> None:
     response = await ask(world, input=[{"role": "king", "content": "x"}])
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input[0].role")

@@ -6,14 +6,17 @@ import json
 from itertools import permutations
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.chat.call import CallDelta, Choice, ModelCall, ToolUse
-from proxy.chat.fields import decode_body
+from proxy.chat.conversation import ConversationIndex, RememberedMessages
+from proxy.chat.fields import decode_listing
+from proxy.chat.remembered import Remembered
 from proxy.chat.responses_items import input_items, item_id, output_items, references, turn_of
-from proxy.chat.responses_request import ResponseBody, parse_response_request
+from proxy.chat.responses_request import ItemMemory, ResponseBody, parse_response_request
 from proxy.chat.responses_tools import special_tools
 from proxy.contract.identifiers import new_turn_id
 from proxy.contract.turn import FinishReason
@@ -28,8 +31,12 @@ ASKED = {"role": "user", "content": "x"}
 
 
 def parse(**body: Any) -> ModelCall:
-    value = decode_body(json.dumps({"model": "m", "input": "x", **body}).encode())
-    return parse_response_request(value, {})
+    return parse_with({}, input=body.pop("input", "x"), **body)
+
+
+def parse_with(referenced: Any, memory: ItemMemory | None = None, known: Any = frozenset(), **body: Any) -> ModelCall:
+    value = decode_listing(json.dumps({"model": "m", **body}).encode(), "input")
+    return parse_response_request(value, referenced, known=known, memory=memory)
 
 
 def messages(items: Any, **body: Any) -> list[dict[str, Any]]:
@@ -100,7 +107,7 @@ def test_null_is_absent_for_every_optional_field() -> None:
 def test_reasoning_effort_is_told_to_the_template(
     body: dict[str, Any], known: set[str], arguments: dict[str, Any], warnings: tuple[str, ...]
 ) -> None:
-    call = parse_response_request({"model": "m", "input": "x", **body}, {}, known)
+    call = parse_with({}, known=known, input="x", **body)
     assert (call.template_arguments, call.warnings) == (arguments, warnings)
 
 
@@ -233,13 +240,12 @@ def test_hosted_and_unknown_items_are_ignored_with_a_warning() -> None:
 
 def test_an_item_can_refer_to_another() -> None:
     items = [ASKED, {"type": "item_reference", "id": "msg_1"}, {"id": "fc_1"}, result()]
-    assert references(items) == ["msg_1", "fc_1"]
-    value = {"model": "m", "input": items}
-    call = parse_response_request(value, {"msg_1": said("a"), "fc_1": called()})
+    assert references([msgspec.Raw(json.dumps(item).encode()) for item in items]) == ["msg_1", "fc_1"]
+    call = parse_with({"msg_1": said("a"), "fc_1": called()}, input=items)
     assert call.messages[1]["content"] == "a"
     assert call.messages[1]["tool_calls"]
     with pytest.raises(NotFound) as caught:
-        parse_response_request(value, {"msg_1": said("a")})
+        parse_with({"msg_1": said("a")}, input=items)
     assert caught.value.param == "input[2].id"
 
 
@@ -261,6 +267,75 @@ def test_items_of_a_conversation_stand_for_that_conversation(kinds: list[str]) -
             conversation.append({"role": "system", "content": "t"})
         conversation.append(dict(ASKED))
     assert messages(input_items(TURN, conversation, {})) == conversation
+
+
+# Conversations that come again
+
+
+def test_a_conversation_that_comes_again_is_read_as_far_as_it_is_new() -> None:
+    memory: ItemMemory = Remembered()
+    items: list[Any] = [ASKED, {"type": "web_search_call"}]
+    for turn in range(4):
+        call = parse_with({}, memory, input=items, instructions="Be brief.")
+        again = parse_with({}, input=items, instructions="Be brief.")
+        assert list(call.messages) == list(again.messages)
+        assert call.warnings == again.warnings
+        assert isinstance(call.messages, RememberedMessages)
+        assert call.messages.start == (0 if turn == 0 else len(call.messages) - 2)
+        index = ConversationIndex()
+        assert index.read(call.messages).hash == index.read(list(call.messages)).hash
+        items += [said(f"{turn}"), {"role": "user", "content": f"And {turn}?"}]
+
+
+def test_the_same_items_behind_other_instructions_are_read() -> None:
+    memory: ItemMemory = Remembered()
+    for instructions in ("a", "b", None, "a"):
+        call = parse_with({}, memory, input=[ASKED], instructions=instructions)
+        assert list(call.messages) == list(parse_with({}, input=[ASKED], instructions=instructions).messages)
+
+
+def test_an_item_that_belongs_to_a_remembered_answer_is_read_with_it() -> None:
+    memory: ItemMemory = Remembered()
+    first = [ASKED, called("one", id=item_id("fc", TURN, 0)), result()]
+    more = [*first, called("two", id=item_id("fc", TURN, 1)), result()]
+    for items in (first, more, first, more):
+        assert list(parse_with({}, memory, input=items).messages) == messages(items)
+
+
+def test_an_answer_at_the_end_is_not_remembered_as_whole() -> None:
+    memory: ItemMemory = Remembered()
+    for items in ([ASKED, said("a")], [ASKED, said("a"), called()], [ASKED, said("a"), called(), result()]):
+        assert list(parse_with({}, memory, input=items).messages) == messages(items)
+
+
+@given(st.data())
+def test_memory_changes_nothing(data: st.DataObject) -> None:
+    memory: ItemMemory = Remembered(most_bytes=data.draw(st.sampled_from([0, 300, 1 << 20])))
+    pieces = [
+        ASKED,
+        said("a"),
+        said("b", id=item_id("msg", TURN)),
+        called(id=item_id("fc", TURN, 0)),
+        called(),
+        result(),
+        {"type": "reasoning", "summary": []},
+        {"type": "mcp_call"},
+        {"type": "additional_tools", "tools": [FUNCTION]},
+    ]
+    items: list[Any] = [ASKED]
+    for _ in range(6):
+        call, again = parse_with({}, memory, input=items), parse_with({}, input=items)
+        assert list(call.messages) == list(again.messages)
+        assert (call.tools, call.warnings) == (again.tools, again.warnings)
+        items += data.draw(st.lists(st.sampled_from(pieces), max_size=3))
+
+
+def test_a_fault_behind_remembered_items_has_its_place() -> None:
+    memory: ItemMemory = Remembered()
+    parse_with({}, memory, input=[ASKED, ASKED])
+    with pytest.raises(InvalidRequest) as caught:
+        parse_with({}, memory, input=[ASKED, ASKED, {"role": "king", "content": "x"}])
+    assert caught.value.param == "input[2].role"
 
 
 # Tools
@@ -500,7 +575,7 @@ def test_what_cannot_be_honoured_is_refused(body: dict[str, Any], param: str) ->
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
@@ -534,7 +609,7 @@ ITEMS = st.fixed_dictionaries(
 def test_any_json_is_understood_or_refused_with_its_place(value: dict[str, Any]) -> None:
     fault: str | None = "none"
     try:
-        special_tools(parse_response_request(value, {}).body["tools"])
+        special_tools(parse_with({}, **value).body["tools"])
     except (InvalidRequest, NotFound) as error:
         fault = error.param
     assert fault
