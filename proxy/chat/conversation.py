@@ -25,6 +25,10 @@ _LOOK_BACK = 64
 """How many messages behind the last answer are looked at before the conversation is read from its beginning."""
 
 
+_FLOATING = frozenset({"system", "developer", "user"})
+_ANSWERED = frozenset({"user", "tool", "function"})
+
+
 class WireMessages(Sequence[Message]):
     """The messages of a body, each read when it is first looked at."""
 
@@ -112,6 +116,14 @@ class ReadConversation:
     def hash(self) -> bytes:
         """Of the whole conversation."""
         return self._tail[-1] if self._tail else self._known.hash
+
+    @property
+    def settled_hash(self) -> bytes | None:
+        """Of the conversation without its last message, where that may be one that is sent behind the others and is
+        not there in the next request: where what stands before it is to be answered as well. None otherwise."""
+        if len(self._tail) < 2 or self.messages[-1]["role"] not in _FLOATING:
+            return None
+        return self._tail[-2] if self.messages[-2]["role"] in _ANSWERED else None
 
     @property
     def answered(self) -> AnsweredHashes:

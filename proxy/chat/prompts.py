@@ -32,6 +32,7 @@ class PlannedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     request_hash: bytes
     tools_hash: bytes
+    settled_hash: bytes | None = None
     raw: RawPrompt | None = None
 
 
@@ -87,6 +88,7 @@ class PromptPlanner:
             plan=plan,
             messages=[*call.messages[covered:], *_begun(call)],
             request_hash=asked.hash,
+            settled_hash=asked.settled_hash,
             tools_hash=conversation.tools_hash,
         )
 

@@ -100,7 +100,10 @@ class TurnRecorder:
         for record in records:
             if record.turn.state is not TurnState.FAILED:
                 self._sessions.answered(
-                    context.session, record.conversation_hash, seen_open=look if is_open else None
+                    context.session,
+                    record.conversation_hash,
+                    settled_hash=record.settled_hash,
+                    seen_open=look if is_open else None,
                 )
             if self._observer is not None:
                 self._observer.turn_finished(
@@ -150,6 +153,7 @@ def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, a
         run_id=plan.run_id,
         attributed_by=context.session.attributed_by.value,
         conversation_hash=ending,
+        settled_hash=_settled(capture, turn),
         tools_hash=prompt.tools_hash,
         idempotency_key=None,
         prompt_token_count=len(prompt.plan.input_ids),
@@ -157,6 +161,12 @@ def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, a
         request=plan.call.body,
         response=msgspec.to_builtins(answer),
     )
+
+
+def _settled(capture: Capture, turn: Turn) -> bytes | None:
+    """By which it is recognised without a message that floated behind the others."""
+    settled = capture.plan.prompt.settled_hash
+    return extend_hash(settled, _reply(capture)) if settled is not None and turn.output_ids else None
 
 
 def _reply(capture: Capture) -> dict[str, Any]:

@@ -169,6 +169,26 @@ async def test_a_reminder_that_floats_behind_the_messages_makes_branches(world: 
     assert 0 < shared[1] < shared[2], "each shares all that was before the reminder"
 
 
+@pytest.mark.parametrize("role", ["system", "user"])
+async def test_a_reminder_that_floats_behind_an_unnamed_conversation_does_not_tear_it(
+    world: World, role: str
+) -> None:
+    agents = [Agent(world, CODER, user(f"Fix the test of {name}.")) for name in ("add()", "mul()")]
+    world.say("Done.")
+    for step in range(4):
+        for agent in agents:
+            reminder = {"role": role, "content": f"Remember: step {step} is not the last."}
+            answer = await agent.aside([*agent.messages, reminder])
+            agent.messages += [answer, user(f"Go on with step {step + 1}.")]
+    for agent in agents:
+        assert len(set(agent.sessions)) == 1
+    assert agents[0].sessions[0] != agents[1].sessions[0]
+    found = await tree(world)
+    assert [continuation for _, _, continuation in found] == ["new"] * 2 + ["edited"] * 6
+    assert [turn.attributed_by for turn in await world.turns()] == ["new"] * 2 + ["conversation"] * 6
+    await whole_paths(world)
+
+
 async def test_sub_agents_in_parallel_keep_to_their_own_branches(world: World) -> None:
     """Codex: the agent and its sub-agents have one session-id, and thread-ids of their own."""
 
