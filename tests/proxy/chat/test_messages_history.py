@@ -69,7 +69,9 @@ def test_a_system_message_in_between_stays_where_it_is() -> None:
 
 
 def test_system_messages_that_follow_each_other_are_one() -> None:
-    messages = read_history("Be brief.", [{"role": "system", "content": "Hurry."}, ASK], system_anywhere=False).messages
+    messages = read_history(
+        "Be brief.", [{"role": "system", "content": "Hurry."}, ASK], system_anywhere=False
+    ).messages
     assert messages == [{"role": "system", "content": "Be brief.\nHurry."}, ASK]
 
 
