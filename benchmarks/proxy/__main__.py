@@ -115,7 +115,9 @@ def main() -> int:
         return 0
     versions = {LITELLM_NAME: LITELLM.version("litellm"), RLLM_NAME: RLLM_GATEWAY.version("rllm-model-gateway")}
     result = {"machine": describe(), "rounds": rounds, "versions": versions, **report.headline(figures)}
-    RESULT.write_text(json.dumps(report.rounded(result), indent=2) + "\n")
+    result = report.rounded(result)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"\nfor docs/performance.md:\n\n{report.page(result)}\n")
     print(report.table(figures))
     print(report.targets(result))
     return 0 if all(target.reached for target in report.judged(result)) else 1

@@ -40,10 +40,10 @@ class Profiler:
 
     def report(self) -> str:
         """The most expensive functions: share of the samples within them, and within what they call."""
-        return _table(self._stacks)
+        return table(self._stacks)
 
 
-def _table(stacks: Path) -> str:
+def table(stacks: Path) -> str:
     own: Counter[str] = Counter()
     within: Counter[str] = Counter()
     total = 0

@@ -108,6 +108,33 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
+def page(result: dict[str, Any]) -> str:
+    """The tables of docs/performance.md."""
+    systems = result["systems"]
+    lines = ["| | " + " | ".join(title for title, *_ in COLUMNS) + " |", "| --- " * (len(COLUMNS) + 1) + "|"]
+    lines += ["| " + " | ".join(cells) + " |" for cells in page_rows(systems)]
+    costs = systems[BASE_RL]["turn_cpu_ms"]
+    lines += ["", "| turn | " + " | ".join(costs) + " |", "| --- " * (len(costs) + 1) + "|"]
+    lines += ["| CPU ms | " + " | ".join(f"{cost:.2f}" for cost in costs.values()) + " |"]
+    lines += ["", "| target | bound | measured |", "| --- | --- | --- |"]
+    lines += ["| " + " | ".join(cells) + " |" for cells in target_rows(result)]
+    return "\n".join(lines)
+
+
+def page_rows(systems: dict[str, Any]) -> list[list[str]]:
+    return [
+        [TITLES[name], *(f"{each[look][key]:.{digits}f}" for _, look, key, digits in COLUMNS)]
+        for name, each in systems.items()
+    ]
+
+
+def target_rows(result: dict[str, Any]) -> list[list[str]]:
+    return [
+        [each.what, f"{'≥' if each.at_least else '≤'} {each.bound:.2f}", f"{each.measured:.2f}"]
+        for each in judged(result)
+    ]
+
+
 def targets(result: dict[str, Any]) -> str:
     return "\n".join(
         f"{'ok    ' if each.reached else 'MISSED'}  {each.what}: {each.measured:.2f} "

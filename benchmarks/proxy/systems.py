@@ -6,6 +6,7 @@ While one is measured the others are stopped (SIGSTOP), so that their background
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ from proxy.engines.scripted.script import MODEL
 READY_SECONDS = 120.0
 STOP_SECONDS = 15.0
 RUN_KEY = "rl-run-" + "b" * 32
+MASTER_KEY = f"sk-{secrets.token_hex(24)}"
 SCRIPT = f'[[rule]]\ntext = "{conversations.ANSWER}"\n'
 
 BASE_RL, BASE_RL_FSYNC, DIRECT = "base_rl", "base_rl_fsync", "direct"
@@ -164,7 +166,7 @@ class Bench:
         return self._chat_system(STUB, port, process, "/v1/chat/completions", None)
 
     def _litellm(self) -> System:
-        """One worker, no database, no keys, logging as it is by default."""
+        """One worker, no database, a master key (without one it does not start), logging as it is by default."""
         environment = LITELLM.made()
         behind = self.start(STUB)
         port = free_port()
@@ -175,11 +177,10 @@ class Bench:
             f"      api_base: http://127.0.0.1:{behind.port}/v1\n"
         )
         argv = (environment / "bin" / "litellm", "--config", config, "--host", "127.0.0.1", "--port", port)
-        process = self._run(
-            LITELLM_NAME, tuple(map(str, (*argv, "--num_workers", 1))), {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        )
+        variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": MASTER_KEY}
+        process = self._run(LITELLM_NAME, tuple(map(str, (*argv, "--num_workers", 1))), variables)
         _wait_for(f"http://127.0.0.1:{port}/health/liveliness", process)
-        return self._chat_system(LITELLM_NAME, port, process, "/v1/chat/completions", behind)
+        return self._chat_system(LITELLM_NAME, port, process, "/v1/chat/completions", behind, key=MASTER_KEY)
 
     def _rllm_gateway(self) -> System:
         """As its README starts it: one process, traces in SQLite. Its sessions are named by the path."""
@@ -196,14 +197,15 @@ class Bench:
         return self._chat_system(RLLM_NAME, port, process, "/sessions/{}/v1/chat/completions", behind)
 
     def _chat_system(
-        self, name: str, port: int, process: subprocess.Popen[bytes], path: str, behind: System | None
+        self, name: str, port: int, process: subprocess.Popen[bytes], path: str, behind: System | None, key: str = ""
     ) -> System:
+        headers = f"authorization: Bearer {key}\r\n" if key else ""
         return System(
             name=name,
             port=port,
             measured=process.pid,
             processes=(process.pid,),
-            requests=lambda turns, stream: conversations.chats(path, turns=turns, stream=stream),
+            requests=lambda turns, stream: conversations.chats(path, turns=turns, stream=stream, headers=headers),
             behind=behind,
         )
 
