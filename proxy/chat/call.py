@@ -155,14 +155,15 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of the answers to a call, a turn of its own. `version` is the newest that produced one of its tokens;
-    None without tokens. `stopped_by` is the client's stop string that ended it. `logprobs` is None where they were
-    not asked for."""
+    None without tokens. `reasoning_tokens` are those of `completion_tokens` that are thought. `stopped_by` is the
+    client's stop string that ended it. `logprobs` is None where they were not asked for."""
 
     turn_id: TurnId
     text: str
     finish_reason: FinishReason
     completion_tokens: int
     reasoning: str = ""
+    reasoning_tokens: int = 0
     tool_calls: tuple[CallDelta, ...] = ()
     version: int | None = None
     stopped_by: str | None = None
@@ -191,6 +192,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def completion_tokens(self) -> int:
         return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
     def fingerprint(self) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from proxy.chat.call import CallDelta, Delta, ModelCall, TextDelta, TokenLogprob, TopLogprob
+from proxy.chat.call import CallDelta, Delta, ModelCall, ReasoningDelta, TextDelta, TokenLogprob, TopLogprob
 from proxy.chat.prompts import PlannedPrompt
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.policy import parse_weight_label
@@ -16,15 +16,21 @@ from proxy.contract.turn import FinishReason, SamplingParameters, Turn, TurnStat
 from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
 from proxy.errors import EngineFailed
 from proxy.tokens.detokenizer import TokenDecoder
+from proxy.tokens.output import Event, OutputFormat
+from proxy.tokens.reasoning import Reasoning
 from proxy.tokens.stop_strings import StopTrimmer
-from proxy.tokens.tool_calls import Event, ToolCall, ToolCallParser
+from proxy.tokens.tool_calls import ToolCall
 
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinities; OpenAI writes this for a token of no probability."""
 
 
 class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that is ready to be generated: the one of number `choice` to its call."""
+    """An answer that is ready to be generated: the one of number `choice` to its call.
+
+    `in_reasoning`: the prompt has begun a thought. `one_call`: the answer ends with its first tool call; `watched`
+    says that no stop string does that, so that the generation is to be aborted then.
+    """
 
     turn_id: TurnId
     session_id: SessionId
@@ -34,30 +40,47 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParameters
     started_at: float
     choice: int = 0
+    in_reasoning: bool = False
+    one_call: bool = False
+    watched: bool = False
 
 
 class Capture:
     """Takes the engine's chunks in order, gives what the client is shown of them, and in the end the turn."""
 
-    def __init__(self, plan: CallPlan, decoder: TokenDecoder) -> None:
+    def __init__(self, plan: CallPlan, decoder: TokenDecoder, output: OutputFormat) -> None:
         self.plan = plan
         self._decoder = decoder
+        self._output = output
         self._detokenizer = decoder.start()
         self._trimmer = StopTrimmer(plan.call.sampling.stop)
-        self._parser = ToolCallParser() if plan.call.calls_allowed else None
+        self._parser = output.start(
+            calls_allowed=plan.call.calls_allowed, in_reasoning=plan.in_reasoning, tools=plan.call.tools
+        )
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: tuple[LabelSpan, ...] = ()
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._unshown: list[TokenLogprob] = []
         self.token_logprobs: list[TokenLogprob] = []
         self.calls: list[CallDelta] = []
+        self.reasoning_tokens = 0
         self.finish: EngineFinish | None = None
         self.first_token_at: float | None = None
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._thoughts)
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether nothing more of it will be shown, though the engine may still go on."""
+        return self.plan.one_call and bool(self.calls)
 
     @property
     def stopped_by(self) -> str | None:
@@ -76,22 +99,17 @@ class Capture:
             self.first_token_at = now
         self._ids += chunk.output_ids
         self._logprobs += chunk.logprobs
-        if self.plan.call.logprobs and not self._trimmer.stopped:
-            self._note_logprobs(chunk)
         if chunk.finish is not None:
             self.finish, self._spans = chunk.finish, chunk.spans
-        return self._shown(self._parse(self._trimmer.feed(self._detokenizer.feed(chunk.output_ids))))
+        return self._read(chunk)
 
     def flush(self) -> list[Delta]:
         """What was held back, once no more tokens come."""
         text = self._trimmer.feed(self._detokenizer.finish()) + self._trimmer.finish()
-        events = self._parse(text)
-        if self._parser is not None:
-            events = [*events, *self._parser.finish()]
-        return self._shown(events)
+        return self._shown([*self._parser.feed(text), *self._parser.finish()])
 
     def finish_reason(self) -> FinishReason:
-        if self.finish is EngineFinish.STOP or self._trimmer.stopped:
+        if self.finish is EngineFinish.STOP or self._trimmer.stopped or self.satisfied:
             return FinishReason.TOOL_CALLS if self.calls else FinishReason.STOP
         return FinishReason.LENGTH
 
@@ -123,7 +141,7 @@ class Capture:
     def turn_without_tokens(self, state: TurnState, finished_at: float) -> Turn:
         """For an answer that was cut before the engine said which versions produced it: an id without its version
         cannot be recorded, so only that the call was made is."""
-        bare = Capture(self.plan, self._decoder)
+        bare = Capture(self.plan, self._decoder, self._output)
         bare.finish, bare.first_token_at = self.finish, self.first_token_at
         return bare.turn(state, finished_at)
 
@@ -139,38 +157,65 @@ class Capture:
             spans.append(VersionSpan(version=known[1], start=span.start, end=span.end))
         return tuple(spans)
 
-    def _parse(self, text: str) -> list[Event]:
-        if self._parser is not None:
-            return self._parser.feed(text) if text else []
-        return [text] if text else []
+    def _read(self, chunk: EngineChunk) -> list[Delta]:
+        """What is shown of a chunk. Token by token as long as it matters which of them belong to thoughts."""
+        ids, logprobs = chunk.output_ids, self._noted(chunk)
+        deltas: list[Delta] = []
+        read = 0
+        while read < len(ids) and (logprobs or self._parser.may_think):
+            thinking, stopped = self._parser.thinking, self._trimmer.stopped
+            events = self._parser.feed(self._trimmer.feed(self._detokenizer.feed(ids[read : read + 1])))
+            if thinking or self._parser.thinking:
+                self.reasoning_tokens += 1
+            elif logprobs and not stopped:
+                self._unshown += logprobs[read]
+            deltas += self._shown(events)
+            read += 1
+        text = self._trimmer.feed(self._detokenizer.feed(ids[read:]))
+        return [*deltas, *self._shown(self._parser.feed(text))]
 
-    def _note_logprobs(self, chunk: EngineChunk) -> None:
+    def _noted(self, chunk: EngineChunk) -> list[list[TokenLogprob]]:
+        """Per token its log-probability; none of hidden ones, nothing at all where they were not asked for."""
+        if not self.plan.call.logprobs:
+            return []
         asked = self.plan.call.top_logprobs
         ranked = chunk.top_logprobs if asked else ((),) * len(chunk.output_ids)
         if len(ranked) != len(chunk.output_ids):
             raise EngineFailed(f"{len(chunk.output_ids)} ids came with {len(ranked)} lists of top log-probabilities")
+        noted: list[list[TokenLogprob]] = []
         for token, logprob, top in zip(chunk.output_ids, chunk.logprobs, ranked, strict=True):
-            if not self._decoder.is_hidden(token):
-                best = tuple(
-                    TopLogprob(token=self._decoder.token_bytes(other), logprob=_finite(value))
-                    for other, value in top[:asked]
-                )
-                shown = TokenLogprob(token=self._decoder.token_bytes(token), logprob=_finite(logprob), top=best)
-                self._unshown.append(shown)
+            if self._decoder.is_hidden(token):
+                noted.append([])
+                continue
+            best = tuple(
+                TopLogprob(token=self._decoder.token_bytes(other), logprob=_finite(value))
+                for other, value in top[:asked]
+            )
+            noted.append([TokenLogprob(token=self._decoder.token_bytes(token), logprob=_finite(logprob), top=best)])
+        return noted
 
     def _shown(self, events: Iterable[Event]) -> list[Delta]:
         deltas: list[Delta] = []
         for event in events:
-            if isinstance(event, ToolCall):
-                call = CallDelta(f"call_{secrets.token_hex(12)}", event, self.plan.choice)
-                self.calls.append(call)
-                deltas.append(call)
-                continue
-            self._texts.append(event)
-            deltas.append(TextDelta(event, tuple(self._unshown), self.plan.choice))
-            self.token_logprobs += self._unshown
-            self._unshown.clear()
+            if self.satisfied:
+                break
+            if isinstance(event, str):
+                self._texts.append(event)
+                deltas.append(TextDelta(event, tuple(self._unshown), self.plan.choice))
+                self.token_logprobs += self._unshown
+                self._unshown.clear()
+            elif isinstance(event, Reasoning):
+                self._thoughts.append(event.text)
+                deltas.append(ReasoningDelta(event.text, self.plan.choice))
+            else:
+                deltas.append(self._called(event))
         return deltas
+
+    def _called(self, call: ToolCall) -> CallDelta:
+        made = CallDelta(f"call_{secrets.token_hex(12)}", call, self.plan.choice)
+        self.calls.append(made)
+        self._unshown.clear()
+        return made
 
 
 def _finite(logprob: float) -> float:

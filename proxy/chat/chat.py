@@ -150,12 +150,15 @@ def _choice(index: int, choice: Choice, in_old_form: bool) -> dict[str, Any]:
 
 
 def wire_usage(answer: Answer) -> dict[str, Any]:
-    return {
+    usage: dict[str, Any] = {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.completion_tokens,
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
     }
+    if answer.reasoning_tokens:
+        usage["completion_tokens_details"] = {"reasoning_tokens": answer.reasoning_tokens}
+    return usage
 
 
 def _wire_call(made: CallDelta) -> dict[str, Any]:

@@ -157,10 +157,10 @@ class Generation:
             request_id=plan.turn_id,
             input_ids=plan.prompt.plan.input_ids,
             sampling=plan.sampling,
-            stream=plan.call.stream,
+            stream=plan.call.stream or plan.watched,
             top_logprobs=plan.call.top_logprobs,
         )
-        limit = asyncio.timeout(None)
+        limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
         try:
             async with limit, self._slots:
@@ -169,13 +169,17 @@ class Generation:
                 async with aclosing(generated) as chunks:
                     async for chunk in chunks:
                         self._tell(capture.feed(chunk, self._clock()))
+                        if plan.watched and capture.satisfied and not satisfied and capture.finish is None:
+                            satisfied = True
+                            with suppress(BaseRlError):  # it ends by itself then
+                                await self._engine.abort(plan.turn_id)
         except TimeoutError:
             if not limit.expired():
                 raise
             return TurnState.TRUNCATED
         if capture.finish is None:
             raise EngineFailed("the engine's answer ended without its end")
-        ended_whole = capture.finish is not EngineFinish.ABORT
+        ended_whole = capture.finish is not EngineFinish.ABORT or capture.satisfied
         return TurnState.COMPLETE if ended_whole else TurnState.TRUNCATED
 
     def _tell(self, deltas: list[Delta]) -> None:

@@ -179,6 +179,8 @@ def _choice(capture: Capture, turn: Turn) -> Choice:
     return Choice(
         turn_id=turn.id,
         text=capture.text,
+        reasoning=capture.reasoning,
+        reasoning_tokens=capture.reasoning_tokens,
         tool_calls=tuple(capture.calls),
         finish_reason=capture.finish_reason(),
         completion_tokens=capture.token_count,

@@ -10,7 +10,6 @@ from proxy.contract.turn import SamplingParameters
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.settings import RunSettings, SamplingMode
 from proxy.tokens.template import ChatTemplate
-from proxy.tokens.tool_calls import CLOSE
 
 _HALF = 2**63
 """Seeds are signed and of 64 bits."""
@@ -24,12 +23,12 @@ def resolve_sampling(
     template: ChatTemplate,
     prompt_tokens: int,
     prompt_param: str = "messages",
-    one_call_only: bool = False,
+    call_end: str | None = None,
 ) -> SamplingParameters:
     """What is not asked for is OpenAI's default. The bound on new tokens is the least of the client's, the run's and
     the context's. In training sessions the run's mode applies: `raise_greedy` samples where greedy was asked for,
-    `override` samples from the unaltered distribution at the run's temperature. `one_call_only` ends the answer at
-    the first tool call; `prompt_param` is where the prompt stands in the request.
+    `override` samples from the unaltered distribution at the run's temperature. `call_end` ends the answer with its
+    first tool call; `prompt_param` is where the prompt stands in the request.
 
     Raises ContextLengthExceeded, in the words of Anthropic's API, by which Claude Code knows to compact;
     InvalidRequest for a bias on no token.
@@ -52,7 +51,7 @@ def resolve_sampling(
         presence_penalty=_or(requested.presence_penalty, 0.0),
         frequency_penalty=_or(requested.frequency_penalty, 0.0),
         seed=requested.seed,
-        stop=(*requested.stop, CLOSE) if one_call_only else requested.stop,
+        stop=requested.stop if call_end is None else (*requested.stop, call_end),
         stop_token_ids=template.stop_ids,
         logit_bias=requested.logit_bias,
     )

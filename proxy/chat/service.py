@@ -42,9 +42,9 @@ from proxy.sessions.identification import SessionContext, SessionHints, session_
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.detokenizer import TokenDecoder
+from proxy.tokens.output import OutputFormat, output_format
 from proxy.tokens.raw import CompletionIndex
 from proxy.tokens.template import ChatTemplate
-from proxy.tokens.tool_calls import CLOSE, OPEN
 from proxy.trajectories.service import TrajectoryStore
 
 _LARGE_BODY = 1 << 18
@@ -79,8 +79,11 @@ class ChatService:
         self._recent = RecentAnswers(clock)
         self._unnamed = UnnamedCalls(clock)
         self._running: set[Generation] = set()
+        self._output = output_format(
+            template, tool_parser=settings.run.tool_parser, reasoning_parser=settings.run.reasoning_parser
+        )
         self._decoder = TokenDecoder(
-            template.tokenizer, hidden=template.special_ids - template.added_ids((OPEN, CLOSE))
+            template.tokenizer, hidden=template.special_ids - template.added_ids(self._output.kept_texts)
         )
         completions = CompletionIndex()
         self._prompts = PromptPlanner(template, trajectories)
@@ -101,6 +104,11 @@ class ChatService:
         async with self._recent.turnstile(key):
             repeated = self._recent.find(key, caller.body_digest)
             return repeated or await self._start(call, caller, hints, dialect, served)
+
+    @property
+    def reads_calls(self) -> bool:
+        """Whether the model's tool calls are recognised."""
+        return self._output.tool_format is not None
 
     @property
     def context_length(self) -> int:
@@ -177,7 +185,7 @@ class ChatService:
         plans = self._plans(call, context, prompts)
         generation = Generation(
             stream_head(plans),
-            [Capture(plan, self._decoder) for plan in plans],
+            [Capture(plan, self._decoder, self._read_as(call)) for plan in plans],
             engine=self._engine,
             slots=self._slots,
             clock=self._clock,
@@ -200,6 +208,8 @@ class ChatService:
     def _plans(self, call: ModelCall, context: CallContext, prompts: Sequence[PlannedPrompt]) -> list[CallPlan]:
         """One for every choice, those of the first prompt first."""
         now = self._clock()
+        one_call = call.calls_allowed and (not call.parallel_calls or self._template.single_calls)
+        call_end = self._output.call_end if one_call else None
         samplings = [
             resolve_sampling(
                 call.sampling,
@@ -208,10 +218,11 @@ class ChatService:
                 template=self._template,
                 prompt_tokens=len(prompt.plan.input_ids),
                 prompt_param="prompt" if call.prompts else "messages",
-                one_call_only=call.calls_allowed and not call.parallel_calls,
+                call_end=call_end,
             )
             for prompt in prompts
         ]
+        in_reasoning = [self._begins_inside_thought(call, prompt) for prompt in prompts]
         return [
             CallPlan(
                 turn_id=new_turn_id(),
@@ -222,9 +233,23 @@ class ChatService:
                 sampling=for_choice(samplings[index // call.n], index % call.n),
                 started_at=now,
                 choice=index,
+                in_reasoning=in_reasoning[index // call.n],
+                one_call=one_call,
+                watched=one_call and call_end is None and self.reads_calls,
             )
             for index in range(len(prompts) * call.n)
         ]
+
+    def _read_as(self, call: ModelCall) -> OutputFormat:
+        """What goes on from a bare prompt is text."""
+        return OutputFormat() if call.prompts else self._output
+
+    def _begins_inside_thought(self, call: ModelCall, prompt: PlannedPrompt) -> bool:
+        output = self._read_as(call)
+        if not output.reasoning:
+            return False
+        tail = self._template.tail_text(prompt.plan.input_ids, margin=len(call.prefill)).removesuffix(call.prefill)
+        return output.begins_inside_thought(tail, call.prefill)
 
     def _ended(self, generation: Generation) -> None:
         self._running.discard(generation)

@@ -47,6 +47,11 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         """Whether an answer to a prompt that ends like this begins inside of a thought."""
         return self.reasoning and reasoning.opens_reasoning(prompt_tail)
 
+    def begins_inside_thought(self, prompt_tail: str, prefill: str) -> bool:
+        """The same for an answer whose beginning the request gives."""
+        opened = self.opens_reasoning(prompt_tail) or prefill.lstrip().startswith(reasoning.OPEN)
+        return self.reasoning and opened and reasoning.CLOSE not in prefill
+
     def start(self, *, calls_allowed: bool, in_reasoning: bool = False, tools: Tools | None = None) -> OutputParser:
         """A parser for one answer. `tools` are those of the request, where they are known: formats that write
         argument values as plain text look up there what they are."""
@@ -64,6 +69,16 @@ class OutputParser:
     def __init__(self, thoughts: ReasoningParser | None, calls: CallParser | None) -> None:
         self._thoughts = thoughts
         self._calls = calls
+
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes now is a thought."""
+        return self._thoughts is not None and self._thoughts.thinking
+
+    @property
+    def may_think(self) -> bool:
+        """Whether it is one, or may yet be."""
+        return self._thoughts is not None
 
     def feed(self, text: str) -> list[Event]:
         if not text:

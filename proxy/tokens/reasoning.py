@@ -42,6 +42,10 @@ class ReasoningParser(Scanner):
         self._step = self._beginning
 
     @property
+    def thinking(self) -> bool:
+        return self._thinks
+
+    @property
     def over(self) -> bool:
         """Whether all that still comes is the answer; nothing is held back then."""
         return self._over

@@ -171,11 +171,11 @@ class ChatTemplate:
         """Whether a thought is begun somewhere in `ids`."""
         if self._think_ids:
             return any(token in ids for token in self._think_ids)
-        return reasoning.OPEN in self._tokenizer.decode(ids, skip_special_tokens=False)
+        return reasoning.OPEN in self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def tail_text(self, ids: Sequence[int]) -> str:
-        """The end of the text that `ids` stand for, special tokens included."""
-        return self._tokenizer.decode(ids[-_TAIL:], skip_special_tokens=False)
+    def tail_text(self, ids: Sequence[int], *, margin: int = 0) -> str:
+        """The end of the text that `ids` stand for, special tokens included: a few words, and `margin` characters."""
+        return self._tokenizer.decode(list(ids[-_TAIL - margin :]), skip_special_tokens=False)
 
     def _find_beginning(self) -> tuple[int, ...]:
         whole = tuple(self._tokenizer.encode(_PROBE, add_special_tokens=True).ids)

@@ -51,5 +51,3 @@ def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     content = "".join(event for event in events if isinstance(event, str))
     return content, tuple(event for event in events if isinstance(event, ToolCall))
 
-
-ToolCallParser = hermes.HermesParser

@@ -234,6 +234,11 @@ def load(name: str) -> ChatTemplate:
         tokenizer = byte_level_tokenizer(family.special, family.markers)
         stop = tokenizer.token_to_id(family.stop)
         model = write_model(
-            Path(directory), template=family.template, tokenizer=tokenizer, eos=stop, eos_token=family.stop
+            Path(directory),
+            template=family.template,
+            tokenizer=tokenizer,
+            context_length=4096,
+            eos=stop,
+            eos_token=family.stop,
         )
         return ChatTemplate.load(str(model))
