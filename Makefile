@@ -6,7 +6,7 @@ BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
 
-.PHONY: help demo test setup setup-dev lint types layers format test-fast test-end-to-end test-browser test-clients test-sglang \
+.PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-browser test-clients test-sglang \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy checkpoint clean
 
 help:  ## list the targets
@@ -39,6 +39,9 @@ layers: setup-dev  ## import-linter: who may import whom
 
 test-fast: setup-dev  ## the tests without the slow suites below
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients"
+
+test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)
+	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),300) $(BIN)/pytest tests/proxy/test_fuzz.py
 
 test-browser: setup-dev  ## the admin page in Chromium (needs /usr/bin/chromium)
 	BASE_RL_REQUIRE_BROWSER=1 $(BIN)/pytest -m browser
