@@ -39,7 +39,7 @@ class Messages:
             **_message(answer),
             "content": _content(call, answer.turn_id, choice),
             **_ending(choice),
-            "usage": {**_prompt_usage(answer), "output_tokens": answer.completion_tokens, "service_tier": "standard"},
+            "usage": {**_usage(answer), "service_tier": "standard"},
         }
 
     def stream(self, call: ModelCall, head: StreamHead) -> MessagesStream:
@@ -86,8 +86,7 @@ class MessagesStream:
         return _event("ping")
 
     def closing(self, answer: Answer) -> bytes:
-        usage = {**_prompt_usage(answer), "output_tokens": answer.completion_tokens}
-        ended = _event("message_delta", delta=_ending(answer.choices[0]), usage=usage)
+        ended = _event("message_delta", delta=_ending(answer.choices[0]), usage=_usage(answer))
         return self._end() + ended + _event("message_stop")
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
@@ -144,6 +143,13 @@ def _ending(choice: Choice) -> dict[str, Any]:
     if choice.stopped_by is not None and choice.finish_reason is FinishReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
     return {"stop_reason": _STOP_REASONS[choice.finish_reason], "stop_sequence": None}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    usage: dict[str, Any] = {**_prompt_usage(answer), "output_tokens": answer.completion_tokens}
+    if answer.reasoning_tokens:
+        usage["output_tokens_details"] = {"thinking_tokens": answer.reasoning_tokens}
+    return usage
 
 
 def _prompt_usage(known: Answer | StreamHead) -> dict[str, int]:
