@@ -126,6 +126,21 @@ def test_what_is_wrong_is_said_with_its_whole_key(tmp_path: Path) -> None:
         load_settings(None, {"run": {"name": "my agent"}})
 
 
+@pytest.mark.parametrize(
+    ("key", "accepted"),
+    [
+        ("tool_parser", ("auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral")),
+        ("reasoning_parser", ("auto", "none", "think")),
+    ],
+)
+def test_an_unknown_parser_is_refused_with_those_that_there_are(key: str, accepted: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^run\.{key}: ") as refused:
+        load_settings(None, {"run": {key: "xml"}})
+    assert all(f"'{name}'" in str(refused.value) for name in accepted)
+    for name in accepted:
+        assert getattr(load_settings(None, {"run": {key: name}}).run, key) == name
+
+
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     file = tmp_path / "base-rl.toml"
     file.write_bytes(b"\xff\xfe")

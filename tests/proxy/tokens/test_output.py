@@ -170,6 +170,22 @@ def test_templates_that_open_the_thought(name: str, opens: bool) -> None:
     assert not output_format(template, reasoning_parser="none").opens_reasoning(rendered)
 
 
+@pytest.mark.parametrize(
+    ("tail", "prefill", "inside"),
+    [
+        ("<think>\n", "", True),
+        ("<think>\n", "Let me", True),
+        ("<think>\n", "hm</think>\n\nIt", False),
+        ("assistant\n", "<think>Let me", True),
+        ("assistant\n", "<think>hm</think>It", False),
+        ("assistant\n", "It is", False),
+    ],
+)
+def test_where_an_answer_goes_on_whose_beginning_is_given(tail: str, prefill: str, inside: bool) -> None:
+    assert OutputFormat(reasoning=True).begins_inside_thought(tail, prefill) is inside
+    assert not OutputFormat().begins_inside_thought(tail, prefill)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ids_of_any_form_can_be_rendered(name: str) -> None:
     """Mistral's templates refuse all but nine letters and digits."""
