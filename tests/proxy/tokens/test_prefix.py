@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ CALL = '<tool_call>\n{"name": "calculator", "arguments": {"a":1}}\n</tool_call>'
 NAMES = st.sampled_from(["small", "shipped"])
 
 
-def conversation(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Conversation:
+def conversation(messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None = None) -> Conversation:
     return Conversation(messages=[normalise(m) for m in messages], tools=tools, tools_hash=tools_hash(tools))
 
 
