@@ -60,7 +60,8 @@ def any_text(*excludes: str) -> Format:
 
 
 def calls_only(style: str, calls: Sequence[AllowedCall], *, parallel: bool) -> Format:
-    """One call or, `parallel`, one or more, and nothing else. Raises SchemaRefused, with the function's name before
+    """One call or, `parallel`, one or more, and nothing else. `style` is the name of a tool format; Mistral's models
+    have three. Raises SchemaRefused, with the function's name before
     the place, for what this style cannot carry."""
     tags = _tags(style, calls)
     if style == "mistral_list":
@@ -91,9 +92,10 @@ _TRIGGERS = {
     "hermes": hermes.OPEN,
     "qwen3_coder": qwen3_coder.OPEN,
     "mistral": mistral.OPEN,
+    "mistral_ids": mistral.OPEN,
     "mistral_list": mistral.OPEN,
 }
-_SEPARATORS = {"hermes": "\n", "qwen3_coder": "\n", "llama3_json": "; ", "mistral": ""}
+_SEPARATORS = {"hermes": "\n", "qwen3_coder": "\n", "llama3_json": "; ", "mistral": "", "mistral_ids": ""}
 
 
 def _listed(tags: Sequence[Format], separator: str, *, parallel: bool) -> Format:
@@ -121,6 +123,11 @@ def _tag(style: str, call: AllowedCall) -> Format:
         return tag(f'{{"name": {name}, "arguments": ', json_format(call.schema), "}")
     if not _PLAIN_NAME.fullmatch(call.name):
         raise SchemaRefused((), "the model writes names without white space, brackets and quotes")
+    if style == "mistral_ids":
+        behind = sequence(
+            {"type": "regex", "pattern": "[a-zA-Z0-9]{9}"}, text(mistral.ARGUMENTS), json_format(call.schema)
+        )
+        return tag(f"{mistral.OPEN}{call.name}{mistral.CALL_ID}", behind, "")
     if style == "mistral":
         return tag(f"{mistral.OPEN}{call.name}{mistral.ARGUMENTS}", json_format(call.schema), "")
     return tag(

@@ -32,6 +32,7 @@ from proxy.tokens.tool_calls import mistral
 MOST_CHARACTERS = 1 << 20
 """Of a constraint: engines take no longer ones."""
 
+_BRACKETED = re.compile("<.*>", re.DOTALL)
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -43,10 +44,16 @@ class AnswerConstraints:
     """Of one model: its template says how it writes calls, its tokenizer which of the markers are tokens."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        added = template.tokenizer.get_added_tokens_decoder()
-        self._tokens = {entry.content: token for token, entry in added.items()}
+        added = template.tokenizer.get_added_tokens_decoder().items()
+        # Those that llguidance takes for special; others are texts like any.
+        self._tokens = {
+            entry.content: token for token, entry in added if entry.special or _BRACKETED.fullmatch(entry.content)
+        }
         source = "\n".join(template.sources)
         self._mistral = "mistral" if mistral.ARGUMENTS in source else "mistral_list"
+        if mistral.CALL_ID in source:
+            self._mistral = "mistral_ids"
+        self._single_calls = template.single_calls
 
     def of(self, call: ModelCall, output: OutputFormat, *, in_reasoning: bool) -> Constraint | None:
         """None where nothing has been promised. `in_reasoning`: the prompt has begun a thought.
@@ -83,7 +90,7 @@ class AnswerConstraints:
                 )
             return form
         style = self._mistral if output.tool_format.name == "mistral" else output.tool_format.name
-        calls, parallel = _allowed_calls(call), call.parallel_calls
+        calls, parallel = _allowed_calls(call), call.parallel_calls and not self._single_calls
         try:
             if required:
                 return calls_only(style, calls, parallel=parallel)

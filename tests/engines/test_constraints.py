@@ -262,8 +262,10 @@ async def test_a_constraint_holds_through_a_swap(engine: SglangEngine, models: M
 
 
 async def test_an_end_that_is_to_be_ignored_is_none_where_nothing_else_can_come(
-    engine: SglangEngine, http: httpx.AsyncClient
+    engine: SglangEngine, http: httpx.AsyncClient, server: Server
 ) -> None:
+    if server.kind == "sglang":
+        pytest.skip("SGLang goes on with end tokens")
     parameters = {"max_new_tokens": 30, "temperature": 1, "ignore_eos": True, "regex": "ab"}
     reply = (await http.post("/generate", json={"input_ids": list(PROMPT), "sampling_params": parameters})).json()
     assert TOKENIZER.decode(reply["output_ids"][:2]) == "ab"
