@@ -91,15 +91,11 @@ def test_tool_choice(choice: Any, expected: ToolChoice, parallel: bool) -> None:
     assert bool(call.tools) == (expected.use is not ToolUse.NONE)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"output_format": {"type": "json_schema", "schema": SCHEMA}},
-        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
-    ],
-)
-def test_an_output_format_is_asked_for_strictly(body: Any) -> None:
-    assert parsed(**body).answer_format == AnswerFormat(schema=SCHEMA, strict=True)
+@pytest.mark.parametrize("where", ["output_format", "output_config.format"])
+def test_an_output_format_is_asked_for_strictly(where: str) -> None:
+    asked = {"type": "json_schema", "schema": SCHEMA}
+    body = {where: asked} if where == "output_format" else {"output_config": {"format": asked}}
+    assert parsed(**body).answer_format == AnswerFormat(where=where, schema=SCHEMA, strict=True)
 
 
 @pytest.mark.parametrize(("kind", "switch"), [("enabled", True), ("adaptive", True), ("disabled", False)])
