@@ -102,6 +102,11 @@ class Generation:
         """Whether it ends, well or not, before `patience` seconds have passed."""
         return bool((await asyncio.wait((self._task,), timeout=patience))[0])
 
+    async def ended_before(self, other: asyncio.Future[None]) -> bool:
+        """Whether it ends, well or not, before `other` is done."""
+        await asyncio.wait((self._task, other), return_when=asyncio.FIRST_COMPLETED)
+        return self.done
+
     async def deltas(self, patience: float) -> list[Delta] | None:
         """What came since the last look; empty when nothing did for `patience` seconds, None at the end."""
         if not self._deltas and not self._news.is_set():

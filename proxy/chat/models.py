@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,7 @@ class ModelCatalog:
         self._swaps = swaps
         self._clock = clock
         self._kept: dict[str, tuple[float, RunView]] = {}
+        self._reading = asyncio.Lock()
 
     async def resolve(self, principal: Principal, name: str) -> ServedModel:
         """The model `name` of the key's run.
@@ -80,11 +82,20 @@ class ModelCatalog:
         return [*names, run.settings.model] if version == 0 and run.settings.model else names
 
     async def _run(self, run_id: str) -> RunView:
-        now = self._clock()
+        run = self._fresh(run_id)
+        if run is None:
+            async with self._reading:  # of the calls that find it old at one time, one reads it
+                run = self._fresh(run_id)
+                if run is None:
+                    now = self._clock()
+                    run = await self._runs.by_id(run_id)
+                    self._kept[run_id] = (now, run)
+        return run
+
+    def _fresh(self, run_id: str) -> RunView | None:
         kept = self._kept.get(run_id)
-        if kept is None or not kept[0] <= now < kept[0] + _KEPT_SECONDS:
-            kept = (now, await self._runs.by_id(run_id))
-            self._kept[run_id] = kept
+        if kept is None or not kept[0] <= self._clock() < kept[0] + _KEPT_SECONDS:
+            return None
         return kept[1]
 
 

@@ -20,6 +20,10 @@ from proxy.log import logger
 _LEFT = 499
 """What is logged of a request whose client left; nobody reads it."""
 
+_UNWATCHED_SECONDS = 0.05
+"""A client's leaving is noticed from then on: watching for it costs a task, and most of those who left before then
+have their answer."""
+
 _LOG = logger(__name__)
 
 
@@ -28,16 +32,14 @@ async def whole_answer(
 ) -> Response:
     """The recorded answer, once it is. Raises what became of the call. Releases the generation."""
     try:
-        waiting = asyncio.ensure_future(generation.wait())
-        leaving = asyncio.ensure_future(client_left(request.receive))
-        try:
-            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                return Response(status_code=_LEFT)
-            return json_response(dialect.response(call, waiting.result()), headers)
-        finally:
-            waiting.cancel()
-            leaving.cancel()
+        if not await generation.ended_within(_UNWATCHED_SECONDS):
+            leaving = asyncio.ensure_future(client_left(request.receive))
+            try:
+                if not await generation.ended_before(leaving):
+                    return Response(status_code=_LEFT)
+            finally:
+                leaving.cancel()
+        return json_response(dialect.response(call, await generation.wait()), headers)
     finally:
         generation.release()
 
@@ -98,14 +100,18 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         telling = asyncio.ensure_future(self._tell(scope, receive, send))
-        leaving = asyncio.ensure_future(client_left(receive))
         try:
-            await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((telling,), timeout=_UNWATCHED_SECONDS)
+            if not telling.done():
+                leaving = asyncio.ensure_future(client_left(receive))
+                try:
+                    await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    leaving.cancel()
             if telling.done():
                 telling.result()
         finally:
             telling.cancel()
-            leaving.cancel()
             self._generation.release()
 
     async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:

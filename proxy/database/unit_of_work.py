@@ -52,8 +52,9 @@ class Database:
             common: dict[str, Any] = {"max_overflow": 0, "connect_args": timeout, "json_serializer": json_text}
             self._writer = create_async_engine(url, pool_size=1, **common)
             self._reader = create_async_engine(url, pool_size=_READERS, **common)
-            _configure_sqlite(self._writer.sync_engine, synchronous=synchronous, begin=_BEGIN_WRITING)
-            _configure_sqlite(self._reader.sync_engine, synchronous=synchronous, begin=_BEGIN_READING)
+            for engine, begin in ((self._writer, _BEGIN_WRITING), (self._reader, _BEGIN_READING)):
+                _configure_sqlite(engine.sync_engine, synchronous=synchronous)
+                _begin_with(engine.sync_engine, begin)
             self._threads = _Threads(self.url, synchronous=synchronous, timeout=timeout)
             self._sole_writer = asyncio.Lock()
         else:
@@ -128,10 +129,10 @@ class _Threads:
         sync_url = url.set(drivername="sqlite")
         writer = create_engine(sync_url, poolclass=NullPool, connect_args=arguments, json_serializer=json_text)
         reader = create_engine(sync_url, poolclass=NullPool, connect_args=arguments, json_serializer=json_text)
-        _configure_sqlite(writer, synchronous=synchronous, begin=_BEGIN_WRITING)
-        _configure_sqlite(reader, synchronous=synchronous, begin=_BEGIN_READING)
-        self.writer = ConnectionThreads(writer, count=1, name="store-writer")
-        self.readers = ConnectionThreads(reader, count=_READERS, name="store-reader")
+        _configure_sqlite(writer, synchronous=synchronous)
+        _configure_sqlite(reader, synchronous=synchronous)
+        self.writer = ConnectionThreads(writer, begin=_BEGIN_WRITING, count=1, name="store-writer")
+        self.readers = ConnectionThreads(reader, begin=_BEGIN_READING, count=_READERS, name="store-reader")
 
     def close(self) -> None:
         self.writer.close()
@@ -150,7 +151,7 @@ def _store_errors() -> Iterator[None]:
         raise
 
 
-def _configure_sqlite(engine: Engine, *, synchronous: str, begin: str) -> None:
+def _configure_sqlite(engine: Engine, *, synchronous: str) -> None:
     """WAL, foreign keys, and transactions that begin when we say so (the driver's own late BEGIN is switched off)."""
 
     @event.listens_for(engine, "connect")
@@ -163,6 +164,8 @@ def _configure_sqlite(engine: Engine, *, synchronous: str, begin: str) -> None:
         cursor.execute("PRAGMA temp_store = MEMORY")
         cursor.close()
 
+
+def _begin_with(engine: Engine, begin: str) -> None:
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:
         connection.exec_driver_sql(begin)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, insert, select, update
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import VersionState
@@ -17,21 +16,21 @@ ACTIVE = "active"
 class RunRepository:
     """Reads and writes of one transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def by_name(self, name: str) -> Row[*tuple[Any, ...]] | None:
-        return (await self._connection.execute(_RUNS.where(RunRow.name == name))).one_or_none()
+    def by_name(self, name: str) -> Row[*tuple[Any, ...]] | None:
+        return self._connection.execute(_RUNS.where(RunRow.name == name)).one_or_none()
 
-    async def by_id(self, run_id: str) -> Row[*tuple[Any, ...]] | None:
-        return (await self._connection.execute(_RUNS.where(RunRow.id == run_id))).one_or_none()
+    def by_id(self, run_id: str) -> Row[*tuple[Any, ...]] | None:
+        return self._connection.execute(_RUNS.where(RunRow.id == run_id)).one_or_none()
 
-    async def all_by_age(self) -> list[Row[*tuple[Any, ...]]]:
-        return list((await self._connection.execute(_RUNS.order_by(RunRow.created_at, RunRow.id))).all())
+    def all_by_age(self) -> list[Row[*tuple[Any, ...]]]:
+        return list(self._connection.execute(_RUNS.order_by(RunRow.created_at, RunRow.id)).all())
 
-    async def insert(self, *, run_id: RunId, name: str, base_model: str, config: dict[str, Any], now: float) -> None:
+    def insert(self, *, run_id: RunId, name: str, base_model: str, config: dict[str, Any], now: float) -> None:
         """The run with its version 0, which is the base model and serves at once."""
-        await self._connection.execute(
+        self._connection.execute(
             insert(RunRow).values(
                 id=run_id,
                 name=name,
@@ -43,7 +42,7 @@ class RunRepository:
                 created_at=now,
             )
         )
-        await self._connection.execute(
+        self._connection.execute(
             insert(PolicyVersionRow).values(
                 run_id=run_id,
                 version=0,
@@ -57,8 +56,8 @@ class RunRepository:
             )
         )
 
-    async def set_config(self, run_id: str, config: dict[str, Any]) -> None:
-        await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))
+    def set_config(self, run_id: str, config: dict[str, Any]) -> None:
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))
 
 
 _RUNS = select(

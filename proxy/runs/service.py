@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
@@ -55,12 +55,13 @@ class RunDirectory:
         config = settings.model_dump(mode="json")
         now = self._clock()
         async with self._database.write() as connection:
-            repository = RunRepository(connection)
-            row = await repository.by_name(settings.name)
+            row = await connection.run_sync(lambda found: RunRepository(found).by_name(settings.name))
             if row is None:
                 run_id = new_run_id()
-                await repository.insert(
-                    run_id=run_id, name=settings.name, base_model=base_model, config=config, now=now
+                await connection.run_sync(
+                    lambda found: RunRepository(found).insert(
+                        run_id=run_id, name=settings.name, base_model=base_model, config=config, now=now
+                    )
                 )
                 data = {"name": settings.name, "base_model": base_model}
                 await append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
@@ -70,7 +71,7 @@ class RunDirectory:
                     f"{base_model}; name the first one again, choose another run.name, or another server.data_dir"
                 )
             elif row.config != config:
-                await repository.set_config(row.id, config)
+                await connection.run_sync(lambda found: RunRepository(found).set_config(row.id, config))
                 changed = sorted(key for key in config if row.config.get(key) != config[key])
                 await append_event(
                     connection, run_id=row.id, kind="run.configured", data={"changed": changed}, now=now
@@ -80,33 +81,33 @@ class RunDirectory:
 
     async def by_name(self, name: str) -> RunView:
         """The run that agents ask for as `model`. Raises ModelNotFound."""
-        async with self._database.read() as connection:
-            row = await RunRepository(connection).by_name(name)
+        row = await self._database.look(lambda connection: RunRepository(connection).by_name(name))
         if row is None:
             raise ModelNotFound(f"there is no run called {name!r}", param="model")
         return self._view(row)
 
     async def by_id(self, run_id: str) -> RunView:
         """Raises NotFound."""
-        async with self._database.read() as connection:
-            row = await RunRepository(connection).by_id(run_id)
+        row = await self._database.look(lambda connection: RunRepository(connection).by_id(run_id))
         if row is None:
             raise NotFound(f"there is no run {run_id!r}")
         return self._view(row)
 
     async def by_name_or_id(self, name_or_id: str) -> RunView:
         """For paths with `{run}`. Raises NotFound."""
-        async with self._database.read() as connection:
+
+        def find(connection: Connection) -> Row[*tuple[Any, ...]] | None:
             repository = RunRepository(connection)
-            row = await repository.by_name(name_or_id) or await repository.by_id(name_or_id)
+            return repository.by_name(name_or_id) or repository.by_id(name_or_id)
+
+        row = await self._database.look(find)
         if row is None:
             raise NotFound(f"there is no run {name_or_id!r}")
         return self._view(row)
 
     async def list_(self) -> list[RunView]:
         """All runs, oldest first."""
-        async with self._database.read() as connection:
-            rows = await RunRepository(connection).all_by_age()
+        rows = await self._database.look(lambda connection: RunRepository(connection).all_by_age())
         return [self._view(row) for row in rows]
 
     async def settings_of(self, run_id: str) -> RunSettings:
