@@ -68,8 +68,8 @@ async def one_at_a_time(system: System, effort: Effort, *, stream: bool) -> dict
 async def saturated(system: System, effort: Effort, *, turns: int = SHORT_TURNS) -> dict[str, float]:
     """Calls a second with as many clients as keep it busy, and CPU milliseconds of the measured process per call."""
     clients = [system.requests(turns, False) for _ in range(CLIENTS if turns == SHORT_TURNS else effort.long_clients)]
+    warm = await closed(system.port, clients, calls=len(clients) * 4)
     least = len(clients) * (turns if turns == LONG_TURNS else 4)
-    warm = await closed(system.port, clients, calls=least)
     calls = max(least, int(len(warm.calls) / warm.seconds * effort.seconds))
     if turns == LONG_TURNS:
         calls = math.ceil(calls / least) * least  # whole conversations, so that every turn counts alike

@@ -33,7 +33,8 @@ RUN_KEY = "rl-run-" + "b" * 32
 MASTER_KEY = f"sk-{secrets.token_hex(24)}"
 SCRIPT = f'[[rule]]\ntext = "{conversations.ANSWER}"\n'
 
-BASE_RL, BASE_RL_FSYNC, DIRECT = "base_rl", "base_rl_fsync", "direct"
+BASE_RL, DIRECT = "base_rl", "direct"
+BASE_RL_FSYNC, ENGINE_FSYNC = "base_rl_fsync", "direct_fsync"
 LITELLM_NAME, RLLM_NAME, STUB = "litellm", "rllm_gateway", "stub"
 
 
@@ -90,7 +91,8 @@ class Bench:
         """The system of this name, and whatever it needs behind it."""
         if name not in self.systems:
             starters: dict[str, Callable[[], System]] = {
-                DIRECT: self._direct,
+                DIRECT: lambda: self._direct(DIRECT),
+                ENGINE_FSYNC: lambda: self._direct(ENGINE_FSYNC),
                 BASE_RL: lambda: self._base_rl(BASE_RL, "normal"),
                 BASE_RL_FSYNC: lambda: self._base_rl(BASE_RL_FSYNC, "full"),
                 STUB: self._stub,
@@ -115,16 +117,16 @@ class Bench:
             for other in self.systems.values():
                 other.resume()
 
-    def _direct(self) -> System:
+    def _direct(self, name: str) -> System:
         """The scripted engine itself: what base-rl's calls cost without base-rl."""
         script = self.folder / "script.toml"
         script.write_text(SCRIPT)
         port = free_port()
         plan = scripted_plan(model=str(MODEL), port=port, script=script)
-        process = self._run(DIRECT, plan.argv, plan.env)
+        process = self._run(name, plan.argv, plan.env)
         _wait_for(f"{plan.url}/health_generate", process)
         return System(
-            name=DIRECT,
+            name=name,
             port=port,
             measured=process.pid,
             processes=(process.pid,),
@@ -132,8 +134,8 @@ class Bench:
         )
 
     def _base_rl(self, name: str, synchronous: str) -> System:
-        """The proxy as `base-rl up` starts it, in front of the scripted engine."""
-        behind = self.start(DIRECT)
+        """The proxy as `base-rl up` starts it, in front of a scripted engine of its own: it labels the weights."""
+        behind = self.start(DIRECT if name == BASE_RL else ENGINE_FSYNC)
         port = free_port()
         environment = {
             "BASE_RL_SERVER__PORT": str(port),
