@@ -32,7 +32,9 @@ class Profiler:
             "--output",
             str(self._stacks),
         )
-        self._running = subprocess.Popen((str(self._program), "record", *options, "--pid", str(pid)))
+        with self._stacks.with_suffix(".log").open("wb") as log:
+            argv = (str(self._program), "record", *options, "--pid", str(pid))
+            self._running = subprocess.Popen(argv, stdout=log, stderr=log)
 
     def end(self) -> None:
         self._running.send_signal(signal.SIGINT)
