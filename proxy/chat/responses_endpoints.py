@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
 from proxy.chat.fields import decode_listing
 from proxy.chat.recorded import RecordedAnswers, answer_message, answer_of
 from proxy.chat.responses import Responses, recorded_response
-from proxy.chat.responses_items import Item, input_items, output_items, references, turn_of
+from proxy.chat.responses_items import Item, UnknownItem, input_items, output_items, references, turn_of
 from proxy.chat.responses_request import parse_response_request
 from proxy.chat.responses_tools import special_tools
 from proxy.chat.streaming import json_response
@@ -90,8 +91,11 @@ async def _call(request: Request, who: Principal) -> ModelCall:
     """What the request asks, with everything that it refers to."""
     chat, recorded = chat_of(request), _recorded(request)
     value = decode_listing(await request.body(), "input")
-    referenced = await _referenced(recorded, who, references(value.get("input")))
-    call = parse_response_request(value, referenced, known=chat.template_arguments, memory=chat.remembered)
+    parse = partial(parse_response_request, value, known=chat.template_arguments, memory=chat.remembered)
+    try:
+        call = parse({})
+    except UnknownItem:
+        call = parse(await _referenced(recorded, who, references(value["input"])))
     return call if call.previous is None else await _go_on(recorded, who, call, call.previous)
 
 

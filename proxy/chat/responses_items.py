@@ -48,16 +48,18 @@ def turn_of(item_id: Any) -> TurnId | None:
     return TurnId(f"turn_{found[1]}") if found else None
 
 
-def references(items: Any) -> list[str]:
+def references(items: Sequence[msgspec.Raw]) -> list[str]:
     """The ids that `item_reference` items name. Raises InvalidRequest."""
-    found: list[str] = []
-    for index, raw in enumerate(items if isinstance(items, list) else ()):
-        text = bytes(raw)
-        if b"item_reference" in text or b'"type"' not in text:
-            item = decode_element(raw, f"input[{index}]")
-            if isinstance(item, dict) and _kind(item) == "item_reference" and isinstance(item.get("id"), str):
-                found.append(item["id"])
-    return found
+    decoded = (decode_element(raw, f"input[{index}]") for index, raw in enumerate(items))
+    return [
+        item["id"]
+        for item in decoded
+        if isinstance(item, dict) and _kind(item) == "item_reference" and isinstance(item.get("id"), str)
+    ]
+
+
+class UnknownItem(NotFound):
+    """A reference to an item that is not at hand."""
 
 
 class ReadItems(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +90,8 @@ class ItemReader:
         self._answer_turn: TurnId | None = behind.answer_turn
 
     def read(self, items: Sequence[msgspec.Raw], first: int = 0) -> None:
-        """Reads from the item of number `first`. Raises InvalidRequest, with the exact place; NotFound for a
-        reference to nothing; RememberedAnswer."""
+        """Reads from the item of number `first`. Raises InvalidRequest, with the exact place; UnknownItem,
+        RememberedAnswer."""
         for index in range(first, len(items)):
             where = f"input[{index}]"
             self._read_item(object_at(decode_element(items[index], where), where), where)
@@ -136,7 +138,7 @@ class ItemReader:
     def _refer(self, item: Item, where: str) -> Item:
         name = text_at(item.get("id"), f"{where}.id")
         if name not in self._referenced:
-            raise NotFound(f"there is no item {name!r} that this key can refer to", param=f"{where}.id")
+            raise UnknownItem(f"there is no item {name!r} that this key can refer to", param=f"{where}.id")
         return self._referenced[name]
 
     def _read_message(self, item: Item, where: str) -> None:

@@ -69,8 +69,8 @@ def parse_response_request(
     """The items of `value["input"]` are as they came (`fields.decode_listing`). `referenced` are those that
     `item_reference` names (`responses_items.references`), `known` the arguments that the model's template reads.
 
-    Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured, NotFound
-    for a reference to nothing.
+    Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured,
+    UnknownItem for a reference to nothing.
     """
     body = validated(ResponseBody, value)
     _refuse_unsupported(body)
