@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
@@ -24,7 +24,7 @@ from proxy.engines.sglang import SglangEngine
 from proxy.errors import StoreUnavailable
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
-from proxy.http import errors
+from proxy.http import errors, openapi
 from proxy.http.boundary import BodyBound, RequestBoundary
 from proxy.http.plain_routes import PlainRoutes
 from proxy.log import logger
@@ -99,6 +99,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         admin_endpoints.router,
     ):
         app.include_router(router)
+    openapi.install(app)
     return app
 
 
@@ -237,7 +238,7 @@ async def healthz() -> JSONResponse:
     return JSONResponse({"status": "ok", "service": "base-rl"})
 
 
-@health.get("/readyz")
+@health.get("/readyz", openapi_extra={"responses": {"503": {"description": "What is missing."}}})
 async def readyz(request: Request) -> JSONResponse:
     """200 when a model call would be served now: the store answers, the engine is up and holds our weights.
     503 with what is missing otherwise."""
@@ -253,7 +254,7 @@ async def readyz(request: Request) -> JSONResponse:
     return JSONResponse(answer, 503 if missing else 200)
 
 
-@health.get("/metrics")
+@health.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
     """For Prometheus. Unauthenticated, like the probes: it holds counts and run names, no content; where the proxy
     listens beyond loopback, let the gateway decide who may read it."""

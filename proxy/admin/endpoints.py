@@ -23,7 +23,8 @@ from proxy.admin.sign_in import SignIn, Visitor, check_origin, local_path
 from proxy.admin.templating import STATIC, content_hash, render
 from proxy.admin.transcript import draw
 from proxy.errors import AuthenticationFailed, NotFound, PermissionDenied
-from proxy.overview.endpoints import EVENT_STREAM, Overview, last_event_id, server_sent
+from proxy.http.openapi import EVENT_STREAM
+from proxy.overview.endpoints import Overview, last_event_id, server_sent
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import TRAINING_STATES, RunSummary, Snapshot

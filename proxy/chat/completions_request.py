@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from proxy.chat.call import ModelCall
 from proxy.chat.fields import decode_body
@@ -23,6 +23,11 @@ _DEFAULT_TOKENS = 16
 """OpenAI's."""
 
 _FORMS = "prompt is text, a list of texts, token ids, or a list of lists of token ids"
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
+_PROMPT: dict[str, Any] = {
+    "anyOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]
+}
 _BROKEN_AT = re.compile(r" - at `\$((?:\[\d+\])*)`$")
 
 TextOf = Callable[[Sequence[int]], str]
@@ -32,7 +37,7 @@ class CompletionBody(SamplingFields):
     """Explicit null is the same as absent; fields that are not named here are ignored."""
 
     model: str
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     n: int | None = Field(default=None, ge=1, le=128)
     best_of: int | None = Field(default=None, ge=1, le=128)
     max_tokens: int | None = Field(default=None, ge=1)

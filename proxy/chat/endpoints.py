@@ -11,13 +11,14 @@ from proxy.chat import messages_models
 from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.chat import ChatCompletions
 from proxy.chat.completions import Completions
-from proxy.chat.completions_request import parse_completion
+from proxy.chat.completions_request import CompletionBody, parse_completion
 from proxy.chat.generation import Generation
 from proxy.chat.service import ChatService
 from proxy.chat.streaming import EventStream, head_of, json_response, whole_answer, whole_stream
-from proxy.chat.wire import parse_chat_completion
+from proxy.chat.wire import ChatCompletionBody, parse_chat_completion
 from proxy.credentials.http import principal
 from proxy.errors import ModelNotFound
+from proxy.http.openapi import described
 from proxy.sessions.identification import session_headers
 from proxy.settings import Settings
 
@@ -67,12 +68,24 @@ async def get_model(request: Request, model: str) -> Response:
     raise ModelNotFound(f"there is no model {model!r} for this key", param="model")
 
 
+_ANSWERED = {200: "The answer; a stream of its events with `stream`."}
+
 for _prefix in PREFIXES:
     _shown = _prefix == "/v1"
-    router.add_api_route(f"{_prefix}/chat/completions", chat_completions, methods=["POST"], include_in_schema=_shown)
-    router.add_api_route(f"{_prefix}/completions", completions, methods=["POST"], include_in_schema=_shown)
-    router.add_api_route(f"{_prefix}/models", list_models, methods=["GET"], include_in_schema=_shown)
-    router.add_api_route(f"{_prefix}/models/{{model:path}}", get_model, methods=["GET"], include_in_schema=_shown)
+    for _path, _method, _handler, _described in (
+        (
+            "chat/completions",
+            "POST",
+            chat_completions,
+            described(ChatCompletionBody, answers=_ANSWERED, may_stream=True),
+        ),
+        ("completions", "POST", completions, described(CompletionBody, answers=_ANSWERED, may_stream=True)),
+        ("models", "GET", list_models, described(answers={200: "The models."})),
+        ("models/{model:path}", "GET", get_model, described(answers={200: "The model."})),
+    ):
+        router.add_api_route(
+            f"{_prefix}/{_path}", _handler, methods=[_method], include_in_schema=_shown, openapi_extra=_described
+        )
 
 
 async def caller(request: Request) -> Caller:

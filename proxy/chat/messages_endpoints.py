@@ -6,10 +6,11 @@ from fastapi import APIRouter, Request, Response
 
 from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
 from proxy.chat.messages import Messages
-from proxy.chat.messages_request import parse_count_tokens, parse_messages
+from proxy.chat.messages_request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
 from proxy.chat.streaming import json_response
 from proxy.credentials.http import principal
 from proxy.http.anthropic import request_id_of
+from proxy.http.openapi import described
 
 router = APIRouter(tags=["models"])
 
@@ -34,8 +35,13 @@ async def count_tokens(request: Request) -> Response:
 
 for _prefix in PREFIXES:
     _shown = _prefix == "/v1"
-    router.add_api_route(f"{_prefix}/messages", messages, methods=["POST"], include_in_schema=_shown)
-    router.add_api_route(f"{_prefix}/messages/count_tokens", count_tokens, methods=["POST"], include_in_schema=_shown)
+    for _path, _handler, _described in (
+        ("messages", messages, described(MessagesBody, answers={200: "The answer."}, may_stream=True)),
+        ("messages/count_tokens", count_tokens, described(CountTokensBody, answers={200: "The count."})),
+    ):
+        router.add_api_route(
+            f"{_prefix}/{_path}", _handler, methods=["POST"], include_in_schema=_shown, openapi_extra=_described
+        )
 
 
 def _named(request: Request, response: Response) -> Response:

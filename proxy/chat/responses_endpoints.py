@@ -15,13 +15,14 @@ from proxy.chat.fields import decode_listing
 from proxy.chat.recorded import RecordedAnswers, answer_message, answer_of
 from proxy.chat.responses import Responses, recorded_response
 from proxy.chat.responses_items import Item, UnknownItem, input_items, output_items, references, turn_of
-from proxy.chat.responses_request import parse_response_request
+from proxy.chat.responses_request import ResponseBody, parse_response_request
 from proxy.chat.responses_tools import special_tools
 from proxy.chat.streaming import json_response
 from proxy.contract.turn import TurnState
 from proxy.credentials.http import principal
 from proxy.credentials.service import Principal
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied, PreviousResponseNotFound, UnsupportedParameter
+from proxy.http.openapi import described
 from proxy.trajectories.conversations.service import Conversations, RecordedTurn
 
 router = APIRouter(tags=["models"])
@@ -74,17 +75,26 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     raise InvalidRequest("only a response in the background can be cancelled: to end a call, close its connection")
 
 
+_FOUND = described(answers={200: "As it was recorded."})
+_REFUSED = described(answers={})
+
 for _prefix in PREFIXES:
     _shown = _prefix == "/v1"
-    for _path, _method, _handler in (
-        ("", "POST", create_response),
-        ("/input_tokens", "POST", count_input_tokens),
-        ("/{response_id}", "GET", get_response),
-        ("/{response_id}", "DELETE", delete_response),
-        ("/{response_id}/cancel", "POST", cancel_response),
-        ("/{response_id}/input_items", "GET", list_input_items),
+    for _path, _method, _handler, _described in (
+        ("", "POST", create_response, described(ResponseBody, answers={200: "The response."}, may_stream=True)),
+        ("/input_tokens", "POST", count_input_tokens, described(ResponseBody, answers={200: "The count."})),
+        ("/{response_id}", "GET", get_response, _FOUND),
+        ("/{response_id}", "DELETE", delete_response, _REFUSED),
+        ("/{response_id}/cancel", "POST", cancel_response, _REFUSED),
+        ("/{response_id}/input_items", "GET", list_input_items, _FOUND),
     ):
-        router.add_api_route(f"{_prefix}/responses{_path}", _handler, methods=[_method], include_in_schema=_shown)
+        router.add_api_route(
+            f"{_prefix}/responses{_path}",
+            _handler,
+            methods=[_method],
+            include_in_schema=_shown,
+            openapi_extra=_described,
+        )
 
 
 async def _call(request: Request, who: Principal) -> ModelCall:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from proxy.chat.call import RequestedSampling
 from proxy.errors import InvalidRequest
 
 _MOST_STOPS = 16
+_STOP: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": _MOST_STOPS},
+        {"type": "null"},
+    ]
+}
 
 
 def _as_list(value: Any) -> Any:
@@ -28,7 +35,9 @@ class SamplingFields(BaseModel):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: Annotated[list[str] | None, BeforeValidator(_as_list)] = Field(default=None, max_length=_MOST_STOPS)
+    stop: Annotated[list[str] | None, BeforeValidator(_as_list), WithJsonSchema(_STOP)] = Field(
+        default=None, max_length=_MOST_STOPS
+    )
     logit_bias: dict[str, float] | None = None
 
     def requested(self, max_new_tokens: int | None) -> RequestedSampling:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from proxy.chat import wire_schemas
 from proxy.chat.call import ModelCall, ToolChoice
 from proxy.chat.conversation import WireMessages
 from proxy.chat.fields import decode_listing
@@ -40,13 +41,13 @@ class ChatCompletionBody(SamplingFields):
     """
 
     model: str
-    messages: list[Any] = Field(min_length=1)
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    messages: Annotated[list[Any], WithJsonSchema(wire_schemas.MESSAGES)] = Field(min_length=1)
+    tools: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(wire_schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    response_format: Any = None
+    functions: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.FUNCTIONS)] = None
+    function_call: Annotated[Any, WithJsonSchema(wire_schemas.FUNCTION_CALL)] = None
+    response_format: Annotated[Any, WithJsonSchema(wire_schemas.RESPONSE_FORMAT)] = None
     n: int | None = Field(default=None, ge=1, le=128)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)

@@ -16,6 +16,7 @@ from proxy.credentials.http import principal
 from proxy.errors import InvalidRequest
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService
 from proxy.http.body import json_body, validated
+from proxy.http.openapi import described
 
 router = APIRouter(tags=["feedback"])
 
@@ -72,16 +73,24 @@ def feedback_of(request: Request) -> FeedbackService:
     return service
 
 
-@router.post("/sessions/{session_id}/v1/feedback", status_code=201)
-@router.post("/sessions/{session_id}/feedback", status_code=201)
-@router.post("/v1/feedback", status_code=201)
-@router.post("/feedback", status_code=201)
-async def post_feedback(request: Request, session_id: str | None = None) -> JSONResponse:
+_DESCRIBED = described(
+    FeedbackBody,
+    answers={201: "Recorded.", 202: "Recorded, some of it after training."},
+    may_be_list=True,
+)
+
+
+@router.post("/sessions/{session_id}/v1/feedback", status_code=201, include_in_schema=False)
+@router.post("/sessions/{session_id}/feedback", status_code=201, include_in_schema=False)
+@router.post("/v1/feedback", status_code=201, openapi_extra=_DESCRIBED)
+@router.post("/feedback", status_code=201, include_in_schema=False)
+async def post_feedback(request: Request) -> JSONResponse:
     """One statement or a list of them, recorded together. The path's session is that of statements that name none.
 
     201, or 202 where at least one came when a trainer had its session already (`recorded_after_training`).
     """
     who = await principal(request)
+    session_id = request.path_params.get("session_id")
     body = await json_body(request)
     if not isinstance(body, list):
         items = [_item(validated(FeedbackBody, body), "", session_id)]

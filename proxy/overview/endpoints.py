@@ -33,13 +33,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from proxy.credentials.http import principal, require
 from proxy.credentials.service import Credentials, Principal, PrincipalKind
 from proxy.errors import NotFound, PermissionDenied
+from proxy.http.openapi import EVENT_STREAM, described
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
 
 router = APIRouter(prefix="/api/v1")
 
-EVENT_STREAM = "text/event-stream"
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -146,7 +146,11 @@ async def curves(run: str, who: Who, overview: Overview) -> Response:
     return _json(await overview.curves(await _readable(run, who, overview)))
 
 
-@router.get("/runs/{run}/events")
+@router.get(
+    "/runs/{run}/events",
+    response_class=StreamingResponse,
+    openapi_extra=described(answers={200: "Snapshots."}, media_type=EVENT_STREAM),
+)
 async def events(run: str, request: Request, who: Who, overview: Overview) -> StreamingResponse:
     """Server-sent events. Each `snapshot` has as its id the last event it tells of; with that in `Last-Event-ID`, a
     client that comes back gets what it missed. Comments keep quiet streams alive."""
@@ -174,7 +178,7 @@ async def turn(turn_id: str, who: Who, overview: Overview, tokens: bool = False)
     return _json(found)
 
 
-@router.post("/runs/{run}/keys")
+@router.post("/runs/{run}/keys", status_code=201)
 async def create_key(
     run: str,
     body: NewKeyBody,
@@ -197,7 +201,7 @@ async def keys(
     return _json({"keys": await credentials.list_(await overview.run_id(run))})
 
 
-@router.delete("/runs/{run}/keys/{key_id}")
+@router.delete("/runs/{run}/keys/{key_id}", status_code=204)
 async def revoke_key(
     run: str,
     key_id: str,

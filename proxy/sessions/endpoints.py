@@ -16,6 +16,7 @@ from proxy.credentials.service import PrincipalKind
 from proxy.database.lifecycle import Outcome
 from proxy.errors import InvalidRequest
 from proxy.http.body import json_body, validated
+from proxy.http.openapi import described
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import checked_name
 from proxy.sessions.service import CreatedSession, SessionService, SessionSpec
@@ -25,6 +26,7 @@ router = APIRouter(tags=["sessions"])
 _MOST_SESSIONS = 1024
 _LONGEST_TTL = 30 * 86400.0
 _METADATA_BYTES = 65536
+_SESSION = described(answers={200: "The session."})
 
 
 def _plain_metadata(value: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -60,7 +62,11 @@ def sessions_of(request: Request) -> SessionService:
     return service
 
 
-@router.post("/v1/sessions", status_code=201)
+@router.post(
+    "/v1/sessions",
+    status_code=201,
+    openapi_extra=described(CreateSessionBody, answers={201: "The session, or all of them."}, may_be_absent=True),
+)
 async def create_sessions(request: Request) -> JSONResponse:
     """Opens a session, or `n` of one group, each with a key of its own. The keys are shown this once."""
     who = await principal(request)
@@ -82,14 +88,17 @@ async def create_sessions(request: Request) -> JSONResponse:
     return JSONResponse({"sessions": answers} if (body.n or 1) > 1 else answers[0], 201)
 
 
-@router.get("/v1/sessions/{session_id}")
+@router.get("/v1/sessions/{session_id}", openapi_extra=_SESSION)
 async def get_session(request: Request, session_id: str) -> JSONResponse:
     """State, turns, rewards, and whether it is trained or why not."""
     view = await sessions_of(request).get(await principal(request), session_id)
     return JSONResponse(msgspec.to_builtins(view))
 
 
-@router.post("/v1/sessions/{session_id}/end")
+@router.post(
+    "/v1/sessions/{session_id}/end",
+    openapi_extra=described(EndSessionBody, answers={200: "The session."}, may_be_absent=True),
+)
 async def end_session(request: Request, session_id: str) -> JSONResponse:
     """Ends a session; again is no error."""
     who = await principal(request)
