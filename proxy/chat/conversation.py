@@ -113,17 +113,17 @@ class ReadConversation:
         self.plain = plain
 
     @property
-    def hash(self) -> bytes:
-        """Of the whole conversation."""
-        return self._tail[-1] if self._tail else self._known.hash
-
-    @property
     def settled_hash(self) -> bytes | None:
         """Of the conversation without its last message, where that may be one that is sent behind the others and is
         not there in the next request: where what stands before it is to be answered as well. None otherwise."""
         if len(self._tail) < 2 or self.messages[-1]["role"] not in _FLOATING:
             return None
         return self._tail[-2] if self.messages[-2]["role"] in _ANSWERED else None
+
+    @property
+    def hash(self) -> bytes:
+        """Of the whole conversation."""
+        return self._tail[-1] if self._tail else self._known.hash
 
     @property
     def answered(self) -> AnsweredHashes:
@@ -141,12 +141,14 @@ class ReadConversation:
 
     def holds(self, digest: bytes) -> bool:
         """Whether that hash is in the chain."""
-        return digest in self._tail or digest in self._whole()
+        return digest in self._tail or digest == self._known.hash or digest in self._whole()
 
     def length_at(self, digest: bytes) -> int:
         """How many messages that hash is over. Raises ValueError for one that is not in the chain."""
         if digest in self._tail:
             return self._start + self._tail.index(digest) + 1
+        if digest == self._known.hash:
+            return self._start
         return self._whole().index(digest) + 1
 
     def _whole(self) -> list[bytes]:

@@ -8,18 +8,36 @@ from typing import Any
 import msgspec
 
 from proxy.chat.call import Answer
-from proxy.contract.turn import TurnState
+from proxy.chat.conversation import KnownMessages, RememberedMessages
+from proxy.chat.remembered import Remembered
+from proxy.contract.identifiers import TurnId
 from proxy.credentials.service import Principal, PrincipalKind
 from proxy.trajectories.conversations.service import Conversations, RecordedTurn
 
 _TURN_ID = re.compile(r"turn_[0-9a-hjkmnp-tv-z]{26}")
 
 
-class RecordedAnswers:
-    """What keys may see of the store."""
+class _Conversation(msgspec.Struct, frozen=True):
+    """One that ends with an answer. Nobody changes what it holds."""
 
-    def __init__(self, conversations: Conversations) -> None:
+    messages: tuple[dict[str, Any], ...] = ()
+    known: KnownMessages = KnownMessages()
+    size: int = 0
+
+    def followed_by(self, messages: list[dict[str, Any]]) -> _Conversation:
+        return _Conversation(
+            (*self.messages, *messages),
+            self.known.followed_by(messages),
+            self.size + len(msgspec.json.encode(messages)),
+        )
+
+
+class RecordedAnswers:
+    """What keys may see of the store. Conversations are kept in `remembered`, so that going on costs what is new."""
+
+    def __init__(self, conversations: Conversations, remembered: Remembered[Any]) -> None:
         self._conversations = conversations
+        self._remembered = remembered
 
     async def find(self, principal: Principal, turn_id: str) -> RecordedTurn | None:
         """A turn of the key's run, or session. None also for one that was asked with `store` false."""
@@ -32,13 +50,29 @@ class RecordedAnswers:
 
     async def asked(self, turn: RecordedTurn) -> list[dict[str, Any]]:
         """The conversation that the turn answered."""
-        messages: list[dict[str, Any]] = []
-        exchanges = await self._conversations.up_to(turn.id)
-        for index, exchange in enumerate(exchanges):
-            messages += exchange.messages
-            if index < len(exchanges) - 1:
-                messages.append(answer_message(answer_of(exchange.response)))
-        return messages
+        return list((await self._up_to(turn)).messages[:-1])
+
+    async def answered(self, turn: RecordedTurn) -> RememberedMessages:
+        """The conversation that the turn's answer ended."""
+        conversation = await self._up_to(turn)
+        return RememberedMessages(conversation.messages, start=len(conversation.messages), known=conversation.known)
+
+    async def _up_to(self, turn: RecordedTurn) -> _Conversation:
+        known = self._recall(turn.id)
+        if known is not None:
+            return known
+        before = self._recall(turn.continues) if turn.continues is not None else _Conversation()
+        if before is None:
+            before = _Conversation()
+            for exchange in (await self._conversations.up_to(turn.id))[:-1]:
+                before = before.followed_by([*exchange.messages, answer_message(answer_of(exchange.response))])
+        conversation = before.followed_by([*turn.messages, answer_message(answer_of(turn.response))])
+        self._remembered.put(turn.id.encode(), conversation, size=conversation.size)
+        return conversation
+
+    def _recall(self, turn_id: TurnId) -> _Conversation | None:
+        known: _Conversation | None = self._remembered.get(turn_id.encode())
+        return known
 
 
 def answer_of(response: dict[str, Any]) -> Answer:
@@ -62,11 +96,6 @@ def answer_message(answer: Answer) -> dict[str, Any]:
             for made in choice.tool_calls
         ]
     return message
-
-
-def has_answer(turn: RecordedTurn) -> bool:
-    """Whether there is something to go on from."""
-    return turn.state is not TurnState.FAILED and bool(answer_of(turn.response).choices)
 
 
 def _may_see(principal: Principal, turn: RecordedTurn) -> bool:

@@ -36,11 +36,9 @@ class Remembered(Generic[_State]):
         hasher = sha256(seed + b"".join(b"," + element for element in elements[:count]))
         found: tuple[int, _State] | None = None
         while True:
-            digest = hasher.digest()
-            known = self._states.get(digest)
-            if known is not None:
-                self._states.move_to_end(digest)
-                found = (count, known[1])
+            state = self.get(hasher.digest())
+            if state is not None:
+                found = (count, state)
             if count == len(elements):
                 return found
             hasher.update(b"," + elements[count])
@@ -49,10 +47,21 @@ class Remembered(Generic[_State]):
     def keep(self, seed: bytes, elements: Sequence[msgspec.Raw], state: _State) -> None:
         """`state` is behind all of `elements`; nobody may change what it holds."""
         text = seed + b"".join(b"," + element for element in elements)
-        digest = sha256(text).digest()
-        if digest in self._states or len(text) > self._most_bytes:
+        self.put(sha256(text).digest(), state, size=len(text))
+
+    def get(self, key: bytes) -> _State | None:
+        """What was put under this key."""
+        known = self._states.get(key)
+        if known is None:
+            return None
+        self._states.move_to_end(key)
+        return known[1]
+
+    def put(self, key: bytes, state: _State, *, size: int) -> None:
+        """The same, under a key that stands for it otherwise. What is known of the key stays."""
+        if key in self._states or size > self._most_bytes:
             return
-        self._states[digest] = (len(text), state)
-        self._bytes += len(text)
+        self._states[key] = (size, state)
+        self._bytes += size
         while self._bytes > self._most_bytes:
             self._bytes -= self._states.popitem(last=False)[1][0]

@@ -10,9 +10,10 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from proxy.chat.call import ModelCall, PreviousAnswer
+from proxy.chat.conversation import RememberedMessages
 from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
 from proxy.chat.fields import decode_listing
-from proxy.chat.recorded import RecordedAnswers, answer_message, answer_of
+from proxy.chat.recorded import RecordedAnswers, answer_of
 from proxy.chat.responses import Responses, recorded_response
 from proxy.chat.responses_items import Item, UnknownItem, input_items, output_items, references, turn_of
 from proxy.chat.responses_request import ResponseBody, parse_response_request
@@ -110,7 +111,7 @@ async def _call(request: Request, who: Principal) -> ModelCall:
 
 
 def _recorded(request: Request) -> RecordedAnswers:
-    return RecordedAnswers(Conversations(request.app.state.database))
+    return RecordedAnswers(Conversations(request.app.state.database), chat_of(request).remembered)
 
 
 async def _find(request: Request, response_id: str) -> RecordedTurn:
@@ -142,11 +143,14 @@ async def _go_on(recorded: RecordedAnswers, who: Principal, call: ModelCall, pre
         raise PreviousResponseNotFound(
             f"there is no response {previous.turn_id!r} that this key could go on from", param="previous_response_id"
         )
-    before = await recorded.asked(turn)
-    if _begins_with_instructions(turn.request, before):
-        before = before[1:]
-    own = 1 if _begins_with_instructions(call.body, call.messages) else 0
-    messages = [*call.messages[:own], *before, answer_message(answer_of(turn.response)), *call.messages[own:]]
+    before = await recorded.answered(turn)
+    theirs = int(_begins_with_instructions(turn.request, before))
+    own = int(_begins_with_instructions(call.body, call.messages))
+    messages: list[dict[str, Any]]
+    if call.messages[:own] == before[:theirs]:
+        messages = RememberedMessages([*before, *call.messages[own:]], start=before.start, known=before.known)
+    else:
+        messages = [*call.messages[:own], *before[theirs:], *call.messages[own:]]
     session_id = turn.session_id if turn.session_open else None
     return msgspec.structs.replace(
         call, messages=messages, previous=PreviousAnswer(turn_id=turn.id, session_id=session_id)

@@ -70,7 +70,7 @@ def usage_of(answer: Answer) -> dict[str, Any]:
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": answer.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
     }
 

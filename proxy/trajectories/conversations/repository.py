@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, select
 from proxy.contract.turn import Continuation
 from proxy.database.tables import SessionRow, TurnRow
 
-_CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
+CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
 """Whose messages are only those that the call added to its parent's conversation."""
 
 AnyRow = Row[*tuple[Any, ...]]
@@ -35,6 +35,9 @@ _TURN = (
         TurnRow.run_id,
         TurnRow.session_id,
         TurnRow.state,
+        TurnRow.parent_id,
+        TurnRow.continuation,
+        TurnRow.messages,
         TurnRow.request,
         TurnRow.response,
         SessionRow.state.label("session_state"),
@@ -47,7 +50,7 @@ _COLUMNS = (TurnRow.id, TurnRow.parent_id, TurnRow.continuation)
 
 _LINE = select(*_COLUMNS).where(TurnRow.id == bindparam("id")).cte("line", recursive=True)
 _LINE = _LINE.union(
-    select(*_COLUMNS).join(_LINE, TurnRow.id == _LINE.c.parent_id).where(_LINE.c.continuation.in_(_CONTINUES))
+    select(*_COLUMNS).join(_LINE, TurnRow.id == _LINE.c.parent_id).where(_LINE.c.continuation.in_(CONTINUES))
 )
 
 _LINEAGE = select(*_COLUMNS, TurnRow.messages, TurnRow.response).join(_LINE, TurnRow.id == _LINE.c.id)

@@ -10,17 +10,20 @@ from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.turn import TurnState
 from proxy.database.lifecycle import SessionState
 from proxy.database.unit_of_work import Database
-from proxy.trajectories.conversations.repository import AnyRow, ConversationRepository
+from proxy.trajectories.conversations.repository import CONTINUES, AnyRow, ConversationRepository
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """`request` is the body without its messages, `response` the answer as it was sent."""
+    """`messages` are those that the call added to the conversation of `continues`, whole where that is None;
+    `request` is the body without them, `response` the answer as it was sent."""
 
     id: TurnId
     run_id: RunId
     session_id: SessionId
     session_open: bool
     state: TurnState
+    continues: TurnId | None
+    messages: list[dict[str, Any]]
     request: dict[str, Any]
     response: dict[str, Any]
 
@@ -48,6 +51,8 @@ class Conversations:
             session_id=SessionId(row.session_id),
             session_open=row.session_state == SessionState.OPEN.value,
             state=TurnState(row.state),
+            continues=TurnId(row.parent_id) if row.continuation in CONTINUES else None,
+            messages=row.messages,
             request=row.request,
             response=row.response,
         )
