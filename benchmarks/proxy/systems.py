@@ -5,6 +5,7 @@ While one is measured the others are stopped (SIGSTOP), so that their background
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -80,8 +81,12 @@ class Bench:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Bench:
+        """Raises BlockingIOError while another benchmark uses the folder."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = self._stack.enter_context(self.folder.with_suffix(".lock").open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir()
         return self
 
     def __exit__(self, *_: object) -> None:
