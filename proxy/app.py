@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.telemetry import TelemetryConfig
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
@@ -37,7 +38,7 @@ from proxy.policies.swap import SwapController
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
-from proxy.settings import ConfigurationError, Settings
+from proxy.settings import ConfigurationError, Settings, opentelemetry_is_set_up
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories import endpoints as claim_endpoints
 from proxy.trajectories.claims.service import ClaimService
@@ -76,7 +77,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
             _LOG.info("ready", run=settings.run.name, model=settings.run.model)
             yield
 
-    app = FastAPI(title="base-rl", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="base-rl", lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=_telemetry())
     app.state.settings = settings
     app.state.startup_error = None
     app.state.metrics = Metrics()
@@ -101,6 +102,11 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         app.include_router(router)
     openapi.install(app)
     return app
+
+
+def _telemetry() -> TelemetryConfig | None:
+    """FastAPI reports to OpenTelemetry where that is set up, and asks at every request whether it is."""
+    return None if opentelemetry_is_set_up() else {"tracing": False, "metrics": False, "logs": False}
 
 
 def begin_stop(app: FastAPI) -> None:

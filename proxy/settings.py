@@ -229,6 +229,11 @@ def load_settings(config_file: Path | None = None, overrides: dict[str, dict[str
     return settings
 
 
+def opentelemetry_is_set_up() -> bool:
+    """By its own variables (`OTEL_…`) or FastAPI's (`FASTAPI_OTEL_…`)."""
+    return any(name.startswith(("OTEL_", "FASTAPI_OTEL_")) for name in os.environ)
+
+
 def as_environment(settings: Settings) -> dict[str, str]:
     """The environment that gives another process these very settings, whatever its own environment and file say.
 

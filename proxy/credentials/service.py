@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import secrets
@@ -171,7 +170,7 @@ class Credentials:
             del self._known[digest]
 
     def _digest(self, text: str) -> bytes:
-        return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
+        return hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha256")
 
     def _row(self, key: NewKey, request: KeyRequest, now: float) -> dict[str, Any]:
         return {

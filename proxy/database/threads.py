@@ -1,12 +1,13 @@
-"""SQLite from a thread that writes and a few that read, with connections of their own that stay open."""
+"""SQLite from threads with connections of their own that stay open."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
 
@@ -14,34 +15,71 @@ from proxy.database.prepared import run_plain
 
 _Result = TypeVar("_Result")
 
+_Job = tuple[Callable[[Connection], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
+
 
 class ConnectionThreads:
-    """Runs functions of a connection, each in a transaction that starts with `begin`, on `count` threads. Nothing
-    is started before the first."""
+    """Runs functions of a connection, each in a transaction that starts with `begin`, on up to `count` threads, which
+    start when they are needed. Half the cost of the standard library's executor, which serves more purposes."""
 
     def __init__(self, engine: Engine, *, begin: str, count: int, name: str) -> None:
         self._engine = engine
         self._begin = begin
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
-        self._of_this_thread = threading.local()
-        self._connections: list[Connection] = []
+        self._count = count
+        self._name = name
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._under_way = 0
+        self._threads: list[threading.Thread] = []
 
     async def run(self, work: Callable[[Connection], _Result]) -> _Result:
-        """What `work` returned, once its transaction is committed; rolled back if it raises."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._in_transaction, work)
+        """What `work` returned, once its transaction is committed; rolled back if it raises. A caller that is
+        cancelled changes nothing of that."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[_Result] = loop.create_future()
+        self._under_way += 1
+        outcome.add_done_callback(self._done)
+        if len(self._threads) < min(self._under_way, self._count):
+            self._start()
+        self._jobs.put((work, loop, outcome))
+        return await outcome
 
     def close(self) -> None:
-        """Waits for what is running."""
-        self._threads.shutdown()
-        for connection in self._connections:
-            connection.close()
+        """Waits for what was asked of it."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
         self._engine.dispose()
 
-    def _in_transaction(self, work: Callable[[Connection], _Result]) -> _Result:
-        connection: Connection | None = getattr(self._of_this_thread, "connection", None)
-        if connection is None:
-            connection = self._of_this_thread.connection = self._engine.connect()
-            self._connections.append(connection)
+    def _done(self, _outcome: asyncio.Future[Any]) -> None:
+        self._under_way -= 1
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        connection: Connection | None = None
+        try:
+            while (job := self._jobs.get()) is not None:
+                work, loop, outcome = job
+                tell: Callable[[Any], None]
+                try:
+                    if connection is None:
+                        connection = self._engine.connect()
+                    told, tell = self._in_transaction(connection, work), outcome.set_result
+                except BaseException as error:  # noqa: BLE001  (handed to the caller)
+                    told, tell = error, outcome.set_exception
+                with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
+                    loop.call_soon_threadsafe(_tell, outcome, tell, told)
+                del job, work, outcome, tell, told  # what a thread waits with, it does not keep
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _in_transaction(self, connection: Connection, work: Callable[[Connection], _Result]) -> _Result:
         # Not SQLAlchemy's `begin`, which costs a third of what a turn's statements do. It begins one of its own all
         # the same where `work` uses its `execute`: in its mind only, as nothing in the driver begins by itself.
         run_plain(connection, self._begin)
@@ -52,3 +90,8 @@ class ConnectionThreads:
             connection.connection.rollback()  # nothing to do after the commit
             connection.rollback()
         return result
+
+
+def _tell(outcome: asyncio.Future[Any], tell: Callable[[Any], None], told: Any) -> None:
+    if not outcome.done():
+        tell(told)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
@@ -66,16 +66,20 @@ class Database:
         It must only use its connection, and wait for nothing else. A caller that is cancelled does not undo it.
         Raises StoreUnavailable when the database cannot be reached or written (down, locked, disk full).
         """
-        with _store_errors():
+        try:
             return await self._group.commit(work)
+        except DBAPIError as error:
+            _raise_told(error)
 
     async def look(self, work: Callable[[Connection], _Result]) -> _Result:
         """What `work` read of one committed state. Raises StoreUnavailable like `transact`."""
-        with _store_errors():
+        try:
             if self._threads is not None:
                 return await self._threads.readers.run(work)
             async with self._reader.connect() as connection:
                 return await connection.run_sync(work)
+        except DBAPIError as error:
+            _raise_told(error)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
@@ -84,16 +88,20 @@ class Database:
         Nothing else is written meanwhile on SQLite: do not wait in it for what may take long, nor for `transact`.
         Raises StoreUnavailable like `transact`.
         """
-        with _store_errors():
+        try:
             async with self._sole_writer, self._writer.begin() as connection:
                 yield connection
+        except DBAPIError as error:
+            _raise_told(error)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A read-only look at one committed state. Raises StoreUnavailable like `transact`."""
-        with _store_errors():
+        try:
             async with self._reader.connect() as connection:
                 yield connection
+        except DBAPIError as error:
+            _raise_told(error)
 
     async def aclose(self) -> None:
         """Waits for what is being written."""
@@ -124,11 +132,9 @@ class _Threads:
     """SQLite's writer and readers for `transact` and `look`."""
 
     def __init__(self, url: URL, *, synchronous: str, timeout: dict[str, float]) -> None:
-        # Connections stay with their threads, except that `close` closes them all.
-        arguments = {**timeout, "check_same_thread": False}
         sync_url = url.set(drivername="sqlite")
-        writer = create_engine(sync_url, poolclass=NullPool, connect_args=arguments, json_serializer=json_text)
-        reader = create_engine(sync_url, poolclass=NullPool, connect_args=arguments, json_serializer=json_text)
+        writer = create_engine(sync_url, poolclass=NullPool, connect_args=timeout, json_serializer=json_text)
+        reader = create_engine(sync_url, poolclass=NullPool, connect_args=timeout, json_serializer=json_text)
         _configure_sqlite(writer, synchronous=synchronous)
         _configure_sqlite(reader, synchronous=synchronous)
         self.writer = ConnectionThreads(writer, begin=_BEGIN_WRITING, count=1, name="store-writer")
@@ -139,16 +145,13 @@ class _Threads:
         self.readers.close()
 
 
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    try:
-        yield
-    except OperationalError as error:
+def _raise_told(error: DBAPIError) -> NoReturn:
+    """What callers are told of it."""
+    if isinstance(error, OperationalError):
         raise StoreUnavailable(f"the trajectory store cannot be used now: {error.orig}") from error
-    except DBAPIError as error:
-        if error.connection_invalidated:
-            raise StoreUnavailable("the connection to the trajectory store was lost") from error
-        raise
+    if error.connection_invalidated:
+        raise StoreUnavailable("the connection to the trajectory store was lost") from error
+    raise error
 
 
 def _configure_sqlite(engine: Engine, *, synchronous: str) -> None:
