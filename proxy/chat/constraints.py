@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from proxy.chat.call import AnswerFormat, ModelCall, ToolUse
 from proxy.chat.call_formats import (
     AllowedCall,
@@ -40,6 +42,37 @@ _LEFT_OUT = UNENFORCED | {"pattern", "multipleOf"}
 _LET_GO = {"allOf", "oneOf", "patternProperties"}
 
 
+class PromisedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call's answer consists of, behind the model's thought. `where` in the request it is asked for; `tokens`
+    are the texts that are tokens of the model."""
+
+    content: Format
+    where: str
+    thinks: bool
+    tokens: Mapping[str, int]
+
+    def constraint(self, *, in_reasoning: bool) -> Constraint:
+        """`in_reasoning`: the prompt has begun a thought. Raises UnsupportedParameter for one that is too long."""
+        content = sequence(_thought(opened=in_reasoning), self.content) if self.thinks else self.content
+        if content["type"] == "json_schema":
+            kind, written = ConstraintKind.JSON_SCHEMA, json.dumps(content["json_schema"], ensure_ascii=False)
+        else:
+            kind, written = ConstraintKind.STRUCTURAL_TAG, structural_tag(content, self.tokens)
+        if len(written) > MOST_CHARACTERS:
+            raise UnsupportedParameter(
+                f"the schemas have more than {MOST_CHARACTERS} characters together, more than can be enforced",
+                param=self.where,
+            )
+        return Constraint(kind=kind, text=written)
+
+
+def place_of(call: ModelCall) -> str:
+    """Where in the request the promise stands that an engine refuses to keep."""
+    if call.answer_format is not None:
+        return call.answer_format.where
+    return "tool_choice" if call.tool_choice.use is ToolUse.REQUIRED else "tools"
+
+
 class AnswerConstraints:
     """Of one model: its template says how it writes calls, its tokenizer which of the markers are tokens."""
 
@@ -55,29 +88,20 @@ class AnswerConstraints:
             self._mistral = "mistral_ids"
         self._single_calls = template.single_calls
 
-    def of(self, call: ModelCall, output: OutputFormat, *, in_reasoning: bool) -> Constraint | None:
-        """None where nothing has been promised. `in_reasoning`: the prompt has begun a thought.
-
-        Raises UnsupportedParameter that names the place of what cannot be enforced, and says why.
-        """
-        answer = self._answer(call, output)
-        if answer is None:
+    def of(self, call: ModelCall, output: OutputFormat) -> PromisedAnswer | None:
+        """None where nothing is promised. Raises UnsupportedParameter, which names the place of what cannot be
+        enforced and says why."""
+        content = self._answer(call, output)
+        if content is None:
             return None
         if call.prefill:
             raise UnsupportedParameter(
                 "an answer that the request begins cannot be held to a form: the model goes on from the middle of it",
                 param="messages",
             )
-        if output.reasoning:
-            answer = sequence(_thought(opened=in_reasoning), answer)
-        if answer["type"] == "json_schema":
-            schema = json.dumps(answer["json_schema"], ensure_ascii=False)
-            return _bounded(Constraint(kind=ConstraintKind.JSON_SCHEMA, text=schema), call)
-        written = structural_tag(answer, self._tokens)
-        return _bounded(Constraint(kind=ConstraintKind.STRUCTURAL_TAG, text=written), call)
+        return PromisedAnswer(content=content, where=place_of(call), thinks=output.reasoning, tokens=self._tokens)
 
     def _answer(self, call: ModelCall, output: OutputFormat) -> Format | None:
-        """What may come, behind the thought."""
         form = json_format(_answer_schema(call.answer_format)) if call.answer_format is not None else None
         required = call.tool_choice.use is ToolUse.REQUIRED
         if not (call.calls_allowed and (form is not None or required or _any_strict(call))):
@@ -199,13 +223,3 @@ def _kept(schema: Any) -> Any:
         else:
             kept[keyword] = value
     return kept
-
-
-def _bounded(constraint: Constraint, call: ModelCall) -> Constraint:
-    if len(constraint.text) > MOST_CHARACTERS:
-        param = call.answer_format.where if call.answer_format is not None else "tools"
-        raise UnsupportedParameter(
-            f"the schemas have more than {MOST_CHARACTERS} characters together, more than can be enforced",
-            param=param,
-        )
-    return constraint

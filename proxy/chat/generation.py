@@ -11,10 +11,11 @@ from typing import cast
 
 from proxy.chat.call import Answer, Delta, StreamHead
 from proxy.chat.capture import Capture
+from proxy.chat.constraints import place_of
 from proxy.clock import Clock
 from proxy.contract.turn import TurnState
 from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest
-from proxy.errors import BaseRlError, EngineFailed, EngineUnavailable, Unavailable
+from proxy.errors import BaseRlError, EngineFailed, EngineUnavailable, Unavailable, UnsupportedParameter
 from proxy.log import logger
 
 ABORT_SECONDS = 5.0
@@ -178,6 +179,8 @@ class Generation:
                             satisfied = True
                             with suppress(BaseRlError):  # it ends by itself then
                                 await self._engine.abort(plan.turn_id)
+        except UnsupportedParameter as error:
+            raise UnsupportedParameter(error.message, param=place_of(plan.call)) from error
         except TimeoutError:
             if not limit.expired():
                 raise

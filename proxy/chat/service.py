@@ -21,8 +21,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.chat.call import Caller, Dialect, ModelCall, ToolUse
+from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.capture import CallPlan, Capture
+from proxy.chat.constraints import AnswerConstraints, PromisedAnswer
 from proxy.chat.generation import Generation
 from proxy.chat.models import ModelCatalog, ServedModel, ServingVersions
 from proxy.chat.observer import TurnObserver
@@ -36,7 +37,6 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import new_turn_id
 from proxy.credentials.service import Principal
 from proxy.engines.interface import Engine
-from proxy.errors import UnsupportedParameter
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import SessionContext, SessionHints, session_hints
 from proxy.sessions.service import SessionService
@@ -85,6 +85,7 @@ class ChatService:
         self._decoder = TokenDecoder(
             template.tokenizer, hidden=template.special_ids - template.added_ids(self._output.kept_texts)
         )
+        self._constraints = AnswerConstraints(template)
         completions = CompletionIndex()
         self._prompts = PromptPlanner(template, trajectories)
         self._raw_prompts = RawPromptPlanner(template, self._decoder, trajectories, completions)
@@ -95,7 +96,6 @@ class ChatService:
 
         A generation comes held: `release` it. Raises what is wrong with the call before anything is generated.
         """
-        _refuse_unenforced(call)
         served = await self.models.resolve(caller.principal, call.model)
         hints = session_hints(path=caller.path_session, headers=caller.session_headers, body=call.body)
         key = _caller_key(caller, hints)
@@ -144,6 +144,7 @@ class ChatService:
     async def _start(
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
+        promised = self._constraints.of(call, self._read_as(call))
         asked = self._raw_prompts.read(call) if call.prompts else self._prompts.read(call)
         hints = msgspec.structs.replace(
             hints,
@@ -164,7 +165,7 @@ class ChatService:
         else:
             prompts = (await self._prompts.plan(call, asked, session, is_large=is_large),)
         context = CallContext(dialect=dialect, served=served, session=session, idempotency_key=caller.idempotency_key)
-        return self._generate(call, caller, hints, context, prompts)
+        return self._generate(call, caller, hints, context, prompts, promised)
 
     async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:
         if caller.idempotency_key is not None:
@@ -181,8 +182,9 @@ class ChatService:
         hints: SessionHints,
         context: CallContext,
         prompts: Sequence[PlannedPrompt],
+        promised: PromisedAnswer | None,
     ) -> Generation:
-        plans = self._plans(call, context, prompts)
+        plans = self._plans(call, context, prompts, promised)
         generation = Generation(
             stream_head(plans),
             [Capture(plan, self._decoder, self._read_as(call)) for plan in plans],
@@ -205,7 +207,13 @@ class ChatService:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
 
-    def _plans(self, call: ModelCall, context: CallContext, prompts: Sequence[PlannedPrompt]) -> list[CallPlan]:
+    def _plans(
+        self,
+        call: ModelCall,
+        context: CallContext,
+        prompts: Sequence[PlannedPrompt],
+        promised: PromisedAnswer | None,
+    ) -> list[CallPlan]:
         """One for every choice, those of the first prompt first."""
         now = self._clock()
         one_call = call.calls_allowed and (not call.parallel_calls or self._template.single_calls)
@@ -223,6 +231,11 @@ class ChatService:
             for prompt in prompts
         ]
         in_reasoning = [self._begins_inside_thought(call, prompt) for prompt in prompts]
+        if promised is not None:
+            samplings = [
+                msgspec.structs.replace(sampling, constraint=promised.constraint(in_reasoning=begun))
+                for sampling, begun in zip(samplings, in_reasoning, strict=True)
+            ]
         return [
             CallPlan(
                 turn_id=new_turn_id(),
@@ -255,19 +268,6 @@ class ChatService:
         self._running.discard(generation)
         self._recent.finished(generation)
         self._unnamed.finished(generation)
-
-
-def _refuse_unenforced(call: ModelCall) -> None:
-    """Raises UnsupportedParameter for a promise that only constrained decoding could keep."""
-    if call.tool_choice.use is ToolUse.REQUIRED:
-        raise UnsupportedParameter(
-            "to require a tool call needs constrained decoding, which this engine is not set up for",
-            param="tool_choice",
-        )
-    if call.answer_format is not None:
-        raise UnsupportedParameter(
-            "JSON answers need constrained decoding, which this engine is not set up for", param="response_format"
-        )
 
 
 def _unnamed_key(caller: Caller, hints: SessionHints) -> Hashable:

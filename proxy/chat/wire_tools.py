@@ -24,7 +24,7 @@ def speaks_old(body: Mapping[str, Any]) -> bool:
 
 
 def read_tools(tools: list[Any]) -> tuple[list[Function], list[str]]:
-    """The functions, and what to warn of: other kinds have no effect, and calls are not held to a schema."""
+    """The functions, and what to warn of: other kinds have no effect."""
     functions, warnings = [], []
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
@@ -32,9 +32,7 @@ def read_tools(tools: list[Any]) -> tuple[list[Function], list[str]]:
         if kind != "function":
             warnings.append(f"{where} of type {plain(kind)} is ignored")
             continue
-        function = _checked(tool.get("function"), f"{where}.function")
-        if function.get("strict"):
-            warnings.append(f"{where}.function.strict is not enforced")
+        _checked(tool.get("function"), f"{where}.function")
         functions.append({key: item for key, item in tool.items() if item is not None})
     return functions, warnings
 
@@ -93,7 +91,7 @@ def read_answer_format(form: Any) -> AnswerFormat | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return AnswerFormat()
+        return AnswerFormat(where="response_format")
     if kind != "json_schema":
         raise InvalidRequest(
             "response_format is of type text, json_object or json_schema", param="response_format.type"
@@ -116,6 +114,8 @@ def _checked(value: Any, where: str) -> dict[str, Any]:
         raise InvalidRequest("a function has a name", param=f"{where}.name")
     if function.get("parameters") is not None:
         object_at(function["parameters"], f"{where}.parameters")
+    if not isinstance(function.get("strict"), bool | None):
+        raise InvalidRequest(f"{where}.strict is true or false", param=f"{where}.strict")
     return function
 
 

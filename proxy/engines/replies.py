@@ -10,9 +10,17 @@ from typing import Any
 import msgspec
 
 from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
-from proxy.errors import BaseRlError, ContextLengthExceeded, EngineFailed, EngineUnavailable, InvalidRequest
+from proxy.errors import (
+    BaseRlError,
+    ContextLengthExceeded,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidRequest,
+    UnsupportedParameter,
+)
 
 IMPOSSIBLE = -1e30
+CONSTRAINT_WORDS = ("Failed to compile", "Grammar preprocessing", "Grammar-based generation", "the constraint")
 CONTEXT_WORDS = ("context length", "longer than the model")
 
 
@@ -141,8 +149,10 @@ def _joined(chunks: list[EngineChunk]) -> EngineChunk:
 def refusal_of(status: int, message: str) -> BaseRlError:
     """What an error answer to a generation means."""
     if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        too_long = any(words in message for words in CONTEXT_WORDS)
-        return ContextLengthExceeded(message) if too_long else InvalidRequest(message)
+        if any(words in message for words in CONTEXT_WORDS):
+            return ContextLengthExceeded(message)
+        constrained = any(words in message for words in CONSTRAINT_WORDS)
+        return UnsupportedParameter(message) if constrained else InvalidRequest(message)
     return failure_of(status, message)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from proxy.engines.grammars import constraint_for
 from proxy.engines.interface import (
     EngineChunk,
     EngineFinish,
@@ -25,7 +26,8 @@ class FakeEngine:
 
     `error` set: generation raises it, after `error_after` tokens. `down`: unreachable. Calls are kept in `calls`.
     A cleared `gate` holds generation before its last token, so that a test decides when it goes on; `held` is set
-    while it does. An abort ends a held generation with what it has; one that is `deaf` takes no notice.
+    while it does. An abort ends a held generation with what it has; one that is `deaf` takes no notice. Constraints
+    are refused as by an engine with `grammar_backend`, and not obeyed.
     """
 
     def __init__(self, script: Script, *, label: str = "default", model_path: str = "fake-model") -> None:
@@ -40,6 +42,7 @@ class FakeEngine:
         self.gate.set()
         self.held = asyncio.Event()
         self.deaf = False
+        self.grammar_backend = "llguidance"
         self.calls: list[tuple[str, object]] = []
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -51,6 +54,8 @@ class FakeEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
         self._reach()
+        if request.sampling.constraint is not None:
+            constraint_for(request.sampling.constraint, self.grammar_backend)
         self.requests.append(request)
         ids = list(self.script(request))
         finish = EngineFinish.STOP

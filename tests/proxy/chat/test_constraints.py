@@ -68,7 +68,8 @@ def constraints(family: str) -> tuple[AnswerConstraints, OutputFormat, bool]:
 
 def constraint_of(family: str, asked: ModelCall) -> Constraint | None:
     written, output, in_reasoning = constraints(family)
-    return written.of(asked, output, in_reasoning=in_reasoning)
+    promised = written.of(asked, output)
+    return promised.constraint(in_reasoning=in_reasoning) if promised is not None else None
 
 
 @cache
@@ -397,9 +398,9 @@ def test_a_call_cannot_be_required_of_a_model_that_writes_none() -> None:
     written, _, _ = constraints("hermes")
     required = call(tools=WEATHER, tool_choice=ToolChoice(use=ToolUse.REQUIRED))
     with pytest.raises(UnsupportedParameter) as refused:
-        written.of(required, OutputFormat(), in_reasoning=False)
+        written.of(required, OutputFormat())
     assert refused.value.param == "tool_choice"
-    assert written.of(call(tools=WEATHER), OutputFormat(), in_reasoning=False) is None
+    assert written.of(call(tools=WEATHER), OutputFormat()) is None
 
 
 @given(st.integers(0, 2**32))

@@ -274,13 +274,23 @@ def test_tool_choice_in_all_its_forms() -> None:
 
 def test_response_format_in_all_its_forms() -> None:
     assert parse(response_format={"type": "text"}).answer_format is None
-    assert parse(response_format={"type": "json_object"}).answer_format == AnswerFormat()
+    assert parse(response_format={"type": "json_object"}).answer_format == AnswerFormat(where="response_format")
     assert parse(response_format=schema(schema={"type": "object"}, strict=True)).answer_format == AnswerFormat(
         schema={"type": "object"}, name="answer", strict=True
     )
     assert parse(response_format={"type": "json_schema", "json_schema": {"name": "x"}}).answer_format == AnswerFormat(
         schema={}, name="x"
     )
+
+
+def test_strict_is_true_or_false() -> None:
+    for tools in (
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]},
+        {"functions": [{"name": "f", "strict": 1}]},
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            parse(**tools)
+        assert str(refused.value.param).endswith("strict")
 
 
 def test_the_old_form_of_tools_is_read_as_the_new_one() -> None:
