@@ -9,10 +9,7 @@ import msgspec
 from proxy.tokens.tool_calls import hermes, llama3_json, mistral, qwen3_coder
 from proxy.tokens.tool_calls.calls import CallParser, Event, ToolCall, Tools
 
-OPEN = hermes.OPEN
-CLOSE = hermes.CLOSE
-
-__all__ = ["CLOSE", "OPEN", "TOOL_FORMATS", "CallParser", "Event", "ToolCall", "ToolFormat", "Tools", "parse"]
+__all__ = ["TOOL_FORMATS", "CallParser", "Event", "ToolCall", "ToolFormat", "Tools"]
 
 
 class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,12 +39,3 @@ _ALL = (
     ),
 )
 TOOL_FORMATS = {each.name: each for each in _ALL}
-
-
-def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """A whole answer in Hermes' form: its text, and its calls."""
-    parser = hermes.HermesParser()
-    events = parser.feed(text) + parser.finish()
-    content = "".join(event for event in events if isinstance(event, str))
-    return content, tuple(event for event in events if isinstance(event, ToolCall))
-

@@ -15,7 +15,8 @@ from proxy.tokens.canonical import answered_hashes, conversation_hashes, normali
 from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, plan_branch, plan_continuation
 from proxy.tokens.template import ChatTemplate
-from proxy.tokens.tool_calls import parse
+from proxy.tokens.tool_calls.hermes import HermesParser
+from tests.proxy.tokens.pieces import text_and_calls, told
 
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"a":1}}\n</tool_call>'
@@ -28,7 +29,7 @@ def conversation(messages: Sequence[Mapping[str, Any]], tools: list[dict[str, An
 
 def echo(text: str) -> dict[str, Any]:
     """The assistant's message as a client sends it back, its arguments written anew."""
-    content, calls = parse(text)
+    content, calls = text_and_calls(told(HermesParser(), [text]))
     message: dict[str, Any] = {"role": "assistant", "content": content or None}
     if calls:
         message["tool_calls"] = [

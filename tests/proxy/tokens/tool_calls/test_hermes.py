@@ -7,10 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.tokens.tool_calls import ToolCall, parse
+from proxy.tokens.tool_calls import ToolCall
 from proxy.tokens.tool_calls.hermes import HermesParser
+from tests.proxy.tokens.pieces import text_and_calls, told
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": [2.0, "x}"]}}\n</tool_call>'
+
+
+def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    content, calls = text_and_calls(told(HermesParser(), [text]))
+    return content, tuple(calls)
 
 
 @given(st.text(alphabet="ab <>/tool_call\n{}"))
