@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, literal, or_, select, update
@@ -49,9 +49,8 @@ class SessionRepository:
         """Who holds the longest of these conversations (`hashes`, longest first) that any session of the key holds:
         its sessions, open or ended, first recorded first, each with the hash (`held`) and how often it was continued
         from there (`times`). `exact`: those that hold it as it is; else those that hold it but for a message that was
-        sent last."""
-        for start in range(0, len(hashes), _HASHES):
-            part = hashes[start : start + _HASHES]
+        sent last. The first is looked for by itself: mostly it is held, and the others need not be known then."""
+        for part in _parts(hashes):
             values = {"run": run_id, "key": key_id, "hashes": list(part)}
             rows = [row for held in (_HELD, _SETTLED) for row in self._connection.execute(held, values)]
             held = {row.held for row in rows}
@@ -221,6 +220,13 @@ _TIMES = (
     )
     .scalar_subquery()
 )
+
+
+def _parts(hashes: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    if hashes:
+        yield (hashes[0],)
+    for start in range(1, len(hashes), _HASHES):
+        yield hashes[start : start + _HASHES]
 
 
 def _holding(
