@@ -14,6 +14,7 @@ from proxy.settings import ConfigurationError
 from proxy.tokens.template import ChatTemplate
 
 _REMEMBERED = 4096
+_REMEMBERED_TOKENS = 512
 _PROBE = "PROBE1"
 _QUESTION = {"role": "user", "content": "x"}
 
@@ -44,7 +45,8 @@ class AnswerWriter:
             found = self._encode(chosen.rule, self._text(chosen.rule, dict(chosen.values), chosen.opening))
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
-            self._remembered[key] = found
+            if len(found) <= _REMEMBERED_TOKENS:
+                self._remembered[key] = found
         return found
 
     def check(self, number: int, rule: Rule) -> None:

@@ -17,6 +17,8 @@ from proxy.tokens.template import ChatTemplate
 THINK, END_THINK = "<think>", "</think>"
 _FIRST_WINDOW = 64
 _REMEMBERED = 4096
+_REMEMBERED_TOKENS = 512
+"""Longer pieces of prompts are looked at anew each time: remembering thousands of them would take the memory."""
 _PROBE, _NEXT_PROBE = "PROBE1", "PROBE2"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
 
@@ -77,7 +79,8 @@ class PromptReader:
                 found = self._find(self._decode(window, skip_special_tokens=False), whole=size >= len(ids))
                 if len(self._remembered) >= _REMEMBERED:
                     self._remembered.clear()
-                self._remembered[window] = found
+                if len(window) <= _REMEMBERED_TOKENS:
+                    self._remembered[window] = found
             if found is not None:
                 return found
             size *= 2

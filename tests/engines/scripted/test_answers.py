@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.engines.scripted.answers import AnswerWriter
 from proxy.engines.scripted.matching import Chosen, Opening
@@ -120,6 +122,14 @@ def test_answers_are_written_once(own: Answers, monkeypatch: pytest.MonkeyPatch)
     first = own.ids(Rule(text="{message}"), values={"message": "x"})
     monkeypatch.setattr(own.writer, "_text", None)
     assert own.ids(Rule(text="{message}"), values={"message": "x"}) is first
+
+
+@given(st.text())
+def test_the_engines_own_tokenizer_writes_any_text(text: str) -> None:
+    tokenizer = Answers(family("own", Path())).template.tokenizer
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert len(ids) <= len(text.encode())
 
 
 def test_an_answer_that_the_template_refuses_is_a_fault_of_the_script(tmp_path: Path) -> None:
