@@ -70,14 +70,15 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
     difference_N = (tokens.logprobs_N - tokens.behaviour_N)[order_N]
     columns = zip(
         torch.split(difference_N, counts),
+        torch.split(tokens.constrained_N[order_N], counts),
         torch.split(tokens.staleness_N[order_N], counts),
         torch.split(tokens.clipped_N[order_N], counts),
         strict=True,
     )
     audits = []
-    for index, (difference, staleness, clipped) in enumerate(columns):
+    for index, (difference, constrained, staleness, clipped) in enumerate(columns):
         ratio = difference.exp()
-        gap = difference.abs()
+        gap = _comparable(difference, constrained).abs()
         audits.append(
             TrajectoryAudit(
                 session_id=batch.trajectories[index].session_id,
@@ -137,6 +138,7 @@ def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
     values = torch.tensor([value for turns in advantages.turns for value in turns], dtype=torch.float64)
     trained = [turn for trajectory in batch.trajectories for turn in trajectory.turns if is_trained(turn)]
     cut = sum(turn.convention is LogprobConvention.UNTRUNCATED for turn in trained)
+    constrained = sum(turn.convention is LogprobConvention.CONSTRAINED for turn in trained)
     return {
         "reward_mean": rewards.mean().item(),
         "reward_std": rewards.std(correction=0).item(),
@@ -148,24 +150,33 @@ def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
         "baseline_fallbacks": float(advantages.fallbacks),
         "groups": float(len(set(batch.groups))),
         "untruncated_logprob_share": cut / len(trained),
+        "constrained_turn_share": constrained / len(trained),
     }
 
 
 def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
     difference_N = (tokens.logprobs_N - tokens.behaviour_N).double()
     ratio_N = difference_N.exp()
-    gap_N = difference_N.abs()
+    comparable_N = _comparable(difference_N, tokens.constrained_N)
+    gap_N = comparable_N.abs()
     return {
         **{f"ratio_{name}": value for name, value in _quantiles(ratio_N).items()},
         "clipped_share": tokens.clipped_N.double().mean().item(),
         "importance_weight_mean": tokens.weight_N.double().mean().item(),
         # k3 of Schulman 2020, of the current policy against the one that acted.
-        "kl_behaviour": (ratio_N - 1 - difference_N).mean().item(),
+        "kl_behaviour": (comparable_N.exp() - 1 - comparable_N).mean().item(),
         "entropy": tokens.entropy_N.double().mean().item(),
         "logprob_gap_mean": gap_N.mean().item(),
         "logprob_gap_max": gap_N.max().item(),
         **_staleness(tokens.staleness_N),
     }
+
+
+def _comparable(difference_N: Tensor, constrained_N: Tensor) -> Tensor:
+    """The differences of log-probabilities where the trainer's and the engine's are of the same distribution; all of
+    them where none are."""
+    same_N = ~constrained_N
+    return difference_N[same_N] if bool(same_N.any()) else difference_N
 
 
 def _quantiles(values_N: Tensor) -> dict[str, float]:

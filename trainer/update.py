@@ -35,6 +35,7 @@ class TokenRecord:
     clipped_N: Tensor
     staleness_N: Tensor
     trajectory_N: Tensor
+    constrained_N: Tensor
 
     @staticmethod
     def concatenate(records: Sequence[TokenRecord]) -> TokenRecord:
@@ -136,7 +137,9 @@ class Learner:
         current_N = logprobs_N.detach()
         proximal_N = current_N
         if self._algorithm.proximal is Proximal.LOGLINEAR:
-            proximal_N = loglinear_proximal(logprobs_N, batch.behaviour_N, batch.staleness_N)
+            # What acted on constrained tokens is no policy that one could be between.
+            between_N = loglinear_proximal(logprobs_N, batch.behaviour_N, batch.staleness_N)
+            proximal_N = torch.where(batch.constrained_N, current_N, between_N)
         inputs = PolicyLossInputs(
             logprobs_N=logprobs_N,
             proximal_N=proximal_N,
@@ -154,6 +157,7 @@ class Learner:
             clipped_N=result.clipped_N.cpu(),
             staleness_N=batch.staleness_N.cpu(),
             trajectory_N=batch.trajectory_N.cpu(),
+            constrained_N=batch.constrained_N.cpu(),
         )
         return result.loss.item(), record
 

@@ -42,12 +42,15 @@ class Continuation(StrEnum):
 class LogprobConvention(StrEnum):
     """Which distribution the recorded log-probabilities belong to.
 
-    `sampled`: the temperature-scaled distribution that was sampled from. `untruncated`: temperature-scaled, but
-    top-p or top-k cut the distribution and the engine does not say by how much.
+    `sampled`: the temperature-scaled distribution that was sampled from, the policy's own. `untruncated`:
+    temperature-scaled, but top-p or top-k cut the distribution and the engine does not say by how much.
+    `constrained`: of the tokens that a constraint left alone, renormalised over them; the policy's own
+    log-probability is lower, by the logarithm of what it gave to them all, and the engine does not say how much.
     """
 
     SAMPLED = "sampled"
     UNTRUNCATED = "untruncated"
+    CONSTRAINED = "constrained"
 
 
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +100,8 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def logprob_convention(self) -> LogprobConvention:
+        if self.constraint is not None:
+            return LogprobConvention.CONSTRAINED
         cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
         return LogprobConvention.UNTRUNCATED if cut else LogprobConvention.SAMPLED
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from proxy.contract.trajectory import Trajectory
+from proxy.contract.turn import LogprobConvention
 from tests.trainer.tiny import ALONE, draw, load_tiny, trajectory, turn
 from trainer.algorithm.advantages import RunningMeans, assign
 from trainer.algorithm.presets import PRESETS, resolve
@@ -78,6 +80,43 @@ def test_at_staleness_zero_the_ratio_is_one(tiny_model: Path) -> None:
     outcome = Learner(model, resolve(AlgorithmSettings()), OptimizerSettings(), ALONE).update(packed, tokens)
     assert outcome.tokens is not None
     assert (outcome.tokens.logprobs_N - outcome.tokens.behaviour_N).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("proximal", list(Proximal))
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_constrained_tokens_weigh_what_the_policy_gave_to_all_that_was_allowed(
+    tiny_model: Path, proximal: Proximal, sign: float
+) -> None:
+    """So that the model is not credited with what the constraint did. The last token was the only one left."""
+    model, prompt, allowed = load_tiny(tiny_model), (1, 2, 3), [5, 9, 11]
+    with torch.no_grad():
+        every, _ = model(
+            torch.tensor([prompt]), torch.arange(3)[None], torch.tensor([2] * 3), torch.tensor(allowed), torch.ones(3)
+        )
+    total = float(every.logsumexp(0))
+    node = turn(
+        [allowed[1], 4],
+        prompt=prompt,
+        logprobs=[float(every[1]) - total, 0.0],
+        convention=LogprobConvention.CONSTRAINED,
+    )
+    members = [trajectory(node, reward=sign), trajectory(turn([7], logprobs=[-4.0]), reward=0.0)]
+    algorithm = AlgorithmSettings(proximal=proximal)
+    packed, tokens = micro_batches_of(members, [0, 0], algorithm, BatchSettings())
+    outcome = Learner(model, resolve(algorithm), OptimizerSettings(), ALONE).update(packed, tokens)
+    assert outcome.tokens is not None
+    mine = outcome.tokens.trajectory_N == 0
+    assert outcome.tokens.weight_N[mine][0].item() == pytest.approx(math.exp(total), rel=1e-4)
+    assert not outcome.tokens.clipped_N[mine].any(), "and no clip takes its gradient away"
+    assert outcome.tokens.constrained_N.tolist() == mine.tolist()
+
+
+def test_a_turn_without_a_choice_teaches_nothing(tiny_model: Path) -> None:
+    forced = turn([4, 5], logprobs=[0.0, 0.0], convention=LogprobConvention.CONSTRAINED)
+    members = [trajectory(forced, reward=1.0), trajectory(forced, reward=0.0)]
+    packed, tokens = micro_batches_of(members, [0, 0], AlgorithmSettings(), BatchSettings())
+    learner = Learner(load_tiny(tiny_model), resolve(AlgorithmSettings()), OptimizerSettings(), ALONE)
+    assert learner.update(packed, tokens).gradient_norm == 0.0
 
 
 @pytest.mark.parametrize("bound", [16, 64])

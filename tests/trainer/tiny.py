@@ -70,6 +70,7 @@ def turn(
     temperature: float = 1.0,
     trainable: bool = True,
     reward: float | None = None,
+    convention: LogprobConvention = LogprobConvention.SAMPLED,
 ) -> TrajectoryTurn:
     return TrajectoryTurn(
         id=TurnId(f"turn_{next(_numbers)}"),
@@ -80,7 +81,7 @@ def turn(
         logprobs=tuple(logprobs) if logprobs is not None else (-2.0,) * len(output),
         spans=(VersionSpan(version=version, start=0, end=len(output)),) if output else (),
         temperature=temperature,
-        convention=LogprobConvention.SAMPLED,
+        convention=convention,
         trainable=trainable,
         reward=reward,
     )

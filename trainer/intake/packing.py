@@ -13,15 +13,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxy.contract.trajectory import TrajectoryTurn
+from proxy.contract.turn import LogprobConvention
 from trainer.config import BatchSettings
 from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence
+
+CERTAIN = -1e-5
+"""A token of a constrained turn whose log-probability is above this was the only one that could come."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """What one forward and backward takes. Per trained token: `predictor_N` is where it is predicted, an index into
     the flattened BT (the position before its own); `trajectory_N` indexes the batch; `staleness_N` is in versions.
+    `constrained_N` are those whose behaviour log-probability is of what a constraint left: the weight of their
+    gradient is what the policy gave to all of that. One to which the constraint left no other has no advantage, since
+    nobody chose it.
 
     `learns` false: every advantage is zero, so a forward pass for the record is all that it takes."""
 
@@ -35,6 +43,7 @@ class MicroBatch:
     advantages_N: Tensor
     staleness_N: Tensor
     trajectory_N: Tensor
+    constrained_N: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
         tensors = {name: getattr(self, name).to(device) for name in self.__slots__ if name != "learns"}
@@ -121,6 +130,7 @@ def _micro_batch(
     credited: list[float] = []
     staleness: list[int] = []
     owners: list[int] = []
+    constrained: list[bool] = []
     for number, row in enumerate(rows):
         for sequence in row:
             offset = len(ids)
@@ -132,7 +142,8 @@ def _micro_batch(
                 targets.extend(turn.output_ids)
                 temperatures.extend([turn.temperature] * span.length)
                 behaviour.extend(turn.logprobs)
-                credited.extend([advantages[sequence.trajectory][span.turn]] * span.length)
+                credited.extend(_credited(turn, advantages[sequence.trajectory][span.turn]))
+                constrained.extend([turn.convention is LogprobConvention.CONSTRAINED] * span.length)
                 for version_span in turn.spans:
                     staleness.extend(
                         [batch.base_version - version_span.version] * (version_span.end - version_span.start)
@@ -152,4 +163,12 @@ def _micro_batch(
         advantages_N=torch.tensor(credited, dtype=torch.float32),
         staleness_N=torch.tensor(staleness, dtype=torch.float32),
         trajectory_N=torch.tensor(owners, dtype=torch.long),
+        constrained_N=torch.tensor(constrained, dtype=torch.bool),
     )
+
+
+def _credited(turn: TrajectoryTurn, advantage: float) -> list[float]:
+    """The advantage of each of a turn's tokens."""
+    if turn.convention is not LogprobConvention.CONSTRAINED:
+        return [advantage] * len(turn.output_ids)
+    return [advantage if logprob < CERTAIN else 0.0 for logprob in turn.logprobs]

@@ -95,3 +95,31 @@ def test_a_token_from_a_newer_version_has_its_behaviour_as_proximal() -> None:
     """After a rollback tokens can be younger than the head."""
     found = loglinear_proximal(torch.tensor([-1.0]), torch.tensor([-2.0]), torch.tensor([-2.0]))
     assert found.item() == -2.0
+
+
+@given(
+    st.lists(st.floats(-4, 4), min_size=4, max_size=8),
+    st.sets(st.integers(0, 3), min_size=1),
+    st.floats(-3, 3),
+)
+def test_tokens_drawn_under_a_constraint_give_the_policys_own_gradient_over_what_was_allowed(
+    logits: list[float], allowed: set[int], advantage: float
+) -> None:
+    """Averaged over draws from the renormalised distribution: that of −A · (what the policy gives to all of it)."""
+    logits_V = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    chosen = torch.tensor(sorted(allowed))
+    logprobs_N = torch.log_softmax(logits_V, -1)[chosen]
+    behaviour_N = torch.log_softmax(logits_V[chosen], -1).detach()
+    loss = torch.zeros((), dtype=torch.float64)
+    for index in range(len(chosen)):
+        drawn = PolicyLossInputs(
+            logprobs_N=logprobs_N[index : index + 1],
+            proximal_N=logprobs_N[index : index + 1].detach(),
+            behaviour_N=behaviour_N[index : index + 1],
+            advantages_N=torch.tensor([advantage], dtype=torch.float64),
+        )
+        result = decoupled_policy_loss(drawn, ClipRange(low=0.2, high=0.3), 5.0, 1)
+        loss = loss + behaviour_N[index].exp() * result.loss
+    (found,) = torch.autograd.grad(loss, logits_V, retain_graph=True)
+    (wanted,) = torch.autograd.grad(-advantage * logprobs_N.exp().sum(), logits_V)
+    torch.testing.assert_close(found, wanted, atol=1e-9, rtol=1e-9)

@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.contract.trajectory import Trajectory
+from proxy.contract.turn import LogprobConvention
 from tests.trainer.intake.test_sequences import trees
+from tests.trainer.tiny import trajectory, turn
 from trainer.config import BatchSettings
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import idle_micro_batch, pack, pack_rows, split_rows
@@ -74,6 +76,19 @@ def test_every_output_token_is_trained_once_with_what_belongs_to_it(
         for token, logprob in zip(node.output_ids, node.logprobs, strict=True)
     ]
     assert sorted(found) == sorted(wanted)
+
+
+def test_of_a_constrained_turn_what_nobody_chose_has_no_advantage() -> None:
+    logprobs = (-0.7, 0.0, -1e-6, -3.0)
+    constrained = turn([4, 5, 6, 7], logprobs=logprobs, convention=LogprobConvention.CONSTRAINED)
+    free = turn([4, 5, 6, 7], logprobs=logprobs)
+    batch = Batch(trajectories=(trajectory(constrained), trajectory(free)), groups=(0, 0), base_version=0)
+    (packed,) = pack(batch, [[2.0], [3.0]], linearise(batch.trajectories), BatchSettings())
+    by_owner = [packed.trajectory_N == owner for owner in (0, 1)]
+    assert packed.advantages_N[by_owner[0]].tolist() == [2.0, 0.0, 0.0, 2.0]
+    assert packed.advantages_N[by_owner[1]].tolist() == [3.0] * 4
+    assert packed.constrained_N[by_owner[0]].all()
+    assert not packed.constrained_N[by_owner[1]].any()
 
 
 def test_an_idle_micro_batch_trains_nothing() -> None:

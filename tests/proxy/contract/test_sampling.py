@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+
+from proxy.contract.turn import Constraint, ConstraintKind, LogprobConvention, SamplingParameters
+
+CONSTRAINT = Constraint(kind=ConstraintKind.REGEX, text="a")
+
+
+@pytest.mark.parametrize(
+    ("sampling", "convention"),
+    [
+        (SamplingParameters(max_new_tokens=1, temperature=0.3, presence_penalty=1.0), LogprobConvention.SAMPLED),
+        (SamplingParameters(max_new_tokens=1, top_p=0.9), LogprobConvention.UNTRUNCATED),
+        (SamplingParameters(max_new_tokens=1, top_k=3), LogprobConvention.UNTRUNCATED),
+        (SamplingParameters(max_new_tokens=1, min_p=0.1), LogprobConvention.UNTRUNCATED),
+        (SamplingParameters(max_new_tokens=1, constraint=CONSTRAINT), LogprobConvention.CONSTRAINED),
+        (SamplingParameters(max_new_tokens=1, constraint=CONSTRAINT, top_p=0.9), LogprobConvention.CONSTRAINED),
+    ],
+)
+def test_sampling_says_which_distribution_its_log_probabilities_are_of(
+    sampling: SamplingParameters, convention: LogprobConvention
+) -> None:
+    assert sampling.logprob_convention is convention
