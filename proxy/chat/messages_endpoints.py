@@ -9,6 +9,7 @@ from proxy.chat.messages import Messages
 from proxy.chat.messages_request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
 from proxy.chat.streaming import json_response
 from proxy.credentials.http import principal
+from proxy.errors import UnsupportedParameter
 from proxy.http.anthropic import request_id_of
 from proxy.http.openapi import described
 
@@ -22,7 +23,11 @@ async def messages(request: Request) -> Response:
     who = await caller(request)
     chat, body = chat_of(request), await request.body()
     call = parse_messages(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
-    return _named(request, await answer(request, call, who, _MESSAGES))
+    try:
+        answered = await answer(request, call, who, _MESSAGES)
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter(error.message, param=_place(error.param)) from error
+    return _named(request, answered)
 
 
 async def count_tokens(request: Request) -> Response:
@@ -42,6 +47,13 @@ for _prefix in PREFIXES:
         router.add_api_route(
             f"{_prefix}/{_path}", _handler, methods=["POST"], include_in_schema=_shown, openapi_extra=_described
         )
+
+
+def _place(param: str | None) -> str | None:
+    """A place in a tool of chat completions, in Anthropic's form of it."""
+    if param is None or not param.startswith("tools["):
+        return param
+    return param.replace("].function.parameters", "].input_schema", 1).replace("].function", "]", 1)
 
 
 def _named(request: Request, response: Response) -> Response:

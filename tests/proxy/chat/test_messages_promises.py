@@ -68,6 +68,7 @@ async def test_nothing_is_held_where_nothing_is_asked(world: World) -> None:
     [
         ({"output_format": {"type": "json_schema", "schema": {"type": "nothing"}}}, "output_format.schema"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"$ref": "#/x"}}}}, "output_config.format"),
+        ({"tools": [TOOL | {"input_schema": {"$ref": "#/x"}, "strict": True}]}, "tools[0].input_schema"),
         ({"messages": [USER, {"role": "assistant", "content": "{"}], "output_format": FORMAT}, "messages"),
         (
             {"messages": [USER, {"role": "assistant", "content": "I"}], "tools": [TOOL], "tool_choice": ANY},
