@@ -107,7 +107,11 @@ def main() -> int:
     profiler = Profiler(FOLDER) if options.profile else None
     effort = SHORT if options.short else dataclasses.replace(FULL, seconds=options.seconds)
     looks = tuple(options.looks)
-    figures = uvloop.run(run(names, looks, effort, rounds, profiler))
+    try:
+        figures = uvloop.run(run(names, looks, effort, rounds, profiler))
+    except BlockingIOError:
+        print(f"another benchmark uses {FOLDER}; two at once would measure each other", file=sys.stderr)
+        return 1
     if profiler is not None:
         print(profiler.report())
     if set(names) != set(ALL) or set(looks) != set(LOOKS):

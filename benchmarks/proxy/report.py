@@ -87,10 +87,10 @@ COLUMNS = (
     ("50 turns", "long", "calls_per_s", 0),
     ("CPU ms", "long", "cpu_ms_per_call", 2),
     ("adds p50", "one", "added_p50", 2),
-    ("p99", "one", "added_p99", 2),
+    ("adds p99", "one", "added_p99", 2),
     ("1st token", "first_token", "added_p50", 2),
     ("half p50", "half_load", "added_p50", 2),
-    ("p99", "half_load", "added_p99", 2),
+    ("half p99", "half_load", "added_p99", 2),
 )
 
 
