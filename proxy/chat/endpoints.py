@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-import msgspec
 from fastapi import APIRouter, Request, Response
 
 from proxy.chat import messages_models
@@ -28,7 +27,6 @@ PREFIXES = ("/v1", "", "/sessions/{session_id}/v1", "/sessions/{session_id}")
 
 _CHAT = ChatCompletions()
 _COMPLETIONS = Completions()
-_UNREAD_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
 
 
 def chat_of(request: Request) -> ChatService:
@@ -106,8 +104,7 @@ async def caller(request: Request) -> Caller:
 
 async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialect) -> Response:
     """The way from a parsed call to its response, the same for every dialect."""
-    if call.calls_allowed and not chat_of(request).reads_calls:
-        call = msgspec.structs.replace(call, warnings=(*call.warnings, _UNREAD_CALLS))
+    call = await chat_of(request).honoured(call)
     started = await chat_of(request).start(call, who, dialect)
     if not isinstance(started, Generation):
         recorded = started.answer

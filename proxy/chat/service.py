@@ -47,6 +47,9 @@ from proxy.tokens.raw import CompletionIndex
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import TrajectoryStore
 
+_UNREAD_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
+_UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable-deterministic-inference"
+
 _LARGE_BODY = 1 << 18
 """Bytes. What is larger takes longer to render and tokenise than other calls should wait."""
 
@@ -104,6 +107,15 @@ class ChatService:
         async with self._recent.turnstile(key):
             repeated = self._recent.find(key, caller.body_digest)
             return repeated or await self._start(call, caller, hints, dialect, served)
+
+    async def honoured(self, call: ModelCall) -> ModelCall:
+        """The call without what model and engine have no use for, of which it warns."""
+        if call.calls_allowed and not self.reads_calls:
+            call = msgspec.structs.replace(call, warnings=(*call.warnings, _UNREAD_CALLS))
+        if call.sampling.seed is not None and not await self._engine.draws_by_seed():
+            unseeded = msgspec.structs.replace(call.sampling, seed=None)
+            call = msgspec.structs.replace(call, sampling=unseeded, warnings=(*call.warnings, _UNUSED_SEED))
+        return call
 
     @property
     def reads_calls(self) -> bool:

@@ -64,11 +64,13 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself. `weight_label` is what was last loaded under a label, or its own default.
-    `grammar` are the constraints that it enforces; a request with any other is refused."""
+    `grammar` are the constraints that it enforces; a request with any other is refused. `draws_by_seed`: a request's
+    seed decides what it draws; without, a seed changes nothing."""
 
     model_path: str
     weight_label: str
     grammar: frozenset[ConstraintKind] = frozenset()
+    draws_by_seed: bool = False
 
 
 class Engine(Protocol):
@@ -98,6 +100,10 @@ class Engine(Protocol):
         ...
 
     async def info(self) -> EngineInfo: ...
+
+    async def draws_by_seed(self) -> bool:
+        """What `info` says of it, looked up once for many calls."""
+        ...
 
     async def healthy(self) -> bool:
         """True when the engine would generate now. Never raises."""

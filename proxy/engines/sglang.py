@@ -48,6 +48,7 @@ class _ModelInfo(msgspec.Struct, frozen=True):
 
 class _ServerInfo(msgspec.Struct, frozen=True):
     grammar_backend: str | None = None
+    enable_deterministic_inference: bool = False
 
 
 class SglangEngine:
@@ -73,6 +74,7 @@ class SglangEngine:
         )
         self._label: str | None = None
         self._grammar_backend: str | None = None
+        self._draws_by_seed: bool | None = None
         self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -183,11 +185,19 @@ class SglangEngine:
             model_path=model.model_path,
             weight_label=model.weight_version,
             grammar=ENFORCED.get(backend, frozenset()),
+            draws_by_seed=bool(self._draws_by_seed),
         )
+
+    async def draws_by_seed(self) -> bool:
+        """SGLang takes every seed, and draws by it only with `--enable-deterministic-inference`."""
+        if self._draws_by_seed is None:
+            await self._look_at_server()
+        return bool(self._draws_by_seed)
 
     async def _look_at_server(self) -> str:
         server = await self._look("/server_info", _ServerInfo)
         self._grammar_backend = server.grammar_backend or "none"
+        self._draws_by_seed = server.enable_deterministic_inference
         return self._grammar_backend
 
     async def _model_info(self) -> _ModelInfo:

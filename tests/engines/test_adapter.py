@@ -47,9 +47,10 @@ def reply(ids: list[int], total: int, finish: dict[str, Any] | None = None, **me
 
 @asynccontextmanager
 async def engine_that(
-    answer: Answerer, *, read_timeout: float = 30.0
+    answer: Answerer, *, read_timeout: float = 30.0, about_itself: Answerer | None = None
 ) -> AsyncIterator[tuple[SglangEngine, list[str]]]:
-    """An adapter before a server that answers `/generate` by `answer` and everything else with 200; and the paths."""
+    """An adapter before a server that answers `/generate` by `answer`, `/server_info` by `about_itself`, everything
+    else with 200; and the paths."""
     paths: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,6 +59,8 @@ async def engine_that(
         paths.append(path)
         if path == "/generate":
             await answer(path, writer)
+        elif path == "/server_info" and about_itself is not None:
+            await about_itself(path, writer)
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         writer.close()
@@ -290,3 +293,10 @@ def test_sampling_is_sent_in_sglangs_words() -> None:
         "stop_token_ids": (7,),
         "logit_bias": {"3": 1.0},
     }
+
+
+@pytest.mark.parametrize(("info", "seeded"), [({"enable_deterministic_inference": True}, True), ({}, False)])
+async def test_whether_it_draws_by_seed_is_looked_up_once(info: dict[str, Any], seeded: bool) -> None:
+    async with engine_that(whole(200, {}), about_itself=whole(200, info)) as (engine, paths):
+        assert [await engine.draws_by_seed() for _ in range(3)] == [seeded] * 3
+        assert paths == ["/server_info"]

@@ -95,6 +95,10 @@ async def test_samples_differ_from_each_other(engine: SglangEngine) -> None:
     assert len({answer.ids for answer in answers}) == 4
 
 
+async def test_whether_it_draws_by_seed_is_said(engine: SglangEngine, server: Server) -> None:
+    assert await engine.draws_by_seed() == (await engine.info()).draws_by_seed == (server.kind != "sglang")
+
+
 async def test_a_seed_gives_the_same_answer_in_any_batch(engine: SglangEngine, server: Server) -> None:
     if server.kind == "sglang":
         pytest.skip("SGLang honours seeds only with --enable-deterministic-inference, which its CPU backend lacks")

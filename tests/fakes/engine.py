@@ -27,7 +27,8 @@ class FakeEngine:
     `error` set: generation raises it, after `error_after` tokens. `down`: unreachable. Calls are kept in `calls`.
     A cleared `gate` holds generation before its last token, so that a test decides when it goes on; `held` is set
     while it does. An abort ends a held generation with what it has; one that is `deaf` takes no notice. Constraints
-    are refused as by an engine with `grammar_backend`, and not obeyed.
+    are refused as by an engine with `grammar_backend`, and not obeyed. It is `seeded` if it says that it draws by
+    seeds.
     """
 
     def __init__(self, script: Script, *, label: str = "default", model_path: str = "fake-model") -> None:
@@ -43,6 +44,7 @@ class FakeEngine:
         self.held = asyncio.Event()
         self.deaf = False
         self.grammar_backend = "llguidance"
+        self.seeded = True
         self.calls: list[tuple[str, object]] = []
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -127,7 +129,11 @@ class FakeEngine:
 
     async def info(self) -> EngineInfo:
         self._reach()
-        return EngineInfo(model_path=self.model_path, weight_label=self.label)
+        return EngineInfo(model_path=self.model_path, weight_label=self.label, draws_by_seed=self.seeded)
+
+    async def draws_by_seed(self) -> bool:
+        self._reach()
+        return self.seeded
 
     async def healthy(self) -> bool:
         return not self.down

@@ -295,5 +295,6 @@ def figures(scheduler: Scheduler) -> dict[str, Any]:
         "weight_version": scheduler.weight_label,
         "context_length": scheduler.model.context,
         "grammar_backend": "none" if scheduler.model.grammars is None else "llguidance",
+        "enable_deterministic_inference": True,  # a seed decides what its request draws
         **scheduler.load_counts(),
     }

@@ -265,6 +265,7 @@ class ScriptedEngine:
                 "weight_version": self._clockwork.label,
                 "context_length": self._context,
                 "grammar_backend": "none" if self._constraints is None else "llguidance",
+                "enable_deterministic_inference": True,
                 "running": len(self._clockwork.live),
                 "answers_by_rule": self._rules.used,
             }

@@ -227,6 +227,16 @@ async def test_top_logprobs_are_the_most_probable_in_each_place(world: World) ->
     assert streamed == content
 
 
+async def test_a_seed_that_the_engine_has_no_use_for_is_warned_of(world: World) -> None:
+    assert "x-base-rl-warning" not in (await world.post({"seed": 3})).headers
+    world.engine.seeded = False
+    response = await world.post({"seed": 3})
+    assert response.headers["x-base-rl-warning"].startswith("seed has no effect")
+    assert [request.sampling.seed for request in world.engine.requests] == [3, None]
+    assert [turn.sampling["seed"] for turn in await world.turns()] == [3, None]
+    assert "x-base-rl-warning" not in (await world.post({})).headers
+
+
 async def test_explicit_null_is_absent_for_every_optional_field(world: World) -> None:
     names = [
         "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", "response_format", "n",
