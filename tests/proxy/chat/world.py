@@ -17,8 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy import select
 
 from proxy.chat import endpoints as chat_endpoints
-from proxy.chat import messages_endpoints
-from proxy.chat import responses_endpoints
+from proxy.chat import messages_endpoints, responses_endpoints
 from proxy.chat.service import ChatService
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import weight_label
@@ -26,7 +25,7 @@ from proxy.contract.turn import Turn
 from proxy.credentials.service import PrincipalKind
 from proxy.database.arrays import unpack_ids
 from proxy.database.tables import SessionRow, TurnRow
-from proxy.engines.interface import GenerateRequest
+from proxy.engines.interface import Engine, GenerateRequest
 from proxy.http import errors
 from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import EngineSettings, RunSettings, ServerSettings, Settings
@@ -133,7 +132,9 @@ async def open_world(
     *,
     ping_seconds: float = 15.0,
     concurrency: int = 64,
+    serving: Engine | None = None,
 ) -> AsyncIterator[World]:
+    """`serving`: a real engine that answers instead of the script."""
     settings = RunSettings(name="policy", model="base/model", **(run or {}))
     async with open_store(directory, settings) as store:
         answers: list[list[int]] = []
@@ -142,6 +143,8 @@ async def open_world(
             return answers.pop(0) if len(answers) > 1 else answers[0]
 
         engine = FakeEngine(script, label=weight_label(store.run.id, 0))
+        if serving is not None:
+            await serving.label_weights(engine.label)
         trajectories = TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals)
         swaps, seen, app = FakeSwaps(), SeenTurns(), FastAPI()
         for name in ("database", "signals", "runs", "credentials", "sessions"):
@@ -158,7 +161,7 @@ async def open_world(
             sessions=store.sessions,
             trajectories=trajectories,
             swaps=swaps,
-            engine=engine,
+            engine=serving or engine,
             clock=store.clock,
             observer=seen,
         )
