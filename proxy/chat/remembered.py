@@ -20,6 +20,16 @@ _LOOK_BACK = 64
 """How many elements before the end a known beginning is looked for."""
 
 
+class Beginning(msgspec.Struct, Generic[_State], frozen=True):
+    """Of a list, its first `count` elements, and the `state` behind them, None where none are known. `key` and `size`
+    are those of the whole list."""
+
+    count: int
+    state: _State | None
+    key: bytes
+    size: int
+
+
 class Remembered(Generic[_State]):
     """States by the bytes that led to them; nothing of who sent them. Bounded by the bytes that they stand for, the
     least recently used leave first: what is forgotten is read again."""
@@ -29,28 +39,25 @@ class Remembered(Generic[_State]):
         self._bytes = 0
         self._states: OrderedDict[bytes, tuple[int, _State]] = OrderedDict()
 
-    def beginning(self, seed: bytes, elements: Sequence[msgspec.Raw]) -> tuple[int, _State] | None:
-        """The longest beginning that is known, as the number of its elements and the state behind it. `seed` is what
-        the reader began with."""
+    def beginning(self, seed: bytes, elements: Sequence[msgspec.Raw]) -> Beginning[_State]:
+        """The longest beginning that is known. `seed` is what the reader began with."""
         count = max(0, len(elements) - _LOOK_BACK)
-        hasher = sha256(seed + b"".join(b"," + element for element in elements[:count]))
-        found: tuple[int, _State] | None = None
+        text = b",".join((sha256(seed).digest(), *elements[:count]))
+        hasher, size = sha256(text), len(text)
+        known: tuple[int, _State | None] = (0, None)
         while True:
-            state = self.get(hasher.digest())
+            key = hasher.digest()
+            state = self.get(key)
             if state is not None:
-                found = (count, state)
+                known = (count, state)
             if count == len(elements):
-                return found
-            hasher.update(b"," + elements[count])
+                return Beginning(*known, key, size)
+            text = b"," + elements[count]
+            hasher.update(text)
+            size += len(text)
             count += 1
 
-    def keep(self, seed: bytes, elements: Sequence[msgspec.Raw], state: _State) -> None:
-        """`state` is behind all of `elements`; nobody may change what it holds."""
-        text = seed + b"".join(b"," + element for element in elements)
-        self.put(sha256(text).digest(), state, size=len(text))
-
     def get(self, key: bytes) -> _State | None:
-        """What was put under this key."""
         known = self._states.get(key)
         if known is None:
             return None
@@ -58,7 +65,8 @@ class Remembered(Generic[_State]):
         return known[1]
 
     def put(self, key: bytes, state: _State, *, size: int) -> None:
-        """The same, under a key that stands for it otherwise. What is known of the key stays."""
+        """`state` is that of the list, or of what else the key stands for; nobody may change what it holds. What is
+        known of the key stays."""
         if key in self._states or size > self._most_bytes:
             return
         self._states[key] = (size, state)

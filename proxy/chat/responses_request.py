@@ -160,15 +160,14 @@ def _read_input(body: ResponseBody, referenced: Mapping[str, Item], memory: Item
         reader = _begun(body, referenced)
         reader.read(items)
         return reader
-    seed = b"responses\n" + (body.instructions or "").encode()
-    remembered = memory.beginning(seed, items)
-    behind = _read_behind(items, *remembered) if remembered is not None else None
+    known = memory.beginning(b"responses\n" + (body.instructions or "").encode(), items)
+    behind = _read_behind(items, known.count, known.state) if known.state is not None else None
     reader = behind or _begun(body, referenced)
     if behind is None:
         reader.read(items)
     state = reader.state()
     if state is not None:
-        memory.keep(seed, items, state)
+        memory.put(known.key, state, size=known.size)
     return reader
 
 

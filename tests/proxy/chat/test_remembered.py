@@ -13,49 +13,63 @@ def raws(*texts: str) -> list[msgspec.Raw]:
     return [msgspec.Raw(text.encode()) for text in texts]
 
 
+def keep(remembered: Remembered[str], *texts: str, seed: bytes = b"") -> None:
+    whole = remembered.beginning(seed, raws(*texts))
+    remembered.put(whole.key, "/".join(texts), size=whole.size)
+
+
+def known(remembered: Remembered[str], *texts: str, seed: bytes = b"") -> tuple[int, str | None]:
+    found = remembered.beginning(seed, raws(*texts))
+    return found.count, found.state
+
+
 def test_the_longest_known_beginning_is_found() -> None:
     remembered: Remembered[str] = Remembered()
-    remembered.keep(b"", raws("1"), "one")
-    remembered.keep(b"", raws("1", "2", "3"), "three")
-    assert remembered.beginning(b"", raws("1", "2")) == (1, "one")
-    assert remembered.beginning(b"", raws("1", "2", "3")) == (3, "three")
-    assert remembered.beginning(b"", raws("1", "2", "3", "4")) == (3, "three")
-    assert remembered.beginning(b"", raws("2", "1")) is None
-    assert remembered.beginning(b"x", raws("1")) is None
+    keep(remembered, "1")
+    keep(remembered, "1", "2", "3")
+    assert known(remembered, "1", "2") == (1, "1")
+    assert known(remembered, "1", "2", "3") == (3, "1/2/3")
+    assert known(remembered, "1", "2", "3", "4") == (3, "1/2/3")
+    assert known(remembered, "2", "1") == (0, None)
+    assert known(remembered, "1", seed=b"x") == (0, None)
+
+
+def test_a_seed_cannot_be_taken_for_elements() -> None:
+    remembered: Remembered[str] = Remembered()
+    keep(remembered, seed=b"a,1")
+    keep(remembered, "1", seed=b"a")
+    assert known(remembered, "1", seed=b"a") == (1, "1")
+    assert known(remembered, seed=b"a,1") == (0, "")
 
 
 def test_long_lists_are_looked_at_near_their_end() -> None:
-    remembered: Remembered[int] = Remembered()
-    listed = raws(*map(str, range(500)))
-    remembered.keep(b"", listed[:490], 490)
-    assert remembered.beginning(b"", listed) == (490, 490)
+    remembered: Remembered[str] = Remembered()
+    listed = [str(number) for number in range(500)]
+    keep(remembered, *listed[:490])
+    assert known(remembered, *listed)[0] == 490
+    assert known(remembered, *listed, *listed)[0] == 0
 
 
 def test_the_least_recently_used_leave_first() -> None:
     remembered: Remembered[str] = Remembered(most_bytes=10)
     for name in ("aaaa", "bbbb"):
-        remembered.keep(b"", raws(name), name)
-    assert remembered.beginning(b"", raws("aaaa")) is not None
-    remembered.keep(b"", raws("cccc"), "cccc")
-    assert [remembered.beginning(b"", raws(name)) is not None for name in ("aaaa", "bbbb", "cccc")] == [
-        True,
-        False,
-        True,
-    ]
-    remembered.keep(b"", raws("d" * 20), "too long")
-    assert remembered.beginning(b"", raws("d" * 20)) is None
-    assert remembered.beginning(b"", raws("aaaa")) is not None
+        keep(remembered, name)
+    assert known(remembered, "aaaa")[0] == 1
+    keep(remembered, "cccc")
+    assert [known(remembered, name)[0] for name in ("aaaa", "bbbb", "cccc")] == [1, 0, 1]
+    keep(remembered, "d" * 20)
+    assert known(remembered, "d" * 20)[0] == 0
+    assert known(remembered, "aaaa")[0] == 1
 
 
-@given(
-    st.lists(st.lists(st.sampled_from(["1", "2", '"a"']), max_size=5), max_size=6), st.lists(st.sampled_from("12"))
-)
-def test_what_is_found_is_a_beginning(kept: list[list[str]], asked: list[str]) -> None:
-    remembered: Remembered[list[str]] = Remembered()
+LISTS = st.lists(st.sampled_from(["1", "2", '"a"']), max_size=5)
+
+
+@given(st.lists(LISTS, max_size=6), LISTS)
+def test_what_is_found_is_the_longest_beginning(kept: list[list[str]], asked: list[str]) -> None:
+    remembered: Remembered[str] = Remembered()
     for texts in kept:
-        remembered.keep(b"", raws(*texts), texts)
-    found = remembered.beginning(b"", raws(*asked))
+        keep(remembered, *texts)
     longest = max((texts for texts in kept if texts == asked[: len(texts)]), key=len, default=None)
-    assert (found is None) == (longest is None)
-    if found is not None:
-        assert found == (len(found[1]), longest)
+    expected = (0, None) if longest is None else (len(longest), "/".join(longest))
+    assert known(remembered, *asked) == expected
