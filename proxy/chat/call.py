@@ -156,7 +156,8 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of the answers to a call, a turn of its own. `version` is the newest that produced one of its tokens;
     None without tokens. `reasoning_tokens` are those of `completion_tokens` that are thought. `stopped_by` is the
-    client's stop string that ended it. `logprobs` is None where they were not asked for."""
+    client's stop string that ended it, `completed` when it did, in seconds since the epoch. `logprobs` is None where
+    they were not asked for."""
 
     turn_id: TurnId
     text: str
@@ -167,6 +168,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_calls: tuple[CallDelta, ...] = ()
     version: int | None = None
     stopped_by: str | None = None
+    completed: int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 

@@ -186,6 +186,7 @@ def _choice(capture: Capture, turn: Turn) -> Choice:
         completion_tokens=capture.token_count,
         version=max((span.version for span in turn.spans), default=None),
         stopped_by=capture.stopped_by,
+        completed=int(turn.finished_at),
         logprobs=tuple(capture.token_logprobs) if capture.plan.call.logprobs else None,
     )
 

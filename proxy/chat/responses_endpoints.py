@@ -76,6 +76,11 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     raise InvalidRequest("only a response in the background can be cancelled: to end a call, close its connection")
 
 
+async def compact_response(_request: Request) -> Response:
+    """Not there: the transcript of a run is not rewritten for its agent. Clients compact by themselves then."""
+    raise NotFound("conversations are not compacted here: compact them in the client")
+
+
 _FOUND = described(answers={200: "As it was recorded."})
 _REFUSED = described(answers={})
 
@@ -83,6 +88,7 @@ for _prefix in PREFIXES:
     _shown = _prefix == "/v1"
     for _path, _method, _handler, _described in (
         ("", "POST", create_response, described(ResponseBody, answers={200: "The response."}, may_stream=True)),
+        ("/compact", "POST", compact_response, _REFUSED),
         ("/input_tokens", "POST", count_input_tokens, described(ResponseBody, answers={200: "The count."})),
         ("/{response_id}", "GET", get_response, _FOUND),
         ("/{response_id}", "DELETE", delete_response, _REFUSED),

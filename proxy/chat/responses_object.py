@@ -11,11 +11,13 @@ from proxy.contract.turn import FinishReason
 
 _ECHOED: dict[str, Any] = {
     "background": False,
+    "frequency_penalty": 0.0,
     "instructions": None,
     "max_output_tokens": None,
     "max_tool_calls": None,
     "metadata": {},
     "parallel_tool_calls": True,
+    "presence_penalty": 0.0,
     "previous_response_id": None,
     "prompt_cache_key": None,
     "safety_identifier": None,
@@ -48,17 +50,26 @@ def response_object(
         "id": of.turn_id,
         "object": "response",
         "created_at": of.created,
+        "completed_at": of.choices[0].completed if isinstance(of, Answer) and status == "completed" else None,
         "status": status,
         "error": error,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "model": of.model,
         "system_fingerprint": fingerprint,
         **echoed,
+        "tools": [_tool(tool) for tool in echoed["tools"]],
         "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
         "text": {"format": {"type": "text"}, **_given(body.get("text"))},
         "output": list(output),
         "usage": usage,
     }
+
+
+def _tool(tool: Any) -> Any:
+    """A function's fields all stand in the echo."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    return {"description": None, "parameters": None, "strict": None, **tool}
 
 
 def response_status(choice: Choice) -> str:
