@@ -51,14 +51,14 @@ def test_long_lists_are_looked_at_near_their_end() -> None:
 
 
 def test_the_least_recently_used_leave_first() -> None:
-    remembered: Remembered[str] = Remembered(most_bytes=10)
+    remembered: Remembered[str] = Remembered(most_bytes=80)
     for name in ("aaaa", "bbbb"):
         keep(remembered, name)
     assert known(remembered, "aaaa")[0] == 1
     keep(remembered, "cccc")
     assert [known(remembered, name)[0] for name in ("aaaa", "bbbb", "cccc")] == [1, 0, 1]
-    keep(remembered, "d" * 20)
-    assert known(remembered, "d" * 20)[0] == 0
+    keep(remembered, "d" * 60)
+    assert known(remembered, "d" * 60)[0] == 0
     assert known(remembered, "aaaa")[0] == 1
 
 
