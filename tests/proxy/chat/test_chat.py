@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
@@ -68,6 +69,27 @@ async def test_the_turn_is_what_was_sent_to_the_engine_and_came_from_it(world: W
     assert turn.response["turn_id"] == turn.id == request.request_id
     assert [attributed for _, attributed in world.seen.turns] == ["new"]
     assert world.seen.dialects == ["chat"]
+
+
+async def test_seed_penalties_and_biases_reach_the_engine(world: World) -> None:
+    asked = {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "presence_penalty": 0.5,
+        "frequency_penalty": -0.5, "seed": -3, "logit_bias": {"5": -100, "6": 1.5},
+    }  # fmt: skip
+    await world.post(asked)
+    given = msgspec.structs.asdict(world.engine.requests[0].sampling)
+    assert {name: given[name] for name in asked} == asked
+    turn = (await world.turns())[0]
+    assert {name: turn.sampling[name] for name in asked} == asked
+
+
+async def test_choices_are_never_null_and_finish_for_known_reasons(world: World) -> None:
+    world.say("one", CALL)
+    for body in ({"max_tokens": 1}, {}, {"tools": TOOLS}, {"stream_options": {"include_usage": True}}):
+        chunks = await chunks_of(world, **body)
+        assert all(isinstance(chunk["choices"], list) for chunk in chunks)
+        reasons = {choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]}
+        assert reasons - {None} <= {"stop", "length", "tool_calls"}
 
 
 async def test_streaming_goes_token_by_token_and_ends_with_done(world: World) -> None:

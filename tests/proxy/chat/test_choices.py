@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from proxy.chat.service import ChatService
 from proxy.errors import EngineFailed
-from tests.proxy.chat.world import CALL, TOOLS, USER, World, output_ids, until
+from proxy.tokens.template import ChatTemplate
+from tests.proxy.chat.world import CALL, TOOLS, USER, World, listening, open_world, output_ids, until
+from tests.running_app import bearer
 
 TEXTS = ("One.", "Two is longer.", "And three.")
 
@@ -170,3 +175,29 @@ async def test_when_one_choice_fails_the_call_does_and_none_is_lost(world: World
     world.say(*TEXTS)
     again = await world.post({"n": 3}, x_base_rl_session="job", idempotency_key="k2")
     assert len(again.json()["choices"]) == 3
+
+
+async def test_a_client_that_leaves_ends_all_choices_and_each_is_kept(world: World) -> None:
+    world.say(*TEXTS)
+    world.engine.gate.clear()
+    asked = {"model": "policy", "messages": [USER], "n": 3}
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        call = asyncio.create_task(client.post(f"{address}/v1/chat/completions", json=asked))
+        await until(lambda: len(world.engine.requests) == 3)
+        await world.engine.held.wait()
+        call.cancel()
+        await until(lambda: not world.app.state.chat._running)
+    turns = await turns_of(world)
+    assert {turn.state for turn in turns} == {"truncated"}
+    assert set(world.engine.aborted) == {turn.id for turn in turns}
+
+
+async def test_choices_wait_for_their_places(tmp_path: Path, template: ChatTemplate) -> None:
+    async with open_world(tmp_path, template, concurrency=2) as world:
+        world.engine.gate.clear()
+        call = asyncio.create_task(world.post({"n": 5}))
+        await until(lambda: len(world.engine.requests) == 2)
+        await world.engine.held.wait()
+        assert len(world.engine.requests) == 2
+        world.engine.gate.set()
+        assert len((await call).json()["choices"]) == 5
