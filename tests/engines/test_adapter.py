@@ -23,6 +23,7 @@ from proxy.errors import (
     EngineTimeout,
     EngineUnavailable,
     InvalidRequest,
+    UnsupportedParameter,
 )
 from proxy.settings import EngineSettings
 from tests.engines.conftest import free_port
@@ -249,6 +250,24 @@ def test_replies_that_do_not_add_up_are_refused(change: dict[str, Any]) -> None:
     body = reply([1, 2], 2, {"type": "stop"}, **change)
     with pytest.raises(EngineFailed):
         ReplyParser().parse(msgspec.json.encode(body))
+
+
+def test_top_logprobs_leave_out_what_a_mask_keeps_out() -> None:
+    """SGLang gives such tokens the lowest number that there is; a token may also have none at all."""
+    tops = [[[-0.1, 1, None], [-3.4e38, 7, None]], None]
+    chunk = ReplyParser().parse(msgspec.json.encode(reply([1, 2], 2, {"type": "stop"}, output_top_logprobs=tops)))
+    assert chunk.top_logprobs == (((1, -0.1),), ())
+    with pytest.raises(EngineFailed):
+        ReplyParser().parse(msgspec.json.encode(reply([1, 2], 2, {"type": "stop"}, output_top_logprobs=tops[:1])))
+
+
+async def test_a_constraint_that_is_refused_in_mid_stream_is_told_as_such() -> None:
+    """SGLang sends a token along with the refusal, and no log-probability."""
+    finish = {"type": "abort", "status_code": 400, "message": "Failed to compile json grammar: no"}
+    late = reply([140], 1, finish, output_token_logprobs=[])
+    async with engine_that(stream(late, b"[DONE]")) as (engine, _):
+        with pytest.raises(UnsupportedParameter, match="Failed to compile"):
+            await collect(engine, ask(stream=True))
 
 
 def test_an_answer_without_tokens_has_no_spans() -> None:
