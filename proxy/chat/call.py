@@ -63,7 +63,8 @@ class PreviousAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked. `messages` are in the shape of chat completions, whatever the dialect; `tools` are what the
-    template writes, `template_arguments` what else it is given. `prompts` are those of a call without messages:
+    template writes, `tool_places` where in the request they stand, by name, where that is not `tools[N].function`;
+    `template_arguments` is what else the template is given. `prompts` are those of a call without messages:
     texts or token ids; `echoes` is what of each is said again before its answers, empty where nothing is. `n`
     answers are generated to each prompt. `previous` is the answer that the client names instead of sending the
     conversation; `messages` are whole all the same. `prefill` is what the answer begins with: prompt, which the model
@@ -76,6 +77,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     sampling: RequestedSampling
     body: dict[str, Any]
     tools: list[dict[str, Any]] | None = None
+    tool_places: dict[str, str] = {}
     tool_choice: ToolChoice = ToolChoice()
     parallel_calls: bool = True
     answer_format: AnswerFormat | None = None

@@ -163,7 +163,8 @@ def _allowed_calls(call: ModelCall) -> list[AllowedCall]:
     for index, tool in enumerate(call.tools or ()):
         function = tool["function"]
         if call.tool_choice.name in (None, function["name"]):
-            calls.append(_allowed_call(function, f"tools[{index}].function"))
+            place = call.tool_places.get(function["name"], f"tools[{index}].function")
+            calls.append(_allowed_call(function, place))
     return calls
 
 

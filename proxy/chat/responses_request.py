@@ -11,7 +11,7 @@ from proxy.chat.call import AnswerFormat, ModelCall, PreviousAnswer
 from proxy.chat.fields import list_at, object_at, plain, text_at
 from proxy.chat.remembered import Remembered
 from proxy.chat.responses_items import Item, ItemReader, ReadItems, RememberedAnswer
-from proxy.chat.responses_tools import OfferedTools, read_tool_choice, read_tools
+from proxy.chat.responses_tools import read_tool_choice, read_tools
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.chat.template_arguments import read_template_arguments
 from proxy.contract.identifiers import TurnId
@@ -75,7 +75,8 @@ def parse_response_request(
     body = validated(ResponseBody, value)
     _refuse_unsupported(body)
     reader = _read_input(body, referenced, memory)
-    offered, declared = _offered({"tools": body.tools or [], **reader.added_tools})
+    declared = {"tools": body.tools or [], **reader.added_tools}
+    offered = read_tools(declared)
     if not reader.messages and not body.previous_response_id:
         raise InvalidRequest("there is nothing to answer: input is empty", param="input")
     choice, functions = read_tool_choice(body.tool_choice, offered)
@@ -86,6 +87,7 @@ def parse_response_request(
         model=body.model,
         messages=reader.conversation,
         tools=functions or None,
+        tool_places=offered.places,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
         template_arguments=arguments,
@@ -95,7 +97,10 @@ def parse_response_request(
         stream=bool(body.stream),
         logprobs=_LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
         top_logprobs=body.top_logprobs or 0,
-        body={**{key: item for key, item in value.items() if key != "input"}, "tools": declared},
+        body={
+            **{key: item for key, item in value.items() if key != "input"},
+            "tools": [tool for tools in declared.values() for tool in tools],
+        },
         warnings=(*reader.warnings, *offered.warnings, *unknown, *_without_effect(body)),
     )
 
@@ -186,13 +191,3 @@ def _read_behind(items: list[Any], count: int, state: ReadItems) -> ItemReader |
     except RememberedAnswer:
         return None
     return reader
-
-
-def _offered(declared: Mapping[str, list[Any]]) -> tuple[OfferedTools, list[Any]]:
-    """What the model is offered of the tools that stand at these places, and all of them."""
-    read = [read_tools(tools, where) for where, tools in declared.items()]
-    offered = OfferedTools(
-        functions=[function for part in read for function in part.functions],
-        warnings=[warning for part in read for warning in part.warnings],
-    )
-    return offered, [tool for tools in declared.values() for tool in tools]

@@ -35,9 +35,11 @@ SpecialTools = Mapping[str, SpecialTool]
 
 
 class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
-    """`functions` are in the shape of chat completions. `warnings` name the tools that the model is not offered."""
+    """`functions` are in the shape of chat completions, `places` say by their names where they stand. `warnings` name
+    the tools that the model is not offered."""
 
     functions: list[dict[str, Any]]
+    places: dict[str, str]
     warnings: list[str]
 
     @property
@@ -50,24 +52,12 @@ def offered_name(name: str, namespace: str | None) -> str:
     return name if namespace in (None, "", _BARE_NAMESPACE) else f"{namespace}__{name}"
 
 
-def read_tools(tools: Iterable[Any], where: str = "tools") -> OfferedTools:
-    """Raises InvalidRequest, with the exact place, for tools that are none."""
-    functions: list[dict[str, Any]] = []
-    warnings: list[str] = []
-    for index, value in enumerate(tools):
-        place = f"{where}[{index}]"
-        tool = object_at(value, place)
-        kind = text_at(tool.get("type"), f"{place}.type")
-        if kind == "namespace":
-            inner = _read_namespace(tool, place)
-            functions += inner.functions
-            warnings += inner.warnings
-        elif kind in ("function", "custom"):
-            functions.append(_function(tool, place, None))
-            warnings += _unenforced(tool, place)
-        else:
-            warnings.append(f"{place} of type {plain(kind)} is ignored")
-    return OfferedTools(functions=functions, warnings=warnings)
+def read_tools(declared: Mapping[str, Iterable[Any]]) -> OfferedTools:
+    """Of tools, by the place of their list. Raises InvalidRequest, with the exact place, for tools that are none."""
+    offered = OfferedTools(functions=[], places={}, warnings=[])
+    for where, tools in declared.items():
+        _offer(offered, tools, where, namespace=None)
+    return offered
 
 
 def special_tools(tools: Any) -> dict[str, SpecialTool]:
@@ -122,18 +112,21 @@ def input_of(arguments: str) -> str | None:
     return str(value[_INPUT])
 
 
-def _read_namespace(tool: Mapping[str, Any], place: str) -> OfferedTools:
-    namespace = text_at(tool.get("name"), f"{place}.name")
-    functions, warnings = [], []
-    for index, value in enumerate(list_at(tool.get("tools"), f"{place}.tools")):
-        where = f"{place}.tools[{index}]"
-        kind = text_at(object_at(value, where).get("type"), f"{where}.type")
-        if kind in ("function", "custom"):
-            functions.append(_function(value, where, namespace))
-            warnings += _unenforced(value, where)
+def _offer(offered: OfferedTools, tools: Iterable[Any], where: str, *, namespace: str | None) -> None:
+    for index, value in enumerate(tools):
+        place = f"{where}[{index}]"
+        tool = object_at(value, place)
+        kind = text_at(tool.get("type"), f"{place}.type")
+        if kind == "namespace" and namespace is None:
+            name = text_at(tool.get("name"), f"{place}.name")
+            _offer(offered, list_at(tool.get("tools"), f"{place}.tools"), f"{place}.tools", namespace=name)
+        elif kind in ("function", "custom"):
+            function = _function(tool, place, namespace)
+            offered.functions.append(function)
+            offered.places[function["function"]["name"]] = place
+            offered.warnings.extend(_unenforced(tool, place))
         else:
-            warnings.append(f"{where} of type {plain(kind)} is ignored")
-    return OfferedTools(functions=functions, warnings=warnings)
+            offered.warnings.append(f"{place} of type {plain(kind)} is ignored")
 
 
 def _function(tool: Mapping[str, Any], place: str, namespace: str | None) -> dict[str, Any]:
