@@ -9,6 +9,7 @@ import msgspec
 
 from proxy.chat.call import Answer, ModelCall
 from proxy.chat.prompts import RECENT_TURNS, PlannedPrompt, known_turn, off_its_owner
+from proxy.contract.identifiers import RunId
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.raw import (
@@ -23,6 +24,9 @@ from proxy.tokens.raw import (
 )
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import ParentTurn, TrajectoryStore
+
+_RECALLED = 4096
+"""Completions of a run that are known again after a restart."""
 
 
 class ReadPrompts(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +55,14 @@ class RawPromptPlanner:
         self._decoder = decoder
         self._trajectories = trajectories
         self._completions = completions
+        self._recalled: set[RunId] = set()
 
-    def read(self, call: ModelCall) -> ReadPrompts:
+    async def read(self, call: ModelCall, run_id: RunId) -> ReadPrompts:
+        """Raises InvalidRequest for ids that no vocabulary has."""
+        if run_id not in self._recalled:
+            for digest in reversed(await self._trajectories.endings(run_id, NO_TOOLS, _RECALLED)):
+                self._completions.recall(digest)
+            self._recalled.add(run_id)
         prompts = tuple(map(RawPrompt, call.prompts))
         return ReadPrompts(prompts=prompts, extended=tuple(map(self._completions.extended_by, prompts)))
 

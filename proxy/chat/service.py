@@ -24,6 +24,7 @@ import msgspec
 from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.constraints import AnswerConstraints, PromisedAnswer
+from proxy.chat.conversation import ReadConversation
 from proxy.chat.generation import Generation
 from proxy.chat.models import ModelCatalog, ServedModel, ServingVersions
 from proxy.chat.observer import TurnObserver
@@ -157,7 +158,11 @@ class ChatService:
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
         promised = self._constraints.of(call, self._read_as(call))
-        asked = self._raw_prompts.read(call) if call.prompts else self._prompts.read(call)
+        asked: ReadConversation | ReadPrompts
+        if call.prompts:
+            asked = await self._raw_prompts.read(call, served.run.id)
+        else:
+            asked = self._prompts.read(call)
         hints = msgspec.structs.replace(
             hints,
             conversation_hashes=asked.answered,

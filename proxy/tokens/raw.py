@@ -26,6 +26,7 @@ NO_TOOLS = bytes(16)
 
 _DIGEST_BYTES = 12
 _HEAD = 16
+_UNKNOWN = b""
 _KEPT = 16_384
 
 
@@ -90,10 +91,19 @@ class CompletionIndex:
         long_head, short_head = completion.heads
         self._keep(completion.digest, long_head if len(completion.data) >= _HEAD else short_head)
 
+    def recall(self, digest: bytes) -> None:
+        """A completion of which only the digest was kept."""
+        self._keep(digest, _UNKNOWN)
+
     def extended_by(self, prompt: RawPrompt) -> tuple[bytes, ...]:
         """The completions that `prompt` extends, the longest first."""
         lengths = sorted(
-            {length for head in prompt.heads for length in self._lengths.get(head, ()) if length < len(prompt.data)}
+            {
+                length
+                for head in (*prompt.heads, _UNKNOWN)
+                for length in self._lengths.get(head, ())
+                if length < len(prompt.data)
+            }
         )
         found = [digest for digest in prompt.digests(lengths) if digest in self._heads]
         return tuple(reversed(found))

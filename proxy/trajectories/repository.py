@@ -131,6 +131,22 @@ class TurnRepository:
         found = {row.id: row.response for row in self._connection.execute(statement)}
         return [found[turn_id] for turn_id in turn_ids if turn_id in found]
 
+    def endings(self, run_id: str, tools_hash: bytes, limit: int) -> list[bytes]:
+        """The conversations of turns of this tools hash, in the run's open sessions; of the latest sessions first."""
+        statement = (
+            select(TurnRow.conversation_hash)
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .where(
+                SessionRow.run_id == run_id,
+                SessionRow.state == SessionState.OPEN.value,
+                TurnRow.tools_hash == tools_hash,
+                TurnRow.state != TurnState.FAILED.value,
+            )
+            .order_by(SessionRow.last_active_at.desc())
+            .limit(limit)
+        )
+        return list(self._connection.execute(statement).scalars())
+
     def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[Turn]]:
         """What sessions had to train on, in order: turns that began before the session ended, of the first
         `turn_counts[session]` recorded."""

@@ -126,6 +126,13 @@ class TrajectoryStore:
         """The answers that these turns gave, as they were recorded, in this order. Unknown turns are left out."""
         return await self._database.look(lambda connection: TurnRepository(connection).responses(turn_ids))
 
+    async def endings(self, run_id: RunId, tools_hash: bytes, limit: int) -> list[bytes]:
+        """The conversation hashes of turns of this tools hash, in the run's open sessions; the latest sessions'
+        first."""
+        return await self._database.look(
+            lambda connection: TurnRepository(connection).endings(run_id, tools_hash, limit)
+        )
+
     async def _load(self, turn_ids: Sequence[str]) -> list[ParentTurn]:
         """Those that are recorded, in this order."""
         missing = [turn_id for turn_id in turn_ids if self._paths.get(turn_id) is None]

@@ -196,6 +196,16 @@ async def test_after_a_restart_a_named_session_goes_on_exactly(world: World) -> 
     assert (second.parent_id, second.continuation) == (first.id, "exact")
 
 
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_after_a_restart_a_completion_is_recognised(world: World, as_ids: bool) -> None:
+    asked: Any = list(world.template.encode(ASKED)) if as_ids else ASKED
+    text = (await post(world, {"prompt": asked})).json()["choices"][0]["text"]
+    world.app.state.chat = service_like(world)
+    await post(world, {"prompt": [*asked, *world.answers[0][:-1], 5] if as_ids else f"{asked}{text}\n"})
+    first, second = await world.turns()
+    assert (second.session_id, second.parent_id, second.continuation) == (first.session_id, first.id, "exact")
+
+
 async def test_an_edited_prompt_is_a_branch(world: World) -> None:
     for prompt in ("The answer to 1 + 1 is", "The answer to 1 + 2 is"):
         await post(world, {"prompt": prompt}, x_base_rl_session="job")

@@ -174,6 +174,13 @@ def test_text_and_ids_are_never_taken_for_each_other() -> None:
     assert index.extended_by(RawPrompt((0x41414141, 1))) == (RawPrompt((0x41414141,)).digest,)
 
 
+def test_a_completion_of_which_only_the_digest_is_left_is_found() -> None:
+    index = CompletionIndex()
+    index.recall(RawPrompt("The answer is 42.").digest)
+    assert index.extended_by(RawPrompt("The answer is 42. And")) == (RawPrompt("The answer is 42.").digest,)
+    assert index.extended_by(RawPrompt("The answer is 43. And")) == ()
+
+
 def test_the_index_is_bounded() -> None:
     index = CompletionIndex(kept=2)
     for text in ("a", "b", "a", "c"):
