@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
@@ -17,16 +18,23 @@ AT_ONCE = 64
 for every 64 writes before it."""
 
 Write = Callable[[Connection], _Result]
-Transaction = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
+Transaction = Callable[[Callable[[Connection], Any]], "asyncio.Future[Any]"]
+
+_Waiting = tuple[Write[Any], "asyncio.Future[Any]"]
 
 
 class GroupCommit:
-    """Writes in the order of their arrival. `transaction` runs a function in a transaction and commits it."""
+    """Writes in the order of their arrival, one transaction at a time. `transaction` runs a function in a transaction
+    and commits it."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
-        self._waiting: list[tuple[Write[Any], asyncio.Future[Any]]] = []
-        self._committing: asyncio.Task[None] | None = None
+        self._waiting: list[_Waiting] = []
+        self._group: list[_Waiting] = []
+        self._under_way: asyncio.Future[Any] | None = None
+        self._scheduled = False
+        self._held = False
+        self._holders = asyncio.Lock()
 
     async def commit(self, write: Write[_Result]) -> _Result:
         """What `write` returned, once that is durable; or what it raised, and then it changed nothing.
@@ -34,35 +42,62 @@ class GroupCommit:
         A caller that is cancelled does not undo the write. When the transaction cannot be begun or committed, all
         writes in it fail.
         """
-        outcome: asyncio.Future[_Result] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[_Result] = loop.create_future()
         self._waiting.append((write, outcome))
-        if self._committing is None or self._committing.done():
-            self._committing = asyncio.create_task(self._commit_all())
+        if not self._scheduled and self._under_way is None:
+            self._scheduled = True
+            loop.call_soon(self._begin)  # what else this round of the loop brings shares the transaction
         return await outcome
 
-    async def aclose(self) -> None:
-        """Waits for what is being written."""
-        if self._committing is not None:
-            await self._committing
-
-    async def _commit_all(self) -> None:
-        while self._waiting:
-            group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """A time in which nothing is written here: after the transaction under way, and before those that come."""
+        async with self._holders:
+            self._held = True
             try:
-                results = await self._transaction(_Group([write for write, _ in group]))
-            except Exception as error:  # noqa: BLE001  (handed to the callers)
-                results = [_Failure(error)] * len(group)
-            for (_, outcome), result in zip(group, results, strict=True):
-                if outcome.done():
-                    continue
-                if isinstance(result, _Failure):
-                    outcome.set_exception(result.error)
-                else:
-                    outcome.set_result(result)
+                if self._under_way is not None:
+                    await asyncio.wait((self._under_way,))
+                yield
+            finally:
+                self._held = False
+                self._begin()
+
+    async def aclose(self) -> None:
+        """Waits for what is to be written."""
+        while self._waiting or self._under_way is not None:
+            async with self.held():
+                pass
+
+    def _begin(self) -> None:
+        self._scheduled = False
+        if self._held or self._under_way is not None or not self._waiting:
+            return
+        self._group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+        self._under_way = self._transaction(_Group([write for write, _ in self._group]))
+        self._under_way.add_done_callback(self._finish)
+
+    def _finish(self, transaction: asyncio.Future[Any]) -> None:
+        self._under_way = None
+        group, self._group = self._group, []
+        failure: BaseException | None = (
+            asyncio.CancelledError() if transaction.cancelled() else transaction.exception()
+        )
+        results = [_Failure(failure)] * len(group) if failure is not None else transaction.result()
+        for (_, outcome), result in zip(group, results, strict=True):
+            if outcome.done():
+                continue
+            if not isinstance(result, _Failure):
+                outcome.set_result(result)
+            elif isinstance(result.error, asyncio.CancelledError):
+                outcome.cancel()
+            else:
+                outcome.set_exception(result.error)
+        self._begin()
 
 
 class _Failure:
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self.error = error
 
 

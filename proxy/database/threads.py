@@ -31,9 +31,9 @@ class ConnectionThreads:
         self._under_way = 0
         self._threads: list[threading.Thread] = []
 
-    async def run(self, work: Callable[[Connection], _Result]) -> _Result:
-        """What `work` returned, once its transaction is committed; rolled back if it raises. A caller that is
-        cancelled changes nothing of that."""
+    def run(self, work: Callable[[Connection], _Result]) -> asyncio.Future[_Result]:
+        """What `work` returned, once its transaction is committed; rolled back if it raises. Cancelling the future
+        changes nothing of that."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
         self._under_way += 1
@@ -41,7 +41,7 @@ class ConnectionThreads:
         if len(self._threads) < min(self._under_way, self._count):
             self._start()
         self._jobs.put((work, loop, outcome))
-        return await outcome
+        return outcome
 
     def close(self) -> None:
         """Waits for what was asked of it."""
