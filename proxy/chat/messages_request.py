@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from proxy.chat import wire_schemas
 from proxy.chat.call import AnswerFormat, ModelCall, RequestedSampling, ToolChoice, ToolUse
 from proxy.chat.fields import decode_body, object_at, plain, text_at
 from proxy.chat.messages_history import read_history
@@ -38,9 +39,9 @@ class CountTokensBody(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str
-    messages: list[Any] = Field(min_length=1)
-    system: Any = None
-    tools: list[Any] | None = None
+    messages: Annotated[list[Any], WithJsonSchema(wire_schemas.ANTHROPIC_MESSAGES)] = Field(min_length=1)
+    system: Annotated[Any, WithJsonSchema(wire_schemas.ANTHROPIC_SYSTEM)] = None
+    tools: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.ANTHROPIC_TOOLS)] = None
     tool_choice: Any = None
     thinking: Any = None
     output_config: Any = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
+from proxy.chat import wire_schemas
 from proxy.chat.call import AnswerFormat, ModelCall, PreviousAnswer
 from proxy.chat.fields import list_at, object_at, plain, text_at
 from proxy.chat.remembered import Remembered
@@ -28,7 +29,7 @@ class ResponseBody(SamplingFields):
     """
 
     model: str
-    input: Any = None
+    input: Annotated[Any, WithJsonSchema(wire_schemas.RESPONSES_INPUT)] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None

@@ -1,4 +1,6 @@
-"""JSON schemas of what chat completions' bodies have that is checked by hand: for /openapi.json."""
+"""JSON schemas of what bodies have that is checked by hand: for /openapi.json.
+
+They have the forms that every client sends; the other dialects take more than is here."""
 
 from __future__ import annotations
 
@@ -78,3 +80,31 @@ RESPONSE_FORMAT: Schema = {
         {"type": "null"},
     ]
 }
+
+_SAID: Schema = {"anyOf": [_NAME, {"type": "array", "minItems": 1, "items": _one_of_kind("text", text=_NAME)}]}
+ANTHROPIC_MESSAGES: Schema = {
+    "type": "array",
+    "minItems": 1,
+    "items": _object({"role": {"enum": ["user", "assistant"]}, "content": _SAID}, needs=("role", "content")),
+}
+ANTHROPIC_SYSTEM: Schema = optional(_SAID)
+ANTHROPIC_TOOLS: Schema = optional(
+    {
+        "type": "array",
+        "items": _object({"name": _NAME, "input_schema": {"type": "object"}}, needs=("name", "input_schema")),
+    }
+)
+
+_ROLES: Schema = {"enum": ["user", "system", "developer", "assistant"]}
+RESPONSES_INPUT: Schema = optional(
+    {
+        "anyOf": [
+            _NAME,
+            {
+                "type": "array",
+                "minItems": 1,
+                "items": _object({"role": _ROLES, "content": _TEXT}, needs=("role", "content")),
+            },
+        ]
+    }
+)
