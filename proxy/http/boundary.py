@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
-import uuid
 from typing import Any, Protocol
 
 from starlette.requests import ClientDisconnect
@@ -43,7 +43,7 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         given = _header(scope, b"x-request-id")
-        request_id = given if given and _CLIENT_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        request_id = given if given and _CLIENT_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
         scope.setdefault("state", {})["request_id"] = request_id
         started = time.perf_counter()
         status = 0

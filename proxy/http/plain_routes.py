@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -48,7 +48,7 @@ class PlainRoutes:
             return
         scope["route"], scope["endpoint"] = plain
         try:
-            response = await plain.endpoint(Request(scope, receive, send))
+            response = await plain.endpoint(_Request(scope, receive, send))
         except BaseRlError as error:
             response = error_response(error, scope)
         await response(scope, receive, send)
@@ -71,6 +71,23 @@ class PlainRoutes:
                 }
                 return plain
         return None
+
+
+class _Request(Request):
+    """Reads its body without the generators that serve those who read it in parts."""
+
+    async def body(self) -> bytes:
+        if not hasattr(self, "_body"):
+            parts: list[bytes] = []
+            more = True
+            while more:
+                message = await self.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                more = message.get("more_body", False)
+            self._body = parts[0] if len(parts) == 1 else b"".join(parts)
+        return self._body
 
 
 def _plain_routes(routers: Iterable[APIRouter]) -> Iterable[_Plain]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.contract.identifiers import SessionId, TurnId
@@ -45,6 +47,46 @@ def test_a_turn_is_counted_with_its_tokens() -> None:
     assert seen["base_rl_turns_total", labels] == 1
     assert [seen["base_rl_tokens_total", f"kind={kind}"] for kind in ("prompt", "reused", "output")] == [10, 7, 2]
     assert seen["base_rl_first_token_seconds_sum", ""] == 0.25
+
+
+def test_requests_are_counted_and_measured_by_route() -> None:
+    metrics = Metrics()
+    for route, status, seconds in (("/a", 200, 0.002), ("/a", 200, 0.0021), ("/a", 500, 700.0), ("/b", 200, 0.1)):
+        metrics.request_finished(method="POST", route=route, status=status, seconds=seconds)
+    seen = values(metrics)
+    assert seen["base_rl_requests_total", "method=POST,route=/a,status=200"] == 2
+    assert seen["base_rl_requests_total", "method=POST,route=/a,status=500"] == 1
+    buckets = [
+        seen["base_rl_request_seconds_bucket", f"le={bound},route=/a"] for bound in ("0.002", "0.005", "600.0")
+    ]
+    assert buckets == [1, 2, 2]
+    assert seen["base_rl_request_seconds_bucket", "le=+Inf,route=/a"] == 3
+    assert seen["base_rl_request_seconds_count", "route=/a"] == 3
+    assert seen["base_rl_request_seconds_sum", "route=/a"] == pytest.approx(700.0041)
+    assert seen["base_rl_request_seconds_count", "route=/b"] == 1
+
+
+def test_the_exposition_is_the_librarys() -> None:
+    """Its own instruments, told the same, say the same but for when they were made."""
+    metrics, registry = Metrics(), CollectorRegistry()
+    requests = Counter(
+        "base_rl_requests", "HTTP requests answered.", ["method", "route", "status"], registry=registry
+    )
+    bounds = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+    measured = Histogram(
+        "base_rl_request_seconds",
+        "From the first byte in to the last byte out.",
+        ["route"],
+        buckets=bounds,
+        registry=registry,
+    )
+    for route, status, seconds in (("/a", 200, 0.0), ("/a", 200, 0.003), ('/b"', 404, 0.25), ("/b", 200, 1e9)):
+        metrics.request_finished(method="GET", route=route, status=status, seconds=seconds)
+        requests.labels("GET", route, str(status)).inc()
+        measured.labels(route).observe(seconds)
+    ours = [line for line in metrics.render({}).decode().splitlines() if "base_rl_request" in line]
+    theirs = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+    assert sorted(ours) == sorted(theirs)
 
 
 def test_sessions_are_as_of_now() -> None:
