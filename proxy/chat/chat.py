@@ -134,7 +134,7 @@ def _finish_reason(choice: Choice, in_old_form: bool) -> str:
 
 
 def _choice(index: int, choice: Choice, in_old_form: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     if choice.tool_calls:

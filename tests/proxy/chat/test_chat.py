@@ -37,7 +37,7 @@ async def test_a_whole_answer(world: World) -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "The answer is 42.", "refusal": None},
+                "message": {"role": "assistant", "content": "The answer is 42.", "refusal": None, "annotations": []},
                 "logprobs": None,
                 "finish_reason": "stop",
             }

@@ -25,6 +25,7 @@ async def test_a_call_is_answered_in_the_old_form(world: World) -> None:
         "role": "assistant",
         "content": "Sum:",
         "refusal": None,
+        "annotations": [],
         "function_call": {"name": "calculator", "arguments": ARGUMENTS},
     }
 
