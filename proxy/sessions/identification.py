@@ -203,7 +203,7 @@ def _named(headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mappin
     if own is not None:
         return Name(AttributedBy.HEADER, checked_name(own, param="X-Base-RL-Session"))
     for by, value in _foreign(headers, body, metadata):
-        name = _usable(value)
+        name = None if value is None else _usable(value)
         if name is not None:
             return Name(by, name)
     return None
@@ -213,8 +213,9 @@ def _foreign(
     headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> Iterable[tuple[AttributedBy, Any]]:
     """Rules 4 to 9 in their order, with what each finds."""
-    for header in _AGENT_HEADERS:
-        yield AttributedBy.AGENT_HEADER, headers.get(header)
+    if headers:
+        for header in _AGENT_HEADERS:
+            yield AttributedBy.AGENT_HEADER, headers.get(header)
     yield AttributedBy.PROMPT_CACHE_KEY, body.get("prompt_cache_key")
     yield AttributedBy.METADATA, metadata.get("session_id")
     users = (metadata.get("user_id"), body.get("user"))
