@@ -109,16 +109,50 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 
 def page(result: dict[str, Any]) -> str:
-    """The tables of docs/performance.md."""
-    systems = result["systems"]
-    lines = ["| | " + " | ".join(title for title, *_ in COLUMNS) + " |", "| --- " * (len(COLUMNS) + 1) + "|"]
-    lines += ["| " + " | ".join(cells) + " |" for cells in page_rows(systems)]
-    costs = systems[BASE_RL]["turn_cpu_ms"]
-    lines += ["", "| turn | " + " | ".join(costs) + " |", "| --- " * (len(costs) + 1) + "|"]
-    lines += ["| CPU ms | " + " | ".join(f"{cost:.2f}" for cost in costs.values()) + " |"]
-    lines += ["", "| target | bound | measured |", "| --- | --- | --- |"]
-    lines += ["| " + " | ".join(cells) + " |" for cells in target_rows(result)]
-    return "\n".join(lines)
+    """The section of docs/performance.md."""
+    versions = result["versions"]
+    costs = result["systems"][BASE_RL]["turn_cpu_ms"]
+    systems = _markdown(["", *(title for title, *_ in COLUMNS)], page_rows(result["systems"]))
+    turns = _markdown(["turn", *costs], [["CPU ms", *(f"{cost:.2f}" for cost in costs.values())]])
+    bounds = _markdown(["target", "bound", "measured"], target_rows(result))
+    return f"""\
+## The proxy
+
+What base-rl costs in front of an engine that costs almost nothing: the [scripted engine](scripted-engine.md) at zero
+delay, the proxy and the load generator share two cores of an {result["machine"]["processor"]}. Beside it, in the same
+run and in turns, two proxies that people use: LiteLLM {versions[LITELLM_NAME]} (one worker, no database, a master
+key) and rllm-model-gateway {versions[RLLM_NAME]} (one process, traces in SQLite, as its README starts it). Those
+stand in front of a stub that answers chat completions at once, and forward; base-rl also finds the conversation that
+a call continues, renders and tokenises the prompt, and commits the turn with ids, log-probabilities and versions
+before its answer is whole.
+
+The requests are an agent's, unchanged: a system message and questions, no header that names a session
+(rllm-model-gateway gets the path that it needs), answers of one sentence, kept connections.
+
+- *calls/s* and *CPU ms* (of the proxy's process, per call): 32 connections, conversations of 3 turns.
+- *50 turns*: the same with 8 connections and conversations of 50 turns.
+- *adds*: milliseconds over the same calls without the proxy, one at a time; *1st token*: of streamed ones, until the
+  first text, p50.
+- *half*: what is added while calls come at random times at half of the rate at saturation, from when each was due.
+
+Medians of {result["rounds"]} rounds, in each of which every system has its turn while the others stand still.
+
+{systems}
+
+Commits last through the death of the process; a power failure can take the last moments
+(`database.synchronous = "normal"`, the default here, and what rllm-model-gateway has). In the last row every commit
+waits for the disk (`"full"`).
+
+What a turn costs base-rl's process, by its number in the conversation:
+
+{turns}
+
+{bounds}
+"""
+
+
+def _markdown(heading: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [heading, ["---"] * len(heading), *rows])
 
 
 def page_rows(systems: dict[str, Any]) -> list[list[str]]:

@@ -20,6 +20,7 @@ from benchmarks.proxy.load import Connection, Failed, closed, paced
 from benchmarks.proxy.measures import quantile
 from benchmarks.proxy.stub import Stub
 from benchmarks.proxy.systems import BASE_RL, BASE_RL_FSYNC, LITELLM_NAME, RLLM_NAME
+from tests.docs.markdown import rows
 
 PATH = "/v1/chat/completions"
 
@@ -176,7 +177,10 @@ def test_the_result_has_the_keys_that_were_agreed() -> None:
     assert set(result["calls_per_s"]) == set(result["added_p50_ms"]) == set(result["added_p99_ms"]) == three
     assert all(isinstance(result[key], float) for key in ("turn_cost_100_vs_2", "added_ttft_ms", "cpu_ms_per_call"))
     assert result["turn_cost_100_vs_2"] == 1.25
-    assert "| base-rl |" in report.page(result)
+    versions = {LITELLM_NAME: "1", RLLM_NAME: "2"}
+    page = report.page({**result, "machine": {"processor": "P"}, "versions": versions, "rounds": 5})
+    assert "| base-rl |" in page
+    assert rows(page)[-1] == report.target_rows(result)[-1]
 
 
 def test_a_profile_is_told_by_own_and_whole_share(tmp_path: Path) -> None:

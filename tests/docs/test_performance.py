@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.proxy import report
 from tests.docs.markdown import ROOT, rows, sections
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
@@ -50,6 +51,21 @@ def test_the_engine() -> None:
     ]
     assert f"{measured['parameters']} parameters" in told
     assert f"{measured['prompt_tokens']} prompt tokens and up to {measured['new_tokens']} new ones" in told
+
+
+def test_the_proxy() -> None:
+    if not (ROOT / "benchmarks" / "results" / "proxy.json").exists():
+        assert "The proxy" not in sections(PAGE), "figures without a result file"
+        pytest.skip("not measured on an idle machine yet: make bench-proxy, and put the section that it prints here")
+    measured = result("proxy.json")
+    told = sections(PAGE)["The proxy"]
+    costs = [f"{cost:.2f}" for cost in measured["systems"]["base_rl"]["turn_cpu_ms"].values()]
+    assert rows(told) == [*report.page_rows(measured["systems"]), ["CPU ms", *costs], *report.target_rows(measured)]
+    facts = " ".join(told.split())
+    assert f"LiteLLM {measured['versions']['litellm']}" in facts
+    assert f"rllm-model-gateway {measured['versions']['rllm_gateway']}" in facts
+    assert f"Medians of {measured['rounds']} rounds" in facts
+    assert f"two cores of an {measured['machine']['processor']}" in facts
 
 
 def test_the_machine() -> None:
