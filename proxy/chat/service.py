@@ -22,8 +22,9 @@ from typing import Any
 import msgspec
 
 from proxy.chat.call import Caller, Dialect, ModelCall
-from proxy.chat.capture import CallPlan, Capture
-from proxy.chat.constraints import AnswerConstraints, PromisedAnswer
+from proxy.chat.capture import Capture
+from proxy.chat.choices import ChoicePlanner
+from proxy.chat.constraints import PromisedAnswer
 from proxy.chat.conversation import ReadConversation
 from proxy.chat.generation import Generation
 from proxy.chat.models import ModelCatalog, ServedModel, ServingVersions
@@ -33,9 +34,7 @@ from proxy.chat.raw_prompts import RawPromptPlanner, ReadPrompts
 from proxy.chat.recording import CallContext, TurnRecorder, stream_head
 from proxy.chat.remembered import Remembered
 from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
-from proxy.chat.sampling import for_choice, resolve_sampling
 from proxy.clock import Clock
-from proxy.contract.identifiers import new_turn_id
 from proxy.credentials.service import Principal
 from proxy.engines.interface import Engine
 from proxy.runs.service import RunDirectory
@@ -43,7 +42,7 @@ from proxy.sessions.identification import SessionContext, SessionHints, session_
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.detokenizer import TokenDecoder
-from proxy.tokens.output import OutputFormat, output_format
+from proxy.tokens.output import output_format
 from proxy.tokens.raw import CompletionIndex
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import TrajectoryStore
@@ -83,13 +82,13 @@ class ChatService:
         self._recent = RecentAnswers(clock)
         self._unnamed = UnnamedCalls(clock)
         self._running: set[Generation] = set()
-        self._output = output_format(
+        output = output_format(
             template, tool_parser=settings.run.tool_parser, reasoning_parser=settings.run.reasoning_parser
         )
         self._decoder = TokenDecoder(
-            template.tokenizer, hidden=template.special_ids - template.added_ids(self._output.kept_texts)
+            template.tokenizer, hidden=template.special_ids - template.added_ids(output.kept_texts)
         )
-        self._constraints = AnswerConstraints(template)
+        self._choices = ChoicePlanner(template, output, clock)
         completions = CompletionIndex()
         self._prompts = PromptPlanner(template, trajectories)
         self._raw_prompts = RawPromptPlanner(template, self._decoder, trajectories, completions)
@@ -111,17 +110,12 @@ class ChatService:
 
     async def honoured(self, call: ModelCall) -> ModelCall:
         """The call without what model and engine have no use for, of which it warns."""
-        if call.calls_allowed and not self.reads_calls:
+        if call.calls_allowed and not self._choices.reads_calls:
             call = msgspec.structs.replace(call, warnings=(*call.warnings, _UNREAD_CALLS))
         if call.sampling.seed is not None and not await self._engine.draws_by_seed():
             unseeded = msgspec.structs.replace(call.sampling, seed=None)
             call = msgspec.structs.replace(call, sampling=unseeded, warnings=(*call.warnings, _UNUSED_SEED))
         return call
-
-    @property
-    def reads_calls(self) -> bool:
-        """Whether the model's tool calls are recognised."""
-        return self._output.tool_format is not None
 
     @property
     def context_length(self) -> int:
@@ -157,7 +151,7 @@ class ChatService:
     async def _start(
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
-        promised = self._constraints.of(call, self._read_as(call))
+        promised = self._choices.promised(call)
         asked: ReadConversation | ReadPrompts
         if call.prompts:
             asked = await self._raw_prompts.read(call, served.run.id)
@@ -201,10 +195,10 @@ class ChatService:
         prompts: Sequence[PlannedPrompt],
         promised: PromisedAnswer | None,
     ) -> Generation:
-        plans = self._plans(call, context, prompts, promised)
+        plans = self._choices.plans(call, context, prompts, promised)
         generation = Generation(
             stream_head(plans),
-            [Capture(plan, self._decoder, self._read_as(call)) for plan in plans],
+            [Capture(plan, self._decoder, self._choices.read_as(call)) for plan in plans],
             engine=self._engine,
             slots=self._slots,
             clock=self._clock,
@@ -223,63 +217,6 @@ class ChatService:
         if key is not None:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
-
-    def _plans(
-        self,
-        call: ModelCall,
-        context: CallContext,
-        prompts: Sequence[PlannedPrompt],
-        promised: PromisedAnswer | None,
-    ) -> list[CallPlan]:
-        """One for every choice, those of the first prompt first."""
-        now = self._clock()
-        one_call = call.calls_allowed and (not call.parallel_calls or self._template.single_calls)
-        call_end = self._output.call_end if one_call else None
-        samplings = [
-            resolve_sampling(
-                call.sampling,
-                run=context.served.run.settings,
-                purpose=context.session.purpose,
-                template=self._template,
-                prompt_tokens=len(prompt.plan.input_ids),
-                prompt_param="prompt" if call.prompts else "messages",
-                call_end=call_end,
-            )
-            for prompt in prompts
-        ]
-        in_reasoning = [self._begins_inside_thought(call, prompt) for prompt in prompts]
-        if promised is not None:
-            samplings = [
-                msgspec.structs.replace(sampling, constraint=promised.constraint(in_reasoning=begun))
-                for sampling, begun in zip(samplings, in_reasoning, strict=True)
-            ]
-        return [
-            CallPlan(
-                turn_id=new_turn_id(),
-                session_id=context.session.id,
-                run_id=context.served.run.id,
-                call=call,
-                prompt=prompts[index // call.n],
-                sampling=for_choice(samplings[index // call.n], index % call.n),
-                started_at=now,
-                choice=index,
-                in_reasoning=in_reasoning[index // call.n],
-                one_call=one_call,
-                watched=one_call and call_end is None and self.reads_calls,
-            )
-            for index in range(len(prompts) * call.n)
-        ]
-
-    def _read_as(self, call: ModelCall) -> OutputFormat:
-        """What goes on from a bare prompt is text."""
-        return OutputFormat() if call.prompts else self._output
-
-    def _begins_inside_thought(self, call: ModelCall, prompt: PlannedPrompt) -> bool:
-        output = self._read_as(call)
-        if not output.reasoning:
-            return False
-        tail = self._template.tail_text(prompt.plan.input_ids, margin=len(call.prefill)).removesuffix(call.prefill)
-        return output.begins_inside_thought(tail, call.prefill)
 
     def _ended(self, generation: Generation) -> None:
         self._running.discard(generation)
