@@ -44,7 +44,7 @@ _LET_GO = {"allOf", "oneOf", "patternProperties"}
 
 class PromisedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a call's answer consists of, behind the model's thought. `where` in the request it is asked for; `tokens`
-    are the texts that are tokens of the model."""
+    are the markers that are tokens of the model."""
 
     content: Format
     where: str
@@ -99,7 +99,8 @@ class AnswerConstraints:
                 "an answer that the request begins cannot be held to a form: the model goes on from the middle of it",
                 param="messages",
             )
-        return PromisedAnswer(content=content, where=place_of(call), thinks=output.reasoning, tokens=self._tokens)
+        tokens = {text: self._tokens[text] for text in output.kept_texts if text in self._tokens}
+        return PromisedAnswer(content=content, where=place_of(call), thinks=output.reasoning, tokens=tokens)
 
     def _answer(self, call: ModelCall, output: OutputFormat) -> Format | None:
         form = json_format(_answer_schema(call.answer_format)) if call.answer_format is not None else None

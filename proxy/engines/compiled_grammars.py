@@ -6,6 +6,7 @@ A constraint is compiled on a thread of its own and kept for the next request th
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,9 @@ COMPILE_THREADS = 2
 KEPT = 64
 SHOWN_CHARACTERS = 600
 LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+
+
+_OWN_PLACE = re.compile(r"\A(at )?\d+\(\d+\): |\n +\d+ \|[^\n]*(?=\n|\Z)|\n +\^\s*\Z|\n<non-verbose/>")
 
 
 class GrammarRefused(Exception):
@@ -163,6 +167,6 @@ def _with_trigger(structure: _Structure, triggers: list[str]) -> llguidance.Stru
 
 
 def _shown(reason: str) -> str:
-    """As much of a reason as helps: llguidance repeats the grammar in some."""
-    reason = reason.strip()
+    """As much of a reason as helps: llguidance says where in the grammar, which nobody but us has seen."""
+    reason = _OWN_PLACE.sub("", reason).strip()
     return reason if len(reason) <= SHOWN_CHARACTERS else f"{reason[:SHOWN_CHARACTERS]} …"

@@ -41,10 +41,8 @@ class _Tag(msgspec.Struct, frozen=True):
 
 
 def structural_tag(content: Format, tokens: Mapping[str, int]) -> str:
-    """The tag as text. Of `tokens` those that the format speaks of are kept."""
-    written = json.dumps(content, ensure_ascii=False)
-    used = {text: token for text, token in tokens.items() if json.dumps(text, ensure_ascii=False)[1:-1] in written}
-    return json.dumps({"type": "structural_tag", "format": content, "tokens": used}, ensure_ascii=False)
+    """The tag as text. `tokens` are those of the texts in it that are tokens of the model."""
+    return json.dumps({"type": "structural_tag", "format": content, "tokens": tokens}, ensure_ascii=False)
 
 
 def lark_of(tag: str) -> str:
