@@ -88,7 +88,7 @@ class ChoicePlanner:
 
     def _begins_inside_thought(self, call: ModelCall, prompt: PlannedPrompt) -> bool:
         output = self.read_as(call)
-        if not output.reasoning:
+        if not output.reasoning or not (call.prefill or self._template.may_end_in_thought(prompt.plan.input_ids)):
             return False
         tail = self._template.tail_text(prompt.plan.input_ids, margin=len(call.prefill)).removesuffix(call.prefill)
         return output.begins_inside_thought(tail, call.prefill)

@@ -72,7 +72,7 @@ class NormalMessages(Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         if isinstance(index, slice):
             return [self._at(position) for position in range(*index.indices(len(self._messages)))]
-        return self._at(range(len(self._messages))[index])
+        return self._at(index if index >= 0 else range(len(self._messages))[index])
 
     def _at(self, position: int) -> Mapping[str, Any]:
         message = self._known.get(position)
@@ -150,7 +150,14 @@ def answered_hashes(messages: Sequence[Mapping[str, Any]], hashes: Sequence[byte
 def tools_hash(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None = None) -> bytes:
     """Of what else the template renders: tools, whose key order counts, since templates write them as they came; and
     its arguments, whose order does not."""
+    return _tools_hash(tools, arguments) if tools or arguments else _NO_TOOLS
+
+
+def _tools_hash(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None) -> bytes:
     text = json.dumps(list(tools or ()), separators=(",", ":"))
     if arguments:
         text += json.dumps(arguments, sort_keys=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=HASH_BYTES).digest()
+
+
+_NO_TOOLS = _tools_hash(None, None)

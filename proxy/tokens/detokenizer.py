@@ -66,8 +66,8 @@ class _ByteLevelDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, ids: Sequence[int]) -> str:
-        known = self._vocabulary
-        return self._decoder.decode(b"".join(known.get(token, b"") for token in ids if token not in self._hidden))
+        known, hidden = self._vocabulary, self._hidden
+        return self._decoder.decode(b"".join([known.get(token, b"") for token in ids if token not in hidden]))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

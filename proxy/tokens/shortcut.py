@@ -3,12 +3,12 @@
 Most chat templates write a message the same whatever stands before the last answer. For those, what a request adds
 to a recorded turn is rendered behind a short stand-in for the history, so that a turn costs what is new in it. That a
 template is one of them is not assumed: it is tried on conversations of many shapes, and in use the short way is
-compared with the whole one at every doubling of a conversation's length.
+compared with the whole one at every doubling of a conversation's length; of short ones, which are many, some are.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +21,12 @@ from proxy.tokens.thoughts import has_stand_in, with_thoughts
 
 _STAND_IN = {"role": "user", "content": "…"}
 _SYSTEM_STAND_IN = {"role": "system", "content": "…"}
+_SPOKEN = "\u2402answer\u2403"
+"""For the text of the answer that is continued."""
 _KEPT_PROOFS = 64
+_SHORT = 16
+"""Messages. Of conversations up to here the first so many of each length are compared, and then every so manieth."""
+_COMPARED = 16
 
 _LOG = logger(__name__)
 
@@ -50,6 +55,7 @@ class Shortcuts:
         self._template = template
         self._behind = behind
         self._proofs: OrderedDict[bytes, bool] = OrderedDict()
+        self._seen: Counter[int] = Counter()
 
     def behind(self, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
         """The text behind the answer, the short way. None where that is not known to be right."""
@@ -63,10 +69,10 @@ class Shortcuts:
         if not proved:
             return None
         try:
-            text = self._behind(self._template, *_short(messages, rendering, covered))
+            text = self._short_way(messages, rendering, covered)
         except InvalidRequest:  # of the stand-in perhaps: the whole way tells
             return None
-        if _doubled(covered) and text != self._behind(self._template, messages, rendering, covered):
+        if self._is_compared(covered) and text != self._behind(self._template, messages, rendering, covered):
             _LOG.warning("the chat template depends on earlier messages: conversations are rendered whole")
             self._proofs[key] = False
             return None
@@ -90,20 +96,34 @@ class Shortcuts:
         except InvalidRequest:
             return True
         try:
-            short = self._behind(self._template, *_short(messages, rendering, covered))
+            short = self._short_way(messages, rendering, covered)
             return whole == short and (may_strip or whole is not None)
         except InvalidRequest:
             return False
+
+    def _short_way(self, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
+        """An answer that is only text is replaced as well, so that what follows it is seen in one rendering."""
+        short, short_covered = shortened(messages, covered)
+        answer = messages[covered - 1]
+        if answer.get("tool_calls") or has_stand_in(answer) or not answer["content"].strip():
+            return self._behind(self._template, short, rendering, short_covered)
+        short[short_covered - 1] = {**answer, "content": _SPOKEN}
+        rendered = self._template.render(
+            short, rendering.tools, generation_prompt=True, arguments=rendering.arguments
+        )
+        _, found, rest = rendered.partition(_SPOKEN)
+        return rest if found and rest.startswith(self._template.closing) else None
+
+    def _is_compared(self, covered: int) -> bool:
+        if covered > _SHORT or not _doubled(covered):
+            return _doubled(covered)
+        self._seen[covered] += 1
+        return self._seen[covered] <= _COMPARED or self._seen[covered] % _COMPARED == 0
 
 
 def _doubled(covered: int) -> bool:
     """Whether so many messages are a power of two, or one more: turns come in pairs of messages."""
     return covered & (covered - 1) == 0 or (covered - 1) & (covered - 2) == 0
-
-
-def _short(messages: Sequence[Message], rendering: Rendering, covered: int) -> tuple[list[Message], Rendering, int]:
-    short, short_covered = shortened(messages, covered)
-    return short, rendering, short_covered
 
 
 def _key(rendering: Rendering, *, thoughtful: bool) -> bytes:

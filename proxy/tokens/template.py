@@ -17,6 +17,7 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -38,6 +39,23 @@ _CUT = 64
 _PROBE = "\u2402probe\u2403"
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 """What every template is given."""
+
+
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+_LOOP_ATTRIBUTES = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, quicker where templates spend their time: `message.role` of a plain dict, `loop.first`. What is
+    no attribute of a dict is an item of it, as it is in the end in the sandbox's own way."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in _LOOP_ATTRIBUTES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
 
 class _GenerationTag(Extension):
@@ -173,6 +191,10 @@ class ChatTemplate:
             return any(token in ids for token in self._think_ids)
         return reasoning.OPEN in self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def may_end_in_thought(self, ids: Sequence[int]) -> bool:
+        """False where a look at the last tokens is enough to know that they do not end inside of a thought."""
+        return not self._think_ids or not self._think_ids.isdisjoint(ids[-_TAIL:])
+
     def tail_text(self, ids: Sequence[int], *, margin: int = 0) -> str:
         """The end of the text that `ids` stand for, special tokens included: a few words, and `margin` characters."""
         return self._tokenizer.decode(list(ids[-_TAIL - margin :]), skip_special_tokens=False)
@@ -229,9 +251,7 @@ class ChatTemplate:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """Jinja as transformers sets it up for chat templates, which are untrusted code."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.tokens.prefix import behind
 from proxy.tokens.shortcut import Rendering, Shortcuts
-from proxy.tokens.template import ChatTemplate
+from proxy.tokens.template import ChatTemplate, Message
 from tests.proxy.tokens.models import CHATML, write_model
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
@@ -113,3 +115,27 @@ def test_what_the_stand_in_offends_is_rendered_whole(tmp_path: Path) -> None:
     strict = "{%- if messages[0].content == '…' %}{{ raise_exception('who are you?') }}{% endif %}" + CHATML
     messages, covered = talk(2)
     assert Shortcuts(template_of(tmp_path, strict), behind).behind(messages, Rendering(), covered) is None
+
+
+def test_of_short_conversations_the_first_are_compared_and_then_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is compared, an answer that is only text costs one rendering."""
+    template = template_of(tmp_path, CHATML)
+    rendered: list[int] = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Sequence[Message], tools: Any, **options: Any) -> str:
+        rendered.append(len(messages))
+        return render(self, messages, tools, **options)
+
+    shortcuts = Shortcuts(template, behind)
+    messages, covered = talk(2)
+    shortcuts.behind(messages, Rendering(), covered)
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    costs = []
+    for _ in range(34):
+        rendered.clear()
+        shortcuts.behind(messages, Rendering(), covered)
+        costs.append(len(rendered))
+    assert costs == [3] * 15 + [1] * 15 + [3] + [1] * 3

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
 
 from proxy.errors import InvalidRequest
@@ -91,6 +92,23 @@ def test_a_template_cannot_leave_the_sandbox(tmp_path: Path) -> None:
     escape = "{{ messages.__class__.__mro__ }}" + CHATML
     with pytest.raises(ConfigurationError, match="unsafe"):
         ChatTemplate.load(str(write_model(tmp_path, template=escape)))
+
+
+ACCESSES = (
+    "{{ m.role }}|{{ m.absent }}|{{ m.absent is defined }}|{{ m.items is callable }}|{{ m.get('role') }}|{{ m.pop }}"
+    "|{% for key in m %}{{ loop.index0 }}{{ loop.first }}{{ loop.last }}{{ loop.nextitem }}"
+    "{{ loop.length }}{% endfor %}|{{ m.__class__ }}|{{ m.inner.role }}|{{ m['role'] }}|{{ loop.__class__ }}"
+    "|{{ m.role.upper() }}"
+)
+
+
+def test_the_quick_ways_to_items_and_loops_give_what_the_sandbox_gives(tmp_path: Path) -> None:
+    text = f"{{% if tools %}}{{% for m in messages %}}{ACCESSES}{{% endfor %}}{{% endif %}}"
+    message = {"role": "user", "content": "x", "items": "an item", "inner": {"role": "y"}, "pop": 1}
+    plain = ImmutableSandboxedEnvironment().from_string(text).render(messages=[message], tools=TOOLS)
+    ours = ChatTemplate.load(str(write_model(tmp_path, template=text + CHATML)))
+    assert plain
+    assert ours.render([message], TOOLS, generation_prompt=True).startswith(plain)
 
 
 def test_special_tokens_and_the_date_are_there(tmp_path: Path) -> None:
