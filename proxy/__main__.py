@@ -21,6 +21,9 @@ GRACE_SECONDS = 7
 """How long open streams may go on once the proxy was told to stop; the supervisor's patience is ten seconds."""
 
 
+GARBAGE_THRESHOLDS = (10_000, 20, 20)
+"""Objects, and collections of the generation before. A call leaves next to none behind, and has thousands in hand."""
+
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that none is closed in the moment it is used."""
 
@@ -61,6 +64,7 @@ class _Server(uvicorn.Server):
                 host=settings.server.host,
                 port=settings.server.port,
                 access_log=False,
+                server_header=False,
                 log_config=None,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
@@ -74,6 +78,7 @@ class _Server(uvicorn.Server):
         # takes a tenth of a second, in which no call is answered.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GARBAGE_THRESHOLDS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         begin_stop(self._app)

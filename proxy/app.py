@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.telemetry import TelemetryConfig
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
@@ -26,7 +27,7 @@ from proxy.errors import StoreUnavailable
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
 from proxy.http import errors, openapi
-from proxy.http.boundary import BodyBound, RequestBoundary
+from proxy.http.boundary import BodyBound, RequestBoundary, RequestObserver
 from proxy.http.plain_routes import PlainRoutes
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics
@@ -77,15 +78,10 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
             _LOG.info("ready", run=settings.run.name, model=settings.run.model)
             yield
 
-    app = FastAPI(title="base-rl", lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=_telemetry())
+    app = _Application(title="base-rl", lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=_telemetry())
     app.state.settings = settings
     app.state.startup_error = None
     app.state.metrics = Metrics()
-    app.add_middleware(
-        PlainRoutes, routers=(chat_endpoints.router, messages_endpoints.router, responses_endpoints.router)
-    )
-    app.add_middleware(BodyBound, limit=settings.server.max_body_mib * _MIB)
-    app.add_middleware(RequestBoundary, observer=app.state.metrics)
     errors.install(app)
     for router in (
         health,
@@ -101,7 +97,24 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     ):
         app.include_router(router)
     openapi.install(app)
+    app.add_edge(
+        (chat_endpoints.router, messages_endpoints.router, responses_endpoints.router),
+        max_body_bytes=settings.server.max_body_mib * _MIB,
+        observer=app.state.metrics,
+    )
     return app
+
+
+class _Application(FastAPI):
+    """FastAPI behind layers of our own: model calls are answered there, without the framework's middleware."""
+
+    def add_edge(self, plain_routers: Sequence[APIRouter], *, max_body_bytes: int, observer: RequestObserver) -> None:
+        plain = PlainRoutes(super().__call__, plain_routers)
+        self._edge: ASGIApp = RequestBoundary(BodyBound(plain, max_body_bytes), observer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        await self._edge(scope, receive, send)
 
 
 def _telemetry() -> TelemetryConfig | None:

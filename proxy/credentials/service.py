@@ -77,7 +77,7 @@ class Credentials:
 
     def __init__(self, database: Database, secret: bytes, clock: Clock) -> None:
         self._database = database
-        self._secret = secret
+        self._hmac = hmac.new(secret, digestmod="sha256")
         self._clock = clock
         self._known: OrderedDict[bytes, tuple[Principal, float]] = OrderedDict()
 
@@ -170,7 +170,9 @@ class Credentials:
             del self._known[digest]
 
     def _digest(self, text: str) -> bytes:
-        return hmac.digest(self._secret, text.encode("utf-8", "surrogatepass"), "sha256")
+        keyed = self._hmac.copy()  # to begin one anew costs a model call more than all of the rest here
+        keyed.update(text.encode("utf-8", "surrogatepass"))
+        return keyed.digest()
 
     def _row(self, key: NewKey, request: KeyRequest, now: float) -> dict[str, Any]:
         return {

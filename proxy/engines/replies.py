@@ -53,6 +53,9 @@ class Reply(msgspec.Struct, frozen=True):
     error: dict[str, Any] | str | None = None
 
 
+_DECODER = msgspec.json.Decoder(Reply)
+
+
 class ReplyParser:
     """Turns the replies of one request into chunks of new tokens.
 
@@ -61,14 +64,13 @@ class ReplyParser:
     """
 
     def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(Reply)
         self._seen = 0
         self.finished = False
 
     def parse(self, data: bytes | str) -> EngineChunk:
         """Raises EngineFailed for a reply that is no reply, or whose ids and log-probabilities do not match."""
         try:
-            reply = self._decoder.decode(data)
+            reply = _DECODER.decode(data)
         except msgspec.DecodeError as error:
             raise EngineFailed(f"the engine's answer cannot be read: {error}") from error
         if reply.error is not None:
