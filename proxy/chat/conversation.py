@@ -49,7 +49,7 @@ class WireMessages(Sequence[Message]):
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
         if isinstance(index, slice):
             return [self._at(position) for position in range(*index.indices(len(self._raws)))]
-        return self._at(range(len(self._raws))[index])
+        return self._at(index if index >= 0 else range(len(self._raws))[index])
 
     def _at(self, position: int) -> Message:
         message = self._known.get(position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from proxy.errors import Conflict, EngineFailed
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
 from proxy.tokens.canonical import extend_hash
+from proxy.tokens.prefix import PromptPlan
 from proxy.tokens.raw import CompletionIndex
 from proxy.trajectories.service import TrajectoryStore, TurnRecord
 
@@ -61,10 +62,11 @@ class TurnRecorder:
                 failure = failure or error
         captures = [capture for capture, _ in ended]
         choices = [_choice(capture, turn) for capture, turn in zip(captures, turns, strict=True)]
-        await self._commit(context, captures, turns, choices)
+        answers = [_answer(context, [capture], [choice]) for capture, choice in zip(captures, choices, strict=True)]
+        await self._commit(context, captures, turns, answers)
         if failure is not None:
             raise failure
-        return _answer(context, captures, choices)
+        return answers[0] if len(answers) == 1 else _answer(context, captures, choices)
 
     async def recorded(self, session_id: SessionId, idempotency_key: str) -> Answer | None:
         """The answer that was given under this key, with all its choices; None where there was none."""
@@ -79,15 +81,15 @@ class TurnRecorder:
         return msgspec.structs.replace(answer, choices=(*answer.choices, *choices))
 
     async def _commit(
-        self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], choices: Sequence[Choice]
+        self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], answers: Sequence[Answer]
     ) -> None:
         siblings = tuple(turn.id for turn in turns[1:])
         records = [
-            _record(context, capture, turn, self._ending(capture, turn), _answer(context, [capture], [choice]))
-            for capture, turn, choice in zip(captures, turns, choices, strict=True)
+            _record(context, capture, turn, self._ending(capture, turn), answer)
+            for capture, turn, answer in zip(captures, turns, answers, strict=True)
         ]
         if siblings:
-            answer = _answer(context, captures, choices[:1], siblings)
+            answer = _answer(context, captures, answers[0].choices, siblings)
             records[0] = msgspec.structs.replace(records[0], response=msgspec.to_builtins(answer))
         if all(turn.state is TurnState.COMPLETE for turn in turns):
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
@@ -128,7 +130,10 @@ class TurnRecorder:
 def stream_head(plans: Sequence[CallPlan]) -> StreamHead:
     """What is known of the answer that these plans lead to."""
     first = plans[0]
-    prompts = {id(plan.prompt): plan.prompt.plan for plan in plans}.values()
+    if len(plans) == 1:
+        prompts: Iterable[PromptPlan] = (first.prompt.plan,)
+    else:
+        prompts = {id(plan.prompt): plan.prompt.plan for plan in plans}.values()
     return StreamHead(
         turn_id=first.turn_id,
         session_id=first.session_id,
@@ -157,6 +162,7 @@ def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, a
         tools_hash=prompt.tools_hash,
         idempotency_key=None,
         prompt_token_count=len(prompt.plan.input_ids),
+        prompt_ids=prompt.plan.input_ids,
         messages=prompt.messages,
         request=plan.call.body,
         response=msgspec.to_builtins(answer),

@@ -28,7 +28,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     may not be there next time (`tables.TurnRow`), `tools_hash` over what else the template
     renders. `attributed_by` is how the call came to its session. `messages` are those the call added to its parent's
     conversation, the answer not among them; `request` is the body without its messages; `response` is the answer as
-    it was sent. `prompt_token_count` counts the full prompt, shared tokens included.
+    it was sent. `prompt_token_count` counts the full prompt, shared tokens included; `prompt_ids` is that prompt,
+    where it is at hand.
     """
 
     turn: Turn
@@ -42,6 +43,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     request: dict[str, Any]
     response: dict[str, Any]
     settled_hash: bytes | None = None
+    prompt_ids: TokenIds | None = None
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,19 +149,11 @@ class TrajectoryStore:
         turn = record.turn
         if turn.state is TurnState.FAILED:
             return None
-        parent_path, ancestors = TokenIds(), None
+        parent: CachedTurn | None = None
         if turn.parent_id is not None:
             parent = self._paths.get(turn.parent_id)
             if parent is None:
                 return None
-            parent_path, ancestors = parent.path, parent.lineage
-        piece = PathPiece(
-            id=turn.id,
-            parent_id=turn.parent_id,
-            prefix_tokens=turn.prefix_tokens,
-            prompt_ids=TokenIds.of(turn.prompt_ids),
-            output_ids=TokenIds.of(turn.output_ids),
-        )
         return CachedTurn(
             id=turn.id,
             session_id=turn.session_id,
@@ -167,9 +161,24 @@ class TrajectoryStore:
             tools_hash=record.tools_hash,
             finish_reason=turn.finish_reason.value,
             state=turn.state.value,
-            path=extend_path(parent_path, piece),
-            lineage=Lineage(turn.id, turn.prefix_tokens, ancestors),
+            path=_whole_path(record, parent),
+            lineage=Lineage(turn.id, turn.prefix_tokens, parent.lineage if parent is not None else None),
         )
+
+
+def _whole_path(record: TurnRecord, parent: CachedTurn | None) -> TokenIds:
+    """Raises BrokenTree."""
+    turn = record.turn
+    if record.prompt_ids is not None:
+        return record.prompt_ids + TokenIds.of(turn.output_ids)
+    piece = PathPiece(
+        id=turn.id,
+        parent_id=turn.parent_id,
+        prefix_tokens=turn.prefix_tokens,
+        prompt_ids=TokenIds.of(turn.prompt_ids),
+        output_ids=TokenIds.of(turn.output_ids),
+    )
+    return extend_path(parent.path if parent is not None else TokenIds(), piece)
 
 
 def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
