@@ -28,6 +28,18 @@ _STOP_REASONS = {
 }
 
 
+_CALLER = {"type": "direct"}
+"""Who calls a tool: the model, and no program of its own."""
+_NO_USE = {
+    "cache_creation": None,
+    "inference_geo": None,
+    "output_tokens_details": None,
+    "server_tool_use": None,
+    "service_tier": "standard",
+}
+"""What there is nothing to say of, in fields that clients expect to be there."""
+
+
 class Messages:
     """POST /v1/messages."""
 
@@ -39,7 +51,7 @@ class Messages:
             **_message(answer),
             "content": _content(call, answer.turn_id, choice),
             **_ending(choice),
-            "usage": {**_usage(answer), "service_tier": "standard"},
+            "usage": {**_NO_USE, **_usage(answer)},
         }
 
     def stream(self, call: ModelCall, head: StreamHead) -> MessagesStream:
@@ -61,19 +73,22 @@ class MessagesStream:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**_prompt_usage(self._head), "output_tokens": 0, "service_tier": "standard"},
+            "stop_details": None,
+            "usage": {**_NO_USE, **_prompt_usage(self._head), "output_tokens": 0},
         }
         return _event("message_start", message=message)
 
     def delta(self, delta: Delta) -> bytes:
         if isinstance(delta, CallDelta):
-            opened = self._begin({"type": "tool_use", "id": delta.id, "name": delta.call.name, "input": {}})
+            opened = self._begin(
+                {"type": "tool_use", "id": delta.id, "name": delta.call.name, "input": {}, "caller": _CALLER}
+            )
             filled = self._fill({"type": "input_json_delta", "partial_json": delta.call.arguments})
             return opened + filled + self._end()
         if not delta.text:
             return b""
         if isinstance(delta, TextDelta):
-            opened = b"" if self._open == "text" else self._begin({"type": "text", "text": ""})
+            opened = b"" if self._open == "text" else self._begin({"type": "text", "text": "", "citations": None})
             return opened + self._fill({"type": "text_delta", "text": delta.text})
         opened = b""
         if self._open != "thinking":
@@ -116,7 +131,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _message(known: Answer | StreamHead) -> dict[str, Any]:
-    return {"id": known.turn_id, "type": "message", "role": "assistant", "model": known.model}
+    return {"id": known.turn_id, "type": "message", "role": "assistant", "model": known.model, "container": None}
 
 
 def _content(call: ModelCall, turn_id: str, choice: Choice) -> list[dict[str, Any]]:
@@ -126,13 +141,14 @@ def _content(call: ModelCall, turn_id: str, choice: Choice) -> list[dict[str, An
         shown = "" if _thoughts_omitted(call) else choice.reasoning
         blocks.append({"type": "thinking", "thinking": shown, "signature": _signature(turn_id)})
     if choice.text:
-        blocks.append({"type": "text", "text": choice.text})
+        blocks.append({"type": "text", "text": choice.text, "citations": None})
     return blocks + [
         {
             "type": "tool_use",
             "id": made.id,
             "name": made.call.name,
             "input": msgspec.Raw(made.call.arguments.encode()),
+            "caller": _CALLER,
         }
         for made in choice.tool_calls
     ]
@@ -141,8 +157,8 @@ def _content(call: ModelCall, turn_id: str, choice: Choice) -> list[dict[str, An
 def _ending(choice: Choice) -> dict[str, Any]:
     """Where an answer holds calls, that is what the client has to know, whatever ended it."""
     if choice.stopped_by is not None and choice.finish_reason is FinishReason.STOP:
-        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
-    return {"stop_reason": _STOP_REASONS[choice.finish_reason], "stop_sequence": None}
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by, "stop_details": None}
+    return {"stop_reason": _STOP_REASONS[choice.finish_reason], "stop_sequence": None, "stop_details": None}
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

@@ -19,6 +19,14 @@ from proxy.tokens.tool_calls import ToolCall
 from tests.proxy.chat.anthropic_client import ASKED, TOOL, answer, ask, events, read_events, sdk
 from tests.proxy.chat.world import CALL, USER, World, output_ids
 
+UNUSED = {
+    "cache_creation": None,
+    "inference_geo": None,
+    "output_tokens_details": None,
+    "server_tool_use": None,
+    "service_tier": "standard",
+}
+
 
 async def test_a_whole_answer(world: World) -> None:
     response = await ask(world)
@@ -28,15 +36,17 @@ async def test_a_whole_answer(world: World) -> None:
         "type": "message",
         "role": "assistant",
         "model": "policy",
-        "content": [{"type": "text", "text": "The answer is 42."}],
+        "container": None,
+        "content": [{"type": "text", "text": "The answer is 42.", "citations": None}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
         "usage": {
+            **UNUSED,
             "input_tokens": turn.prompt_token_count,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
             "output_tokens": len(output_ids(turn)),
-            "service_tier": "standard",
         },
     }
     assert response.headers["x-base-rl-turn"] == turn.id
@@ -74,24 +84,27 @@ async def test_a_stream_begins_fills_blocks_and_ends(world: World) -> None:
             "type": "message",
             "role": "assistant",
             "model": "policy",
+            "container": None,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
             "usage": {
+                **UNUSED,
                 "input_tokens": turn.prompt_token_count,
                 "cache_creation_input_tokens": 0,
                 "cache_read_input_tokens": 0,
                 "output_tokens": 0,
-                "service_tier": "standard",
             },
         },
     }
-    assert told[1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    block = {"type": "text", "text": "", "citations": None}
+    assert told[1] == {"type": "content_block_start", "index": 0, "content_block": block}
     assert told[-3:] == [
         {"type": "content_block_stop", "index": 0},
         {
             "type": "message_delta",
-            "delta": {"stop_reason": "end_turn", "stop_sequence": None},
+            "delta": {"stop_reason": "end_turn", "stop_sequence": None, "stop_details": None},
             "usage": {
                 "input_tokens": turn.prompt_token_count,
                 "cache_creation_input_tokens": 0,
@@ -111,10 +124,10 @@ async def test_tool_use_has_its_input_parsed(world: World) -> None:
     world.say(f"Let me see.\n{CALL}\n{CALL}")
     message = await answer(world, tools=[TOOL])
     assert message["stop_reason"] == "tool_use"
-    assert message["content"][0] == {"type": "text", "text": "Let me see."}
+    assert message["content"][0] == {"type": "text", "text": "Let me see.", "citations": None}
     uses = message["content"][1:]
-    assert [(use["type"], use["name"], use["input"]) for use in uses] == [
-        ("tool_use", "calculator", {"a": 17, "b": 25, "op": "+"})
+    assert [(use["type"], use["name"], use["input"], use["caller"]) for use in uses] == [
+        ("tool_use", "calculator", {"a": 17, "b": 25, "op": "+"}, {"type": "direct"})
     ] * 2
     assert len({use["id"] for use in uses}) == 2
 
@@ -151,7 +164,7 @@ async def test_streamed_blocks_follow_each_other_and_inputs_come_as_json_text(wo
         assert {piece["type"] for piece in pieces} == {"input_json_delta"}
         written = "".join(piece["partial_json"] for piece in pieces)
         assert json.loads(written) == {"a": 17, "b": 25, "op": "+"}
-    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
 
 
 async def test_text_behind_a_call_is_a_block_of_its_own_in_a_stream(world: World) -> None:
@@ -178,9 +191,10 @@ async def test_the_stop_sequence_that_struck_is_named_and_not_returned(world: Wo
         ending = told[-2]["delta"]
     else:
         message = await answer(world, **asked)
-        text, ending = message["content"][0]["text"], {key: message[key] for key in ("stop_reason", "stop_sequence")}
+        text = message["content"][0]["text"]
+        ending = {key: message[key] for key in ("stop_reason", "stop_sequence", "stop_details")}
     assert text == "one "
-    assert ending == {"stop_reason": "stop_sequence", "stop_sequence": "STOP"}
+    assert ending == {"stop_reason": "stop_sequence", "stop_sequence": "STOP", "stop_details": None}
     assert output_ids((await world.turns())[0]) == world.answers[0], "what was generated is recorded whole"
 
 
@@ -221,7 +235,7 @@ async def test_disable_parallel_tool_use_ends_at_the_first_call(world: World) ->
 @pytest.mark.parametrize("body", [{}, {"tools": []}, {"tools": [TOOL], "tool_choice": {"type": "none"}}])
 async def test_without_tools_nothing_is_parsed_or_offered(world: World, body: dict[str, Any]) -> None:
     world.say(CALL)
-    assert (await answer(world, **body))["content"] == [{"type": "text", "text": CALL}]
+    assert (await answer(world, **body))["content"] == [{"type": "text", "text": CALL, "citations": None}]
     assert "calculator" not in world.template.tokenizer.decode(list(world.engine.requests[0].input_ids))
 
 
@@ -333,7 +347,7 @@ async def test_a_prefill_is_continued_and_its_echo_recognised(world: World) -> N
     world.say(" is 42.", "Yes.")
     begun = {"role": "assistant", "content": "The answer"}
     message = await answer(world, messages=[USER, begun])
-    assert message["content"] == [{"type": "text", "text": " is 42."}]
+    assert message["content"] == [{"type": "text", "text": " is 42.", "citations": None}]
     rendered = world.template.render([USER], None, generation_prompt=True)
     assert world.engine.requests[0].input_ids == world.template.encode(rendered + "The answer")
     whole = {"role": "assistant", "content": "The answer is 42."}
