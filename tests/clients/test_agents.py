@@ -21,5 +21,8 @@ def test_both_dialects_of_openai(follow: Follower, name: str) -> None:
 
 
 def test_smolagents(follow: Follower) -> None:
+    """Its answer is a call, too."""
     followed = follow("smolagents")
-    assert ("add", {"a": 17, "b": 25}) in followed.session.called
+    assert followed.session.called == [("add", {"a": 17, "b": 25}), ("final_answer", {"answer": "The sum is 42."})]
+    assert [turn["continuation"] for turn in followed.session.turns] == ["new", "exact"]
+    assert "The sum is 42." in followed.output
