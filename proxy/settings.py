@@ -135,6 +135,7 @@ class SamplingSettings(_Section):
 
 ToolParserName = Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral"]
 ReasoningParserName = Literal["auto", "none", "think"]
+ImageMode = Literal["refuse", "name"]
 
 
 class RunSettings(_Section):
@@ -150,6 +151,9 @@ class RunSettings(_Section):
     """How the model writes tool calls; `auto`: as its chat template does. `none`: they stay text."""
     reasoning_parser: ReasoningParserName = "auto"
     """How the model writes what it thinks before it answers; `think`: between `<think>` and `</think>`."""
+    images: ImageMode = "refuse"
+    """Models read text only. `refuse`: a call with an image is a 400; `name`: the model reads "[image]" in its
+    place, and the answer's `x-base-rl-warning` says so."""
     session_idle_seconds: PositiveFloat = 900.0
     """An open session without a call for this long ends."""
     reward_timeout_seconds: PositiveFloat = 86400.0

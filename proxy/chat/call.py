@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 
@@ -92,6 +92,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     warnings: tuple[str, ...] = ()
+
+    def warned(self, warnings: tuple[str, ...]) -> Self:
+        """The same, with more to warn of."""
+        return msgspec.structs.replace(self, warnings=(*self.warnings, *warnings)) if warnings else self
 
     @property
     def calls_allowed(self) -> bool:

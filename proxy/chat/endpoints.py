@@ -37,8 +37,9 @@ def chat_of(request: Request) -> ChatService:
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation, streamed or whole."""
     who = await caller(request)
-    call = parse_chat_completion(await request.body(), chat_of(request).template_arguments)
-    return await answer(request, call, who, _CHAT)
+    body, warnings = chat_of(request).readable(await request.body())
+    call = parse_chat_completion(body, chat_of(request).template_arguments)
+    return await answer(request, call.warned(warnings), who, _CHAT)
 
 
 async def completions(request: Request) -> Response:

@@ -21,10 +21,11 @@ _MESSAGES = Messages()
 async def messages(request: Request) -> Response:
     """Answers a conversation in Anthropic's wire format, streamed or whole."""
     who = await caller(request)
-    chat, body = chat_of(request), await request.body()
+    chat = chat_of(request)
+    body, warnings = chat.readable(await request.body())
     call = parse_messages(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
     try:
-        answered = await answer(request, call, who, _MESSAGES)
+        answered = await answer(request, call.warned(warnings), who, _MESSAGES)
     except UnsupportedParameter as error:
         raise UnsupportedParameter(error.message, param=_place(error.param)) from error
     return _named(request, answered)
@@ -33,7 +34,8 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """How many tokens a request's prompt has. Nothing is generated or recorded."""
     who = await principal(request)
-    chat, body = chat_of(request), await request.body()
+    chat = chat_of(request)
+    body, _warnings = chat.readable(await request.body())
     call = parse_count_tokens(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
     return _named(request, json_response({"input_tokens": await chat.count_tokens(call, who)}))
 

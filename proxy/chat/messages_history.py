@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from proxy.chat.fields import object_at, text_at
+from proxy.chat.images import hint
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 _ROLES = ("user", "assistant", "system")
@@ -125,7 +126,7 @@ def _read(value: Any, where: str) -> Iterator[dict[str, Any]]:
         if kind not in _BLOCKS[role]:
             known = ", ".join(_BLOCKS[role])
             raise UnsupportedParameter(
-                f"a block of type {kind!r} is not supported here: a message of role {role} holds {known}",
+                f"a block of type {kind!r} is not supported here: a message of role {role} holds {known}{hint(kind)}",
                 param=f"{place}.type",
             )
         yield _block(role, kind, block, place)
@@ -196,7 +197,9 @@ def _texts(value: Any, where: str) -> list[str]:
         place = f"{where}[{index}]"
         kind = _kind(block, place)
         if kind != "text":
-            raise UnsupportedParameter(f"a block of type {kind!r} is not supported: text only", param=f"{place}.type")
+            raise UnsupportedParameter(
+                f"a block of type {kind!r} is not supported: text only{hint(kind)}", param=f"{place}.type"
+            )
         texts.append(text_at(block.get("text"), f"{place}.text"))
     return texts
 

@@ -107,12 +107,14 @@ for _prefix in PREFIXES:
 async def _call(request: Request, who: Principal) -> ModelCall:
     """What the request asks, with everything that it refers to."""
     chat, recorded = chat_of(request), _recorded(request)
-    value = decode_listing(await request.body(), "input")
+    body, warnings = chat.readable(await request.body())
+    value = decode_listing(body, "input")
     parse = partial(parse_response_request, value, known=chat.template_arguments, memory=chat.remembered)
     try:
         call = parse({})
     except UnknownItem:
         call = parse(await _referenced(recorded, who, references(value["input"])))
+    call = call.warned(warnings)
     return call if call.previous is None else await _go_on(recorded, who, call, call.previous)
 
 

@@ -16,6 +16,7 @@ import msgspec
 from proxy.chat.call import CallDelta, Choice, TokenLogprob
 from proxy.chat.conversation import KnownMessages, RememberedMessages
 from proxy.chat.fields import decode_element, list_at, object_at, plain, text_at
+from proxy.chat.images import hint
 from proxy.chat.responses_tools import SpecialTools, arguments_of, input_of, offered_name
 from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import FinishReason
@@ -362,7 +363,9 @@ def _part_text(value: Any, where: str) -> str:
         return text_at(part.get("text"), f"{where}.text")
     if kind == "refusal":
         return text_at(part.get("refusal"), f"{where}.refusal")
-    raise UnsupportedParameter(f"content of type {kind!r} is not supported: text only", param=f"{where}.type")
+    raise UnsupportedParameter(
+        f"content of type {kind!r} is not supported: text only{hint(kind)}", param=f"{where}.type"
+    )
 
 
 def _tool_name(item: Item, where: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.chat import images
 from proxy.chat.call import Caller, Dialect, ModelCall
 from proxy.chat.capture import Capture
 from proxy.chat.choices import ChoicePlanner
@@ -82,6 +83,7 @@ class ChatService:
         self._recent = RecentAnswers(clock)
         self._unnamed = UnnamedCalls(clock)
         self._running: set[Generation] = set()
+        self._names_images = settings.run.images == "name"
         output = output_format(
             template, tool_parser=settings.run.tool_parser, reasoning_parser=settings.run.reasoning_parser
         )
@@ -116,6 +118,13 @@ class ChatService:
             unseeded = msgspec.structs.replace(call.sampling, seed=None)
             call = msgspec.structs.replace(call, sampling=unseeded, warnings=(*call.warnings, _UNUSED_SEED))
         return call
+
+    def readable(self, raw: bytes) -> tuple[bytes, tuple[str, ...]]:
+        """A body as the model can be told of it, and a warning of what it cannot."""
+        if not self._names_images:
+            return raw, ()
+        body, count = images.named(raw)
+        return body, (f"the model reads text only: {count} images are [image] to it",) if count else ()
 
     @property
     def context_length(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.chat.fields import decode_element, object_at, plain, text_at
+from proxy.chat.images import hint
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -68,7 +69,7 @@ def _check_parts(parts: Any, where: str) -> None:
         kind = text_at(object_at(part, place).get("type"), f"{place}.type")
         if kind not in _TEXTS:
             raise UnsupportedParameter(
-                f"content of type {plain(kind)} is not supported: text only", param=f"{place}.type"
+                f"content of type {plain(kind)} is not supported: text only{hint(kind)}", param=f"{place}.type"
             )
         text_at(part.get(kind), f"{place}.{kind}")
 

@@ -72,12 +72,13 @@ class Stack:
 
 @contextmanager
 def running_stack(data_dir: Path) -> Iterator[Stack]:
-    """`base-rl up` with the scripted engine on free ports, until the block ends."""
+    """`base-rl up` with the scripted engine on free ports, until the block ends. Images are named (llm-comply)."""
     keys = load_or_make(data_dir)
     log = (data_dir / "up.log").open("w")
     command = [sys.executable, "-m", "proxy.cli", "up", "--engine", "scripted", "--script", str(SCRIPT)]
     command += ["--run", RUN, "--port", "0", "--data-dir", str(data_dir)]
-    process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "BASE_RL_RUN__IMAGES": "name"}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
         url = _address(data_dir, process)
         with httpx.Client(base_url=url, headers={"authorization": f"Bearer {keys.admin_key}"}, timeout=30) as admin:

@@ -21,8 +21,9 @@ def test_both_dialects_of_openai(follow: Follower, name: str) -> None:
 
 
 def test_smolagents(follow: Follower) -> None:
-    """Its answer is a call, too."""
+    """Its answer is a call, too. It sends calls back as texts of its own, so that the second turn is a branch."""
     followed = follow("smolagents")
     assert followed.session.called == [("add", {"a": 17, "b": 25}), ("final_answer", {"answer": "The sum is 42."})]
-    assert [turn["continuation"] for turn in followed.session.turns] == ["new", "exact"]
+    assert [turn["continuation"] for turn in followed.session.turns] == ["new", "edited"]
+    assert {turn["attributed_by"] for turn in followed.session.turns} == {"header"}
     assert "The sum is 42." in followed.output

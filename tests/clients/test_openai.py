@@ -20,6 +20,18 @@ def adds_with_the_tool(followed: Followed, sessions: int = 1) -> None:
         assert [turn["continuation"] for turn in session.turns] == ["new", "exact"]
 
 
-@pytest.mark.parametrize("name", ["openai-python", "openai-node"])
-def test_one_task_is_one_session(follow: Follower, name: str) -> None:
-    adds_with_the_tool(follow(name))
+def test_the_node_sdk(follow: Follower) -> None:
+    adds_with_the_tool(follow("openai-node"))
+
+
+def test_the_python_sdk_and_its_helpers(follow: Follower) -> None:
+    """Beside the task: `parse`, a stream, `.stream()`, asyncio, and Responses; each of those calls is a session."""
+    followed = follow("openai-python")
+    task, *helped = followed.sessions
+    adds_with_the_tool(Followed(output=followed.output, sessions=[task]))
+    assert followed.output.count("Weather(city='Paris', degrees=21)") == 2
+    assert followed.output.count("Hello from the engine.") == 5
+    assert [len(session.turns) for session in helped] == [1] * 7
+    said = [answer for session in helped for answer in session.said]
+    assert said.count("Hello from the engine.") == 5
+    assert sum("Paris" in answer for answer in said) == 2

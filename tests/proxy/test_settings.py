@@ -131,6 +131,7 @@ def test_what_is_wrong_is_said_with_its_whole_key(tmp_path: Path) -> None:
     [
         ("tool_parser", ("auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral")),
         ("reasoning_parser", ("auto", "none", "think")),
+        ("images", ("refuse", "name")),
     ],
 )
 def test_an_unknown_parser_is_refused_with_those_that_there_are(key: str, accepted: tuple[str, ...]) -> None:
