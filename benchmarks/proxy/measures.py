@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from benchmarks.proxy.conversations import ANSWER, LONG_TURNS, SHORT_TURNS
-from benchmarks.proxy.load import Connection, Load, closed, paced
+from benchmarks.proxy.load import Connection, Load, Requests, closed, paced
 from benchmarks.proxy.systems import System
 
 CLIENTS = 32
@@ -103,21 +103,25 @@ async def half_loaded(system: System, effort: Effort, *, rate: float, seed: int)
 
 
 async def turn_costs(system: System, effort: Effort, *, turns: int = 100) -> list[float]:
-    """CPU milliseconds per call at every turn of conversations that advance together."""
-    connections = [await Connection.open(system.port) for _ in range(min(8, effort.conversations))]
-    talks = [system.requests(turns, False) for _ in range(effort.conversations)]
-    costs = []
+    """CPU milliseconds of a call at every turn of a conversation, the median of one in each conversation.
 
-    async def advance(connection: Connection, mine: list[int]) -> None:
-        for index in mine:
-            await connection.call(next(talks[index]), stream=False)
-
-    for _ in range(turns):
-        before = system.cpu_seconds()
-        async with asyncio.TaskGroup() as group:
-            for number, connection in enumerate(connections):
-                group.create_task(advance(connection, list(range(number, len(talks), len(connections)))))
-        costs.append((system.cpu_seconds() - before) * 1000 / len(talks))
-    for connection in connections:
-        connection.close()
-    return costs
+    One call at a time: calls that run at once share commits, the more of them the quicker their turns are. And the
+    conversations are at different turns, each beginning anew when it has ended, so that every turn is measured all
+    the time: a machine that is quicker now than then is not taken for a turn that costs less.
+    """
+    connection = await Connection.open(system.port)
+    seconds: list[list[float]] = [[] for _ in range(turns)]
+    talks: list[Requests] = []
+    for number in range(effort.conversations):
+        talks.append(system.requests(turns, False))
+        for _ in range(number * turns // effort.conversations):
+            await connection.call(next(talks[number]), stream=False)
+    for step in range(turns):
+        for number, talk in enumerate(talks):
+            request = next(talk)
+            before = system.cpu_seconds()
+            await connection.call(request, stream=False)
+            turn = (number * turns // effort.conversations + step) % turns
+            seconds[turn].append(system.cpu_seconds() - before)
+    connection.close()
+    return [statistics.median(each) * 1000 for each in seconds]

@@ -105,8 +105,9 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, and what the request says of the session beside its body: the path, and the headers that
-    `sessions.identification` reads. `body_digest` tells equal requests; `retry_count` is what the client's SDK says
-    of this one, None where it says nothing. `body_bytes` is the body's length."""
+    `sessions.identification` reads. `body_digest` tells equal requests, of callers that say that they may repeat one;
+    `retry_count` is what the client's SDK says of this one, None where it says nothing. `body_bytes` is the body's
+    length."""
 
     principal: Principal
     path_session: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from hashlib import sha256
 
 from fastapi import APIRouter, Request, Response
 
@@ -92,13 +92,16 @@ async def caller(request: Request) -> Caller:
     headers = request.headers
     body = await request.body()
     retries = headers.get("x-stainless-retry-count", "")
+    retry_count = int(retries) if retries.isascii() and retries.isdigit() else None
+    idempotency_key = headers.get("idempotency-key")
+    is_repeatable = retry_count is not None or idempotency_key is not None
     return Caller(
         principal=await principal(request),
         path_session=request.path_params.get("session_id"),
         session_headers=session_headers(request.scope["headers"]),
-        idempotency_key=headers.get("idempotency-key"),
-        retry_count=int(retries) if retries.isascii() and retries.isdigit() else None,
-        body_digest=blake2b(body, digest_size=16).digest(),
+        idempotency_key=idempotency_key,
+        retry_count=retry_count,
+        body_digest=sha256(body).digest() if is_repeatable else b"",
         body_bytes=len(body),
     )
 

@@ -16,10 +16,11 @@ class TokenIds(Sequence[int]):
     sequence of the same ids.
     """
 
-    __slots__ = ("_text", "packed")
+    __slots__ = ("_absent", "_text", "packed")
 
-    def __init__(self, packed: bytes = b"") -> None:
+    def __init__(self, packed: bytes = b"", absent: frozenset[int] = frozenset()) -> None:
         self.packed = packed
+        self._absent = absent
         self._text: bytes | None = None if packed else b""
 
     @classmethod
@@ -57,21 +58,25 @@ class TokenIds(Sequence[int]):
             return TokenIds.of(tuple(self)[index])
         if start == 0 and stop == len(self):
             return self
-        return TokenIds(self.packed[start * _WIDTH : max(start, stop) * _WIDTH])
+        return TokenIds(self.packed[start * _WIDTH : max(start, stop) * _WIDTH], self._absent)
 
     def __iter__(self) -> Iterator[int]:
         return iter(struct.unpack(f"<{len(self)}i", self.packed))
 
     def __contains__(self, token: object) -> bool:
-        if not isinstance(token, int):
+        """That an id is not there is remembered, also of what is appended to: it is asked of every turn."""
+        if not isinstance(token, int) or token in self._absent:
             return False
-        text, searched = self._comma_separated(), b"%d" % token
-        return (
-            b",%b," % searched in text
-            or text.startswith(searched + b",")
-            or text.endswith(b"," + searched)
-            or text == searched
-        )
+        try:
+            searched = struct.pack("<i", token)
+        except struct.error:  # no int32, so none of these
+            return False
+        at = self.packed.find(searched)
+        while at % _WIDTH and at >= 0:  # across two ids
+            at = self.packed.find(searched, at + 1)
+        if at < 0:
+            self._absent |= {token}
+        return at >= 0
 
     def __add__(self, more: Iterable[int]) -> TokenIds:
         appended = TokenIds.of(more)
@@ -79,8 +84,9 @@ class TokenIds(Sequence[int]):
             return self
         if not self.packed:
             return appended
-        whole = TokenIds(self.packed + appended.packed)
-        whole._text = b"%b,%b" % (self._comma_separated(), appended._comma_separated())
+        absent = frozenset(token for token in self._absent if token not in appended)
+        whole = TokenIds(self.packed + appended.packed, absent)
+        whole._text = b",".join((self._comma_separated(), appended._comma_separated()))
         return whole
 
     def __eq__(self, other: object) -> bool:

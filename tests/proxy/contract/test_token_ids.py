@@ -58,6 +58,20 @@ def test_it_contains_what_the_list_does(ids: list[int], other: int) -> None:
     assert not token_ids.__contains__("1")
 
 
+@given(ids=FEW, more=FEW, cut=st.integers(0, 8), asked=FEW)
+def test_what_is_remembered_to_be_absent_is_absent(
+    ids: list[int], more: list[int], cut: int, asked: list[int]
+) -> None:
+    first = TokenIds.of(ids)
+    for token in asked:
+        assert (token in first) is (token in ids)
+    grown = first + TokenIds.of(more)
+    for token in [*asked, *more]:
+        assert (token in grown) is (token in ids + more)
+        assert (token in grown[:cut]) is (token in (ids + more)[:cut])
+        assert (token in first) is (token in ids)
+
+
 @given(FEW, FEW)
 def test_they_are_equal_where_lists_are(left: list[int], right: list[int]) -> None:
     assert (TokenIds.of(left) == right) is (left == right)
