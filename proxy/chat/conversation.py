@@ -105,11 +105,14 @@ class ReadConversation:
         self.digest = digest
         self._tail: list[bytes] = []
         self._all: list[bytes] | None = None
+        self._last_answered: bytes | None = None
         current, plain = known.hash, known.plain
         for message in messages[start:]:
             current = extend_hash(current, message)
             plain = plain and _is_plain(message)
             self._tail.append(current)
+            if message["role"] == "assistant":
+                self._last_answered = current
         self.plain = plain
 
     @property
@@ -128,6 +131,13 @@ class ReadConversation:
     @property
     def answered(self) -> AnsweredHashes:
         return AnsweredHashes(self)
+
+    @property
+    def last_answered(self) -> bytes | None:
+        """The hash behind the last answer; None in a conversation without one."""
+        if self._last_answered is None and self._start:
+            self._last_answered = next(self.walk_answered(), None)
+        return self._last_answered
 
     def walk_answered(self) -> Iterator[bytes]:
         for position in range(len(self.messages) - 1, self._start - 1, -1):
@@ -175,7 +185,7 @@ class AnsweredHashes(Sequence[bytes]):
         return self._conversation.walk_answered()
 
     def __bool__(self) -> bool:
-        return next(iter(self), None) is not None
+        return self._conversation.last_answered is not None
 
     def __len__(self) -> int:
         return len(self._all())
@@ -188,7 +198,7 @@ class AnsweredHashes(Sequence[bytes]):
 
     def __getitem__(self, index: int | slice) -> bytes | tuple[bytes, ...]:
         if index == 0:
-            first = next(iter(self), None)
+            first = self._conversation.last_answered
             if first is not None:
                 return first
         return self._all()[index]

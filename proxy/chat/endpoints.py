@@ -89,11 +89,12 @@ for _prefix in PREFIXES:
 
 async def caller(request: Request) -> Caller:
     """Who sends this, and what it says of its session. Raises AuthenticationFailed."""
-    headers = request.headers
+    headers = dict(reversed(request.scope["headers"]))  # of several of a name, the first
     body = await request.body()
-    retries = headers.get("x-stainless-retry-count", "")
-    retry_count = int(retries) if retries.isascii() and retries.isdigit() else None
-    idempotency_key = headers.get("idempotency-key")
+    retries = headers.get(b"x-stainless-retry-count", b"")
+    retry_count = int(retries) if retries.isdigit() else None
+    given = headers.get(b"idempotency-key")
+    idempotency_key = given.decode("latin-1") if given is not None else None
     is_repeatable = retry_count is not None or idempotency_key is not None
     return Caller(
         principal=await principal(request),

@@ -79,3 +79,7 @@ def new_claim_id() -> ClaimId:
 
 def new_key_id() -> KeyId:
     return KeyId(_new("key"))
+
+
+def new_request_id() -> str:
+    return _new("req")

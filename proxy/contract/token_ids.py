@@ -84,7 +84,9 @@ class TokenIds(Sequence[int]):
             return self
         if not self.packed:
             return appended
-        absent = frozenset(token for token in self._absent if token not in appended)
+        absent = self._absent
+        if not absent.isdisjoint(appended):
+            absent = absent.difference(appended)
         whole = TokenIds(self.packed + appended.packed, absent)
         whole._text = b",".join((self._comma_separated(), appended._comma_separated()))
         return whole

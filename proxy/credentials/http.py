@@ -7,7 +7,7 @@ from fastapi import Request
 from proxy.credentials.service import Credentials, Principal, PrincipalKind
 from proxy.errors import AuthenticationFailed, PermissionDenied
 
-_SCHEME = "bearer "
+_SCHEME = b"bearer "
 
 
 async def principal(request: Request) -> Principal:
@@ -21,10 +21,13 @@ async def principal(request: Request) -> Principal:
 
 def bearer_token(request: Request) -> str | None:
     """The text of the key, if one was sent."""
-    authorization = request.headers.get("authorization", "")
-    if authorization[: len(_SCHEME)].lower() == _SCHEME:
-        return authorization[len(_SCHEME) :].strip()
-    return request.headers.get("x-api-key")
+    other: str | None = None
+    for name, value in request.scope["headers"]:
+        if name == b"authorization" and value[: len(_SCHEME)].lower() == _SCHEME:
+            return str(value[len(_SCHEME) :].strip(), "latin-1")
+        if name == b"x-api-key" and other is None:
+            other = str(value, "latin-1")
+    return other
 
 
 def require(who: Principal, *kinds: PrincipalKind) -> None:

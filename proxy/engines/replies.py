@@ -85,7 +85,7 @@ class ReplyParser:
         scored = self._new(meta.output_token_logprobs, meta.completion_tokens, "log-probabilities")
         if [each[1] for each in scored] != ids:
             raise EngineFailed("the engine's log-probabilities belong to other tokens than its output ids")
-        logprobs = tuple(each[0] for each in scored if each[0] is not None)
+        logprobs = tuple([each[0] for each in scored if each[0] is not None])
         if len(logprobs) != len(ids):
             raise EngineFailed("the engine left out log-probabilities")
         top = self._top(meta)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import time
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy import log
+from proxy.contract.identifiers import new_request_id
 from proxy.errors import BaseRlError, PayloadTooLarge
 from proxy.http.errors import error_response
 
@@ -43,7 +43,7 @@ class RequestBoundary:
             await self._app(scope, receive, send)
             return
         given = _header(scope, b"x-request-id")
-        request_id = given if given and _CLIENT_ID.fullmatch(given) else f"req_{os.urandom(16).hex()}"
+        request_id = given if given and _CLIENT_ID.fullmatch(given) else new_request_id()
         scope.setdefault("state", {})["request_id"] = request_id
         started = time.perf_counter()
         status = 0

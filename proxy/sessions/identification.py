@@ -164,6 +164,10 @@ _HEADERS = {
 }
 
 
+_TELLING = frozenset({"metadata", "prompt_cache_key", "user"})
+"""The fields of a body that rules read."""
+
+
 def session_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     """The headers that rules read, out of all (names in lower case, as ASGI has them)."""
     found: dict[str, str] = {}
@@ -185,6 +189,8 @@ def session_hints(
     that can be none."""
     if path is not None:
         checked_name(path, param="session_id")
+    if not headers and _TELLING.isdisjoint(body):
+        return SessionHints(path=path, named=None, group=None, conversation_hashes=conversation_hashes)
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping):
         metadata = {}

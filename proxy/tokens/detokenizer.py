@@ -38,10 +38,11 @@ class TokenDecoder:
         self._tokenizer = tokenizer
         self._hidden = frozenset(hidden)
         self._bytes = _vocabulary_bytes(tokenizer) if isinstance(tokenizer.decoder, ByteLevel) else None
+        self._shown = {token: text for token, text in (self._bytes or {}).items() if token not in self._hidden}
 
     def start(self) -> Detokenizer:
         if self._bytes is not None:
-            return _ByteLevelDetokenizer(self._bytes, self._hidden)
+            return _ByteLevelDetokenizer(self._shown)
         return _WindowDetokenizer(self._tokenizer, self._hidden)
 
     def text(self, ids: Sequence[int]) -> str:
@@ -60,14 +61,13 @@ class TokenDecoder:
 
 
 class _ByteLevelDetokenizer:
-    def __init__(self, vocabulary: dict[int, bytes], hidden: frozenset[int]) -> None:
-        self._vocabulary = vocabulary
-        self._hidden = hidden
+    def __init__(self, shown: dict[int, bytes]) -> None:
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, ids: Sequence[int]) -> str:
-        known, hidden = self._vocabulary, self._hidden
-        return self._decoder.decode(b"".join([known.get(token, b"") for token in ids if token not in hidden]))
+        shown = self._shown
+        return self._decoder.decode(b"".join([shown[token] for token in ids if token in shown]))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -192,8 +192,8 @@ class ChatTemplate:
         return reasoning.OPEN in self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def may_end_in_thought(self, ids: Sequence[int]) -> bool:
-        """False where a look at the last tokens is enough to know that they do not end inside of a thought."""
-        return not self._think_ids or not self._think_ids.isdisjoint(ids[-_TAIL:])
+        """False where the tokens alone tell that they do not end inside of a thought: none is begun."""
+        return not self._think_ids or any(token in ids for token in self._think_ids)
 
     def tail_text(self, ids: Sequence[int], *, margin: int = 0) -> str:
         """The end of the text that `ids` stand for, special tokens included: a few words, and `margin` characters."""
