@@ -124,7 +124,10 @@ class ChatService:
         if not self._names_images:
             return raw, ()
         body, count = images.named(raw)
-        return body, (f"the model reads text only: {count} images are [image] to it",) if count else ()
+        if not count:
+            return body, ()
+        what = "an image" if count == 1 else f"each of {count} images"
+        return body, (f"the model reads text only: it was told [image] in the place of {what}",)
 
     @property
     def context_length(self) -> int:

@@ -54,7 +54,7 @@ async def test_an_image_is_refused_with_its_place_and_what_would_take_it(
 async def test_an_image_is_named_where_it_stood_and_warned_of(naming: World, path: str, body: dict[str, Any]) -> None:
     response = await naming.http.post(path, json={"model": "policy", **body})
     assert response.status_code == 200, response.text
-    assert response.headers["x-base-rl-warning"].startswith("the model reads text only: 1 images")
+    assert response.headers["x-base-rl-warning"].endswith("it was told [image] in the place of an image")
     said = naming.template.tokenizer.decode(list(naming.engine.requests[0].input_ids))
     assert "Look:" in said
     assert said.index("Look:") < said.index("[image]")
