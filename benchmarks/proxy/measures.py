@@ -111,17 +111,17 @@ async def turn_costs(system: System, effort: Effort, *, turns: int = 100) -> lis
     """
     connection = await Connection.open(system.port)
     seconds: list[list[float]] = [[] for _ in range(turns)]
-    talks: list[Requests] = []
+    talks: list[tuple[int, Requests]] = []
     for number in range(effort.conversations):
-        talks.append(system.requests(turns, False))
-        for _ in range(number * turns // effort.conversations):
-            await connection.call(next(talks[number]), stream=False)
+        begun, talk = number * turns // effort.conversations, system.requests(turns, False)
+        for _ in range(begun):
+            await connection.call(next(talk), stream=False)
+        talks.append((begun, talk))
     for step in range(turns):
-        for number, talk in enumerate(talks):
+        for begun, talk in talks:
             request = next(talk)
             before = system.cpu_seconds()
             await connection.call(request, stream=False)
-            turn = (number * turns // effort.conversations + step) % turns
-            seconds[turn].append(system.cpu_seconds() - before)
+            seconds[(begun + step) % turns].append(system.cpu_seconds() - before)
     connection.close()
     return [statistics.median(each) * 1000 for each in seconds]

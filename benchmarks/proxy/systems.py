@@ -5,7 +5,6 @@ While one is measured the others are stopped (SIGSTOP), so that their background
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import secrets
@@ -25,12 +24,12 @@ from pathlib import Path
 from benchmarks.proxy import conversations
 from benchmarks.proxy.environments import LITELLM, RLLM_GATEWAY
 from benchmarks.proxy.load import Requests
+from proxy.cli.supervisor import die_with_parent
 from proxy.engines.launch import scripted_plan
 from proxy.engines.scripted.script import MODEL
 
 READY_SECONDS = 120.0
 STOP_SECONDS = 15.0
-_PR_SET_PDEATHSIG = 1
 RUN_KEY = "rl-run-" + "b" * 32
 MASTER_KEY = f"sk-{secrets.token_hex(24)}"
 SCRIPT = f'[[rule]]\ntext = "{conversations.ANSWER}"\n'
@@ -228,17 +227,11 @@ class Bench:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            preexec_fn=_killed_with_parent,  # noqa: PLW1509 - nothing here has threads
+            # Killed: while it stands still it would not hear of SIGTERM.
+            preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - nothing here has threads
         )
         self._stack.callback(_end, process)
         return process
-
-
-def _killed_with_parent() -> None:
-    """For the child, before exec: the kernel kills it when the benchmark is killed, also while it stands still, which
-    would keep it from hearing of SIGTERM."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port() -> int:

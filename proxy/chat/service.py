@@ -113,10 +113,10 @@ class ChatService:
     async def honoured(self, call: ModelCall) -> ModelCall:
         """The call without what model and engine have no use for, of which it warns."""
         if call.calls_allowed and not self._choices.reads_calls:
-            call = msgspec.structs.replace(call, warnings=(*call.warnings, _UNREAD_CALLS))
+            call = call.warned((_UNREAD_CALLS,))
         if call.sampling.seed is not None and not await self._engine.draws_by_seed():
             unseeded = msgspec.structs.replace(call.sampling, seed=None)
-            call = msgspec.structs.replace(call, sampling=unseeded, warnings=(*call.warnings, _UNUSED_SEED))
+            call = msgspec.structs.replace(call, sampling=unseeded).warned((_UNUSED_SEED,))
         return call
 
     def readable(self, raw: bytes) -> tuple[bytes, tuple[str, ...]]:

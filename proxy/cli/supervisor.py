@@ -192,16 +192,16 @@ def _describe_exit(code: int) -> str:
     return f"exited with status {code}"
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """For the child, between fork and exec: asks the kernel for SIGTERM when the parent dies."""
+def die_with_parent(by: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
+    """For the child, between fork and exec: asks the kernel for that signal when the parent dies."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(_PR_SET_PDEATHSIG, by)
         if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), by)
 
     return ask

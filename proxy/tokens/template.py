@@ -193,7 +193,7 @@ class ChatTemplate:
 
     def may_end_in_thought(self, ids: Sequence[int]) -> bool:
         """False where the tokens alone tell that they do not end inside of a thought: none is begun."""
-        return not self._think_ids or any(token in ids for token in self._think_ids)
+        return not self._think_ids or self.holds_thought(ids)
 
     def tail_text(self, ids: Sequence[int], *, margin: int = 0) -> str:
         """The end of the text that `ids` stand for, special tokens included: a few words, and `margin` characters."""
