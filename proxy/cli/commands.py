@@ -7,11 +7,12 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out, where
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,20 +24,6 @@ app = typer.Typer(
 )
 runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
 app.add_typer(runs_app, name="runs")
-
-DataDir = Annotated[Path, typer.Option(help="Where database, weights, keys and logs are kept.")]
-Config = Annotated[
-    Path | None, typer.Option(help="TOML file; the environment (BASE_RL_SECTION__KEY) is laid over it.")
-]
-Url = Annotated[str | None, typer.Option(help="Address of a base-rl; default: the one of --data-dir.")]
-ApiKey = Annotated[
-    str | None, typer.Option(envvar="BASE_RL_ADMIN_KEY", help="Admin key; default: that of --data-dir.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-_DEFAULT_DATA_DIR = Path(".base-rl")
-_out = Console()
-_errors = Console(stderr=True)
 
 
 class DemoEngine(StrEnum):
@@ -56,7 +43,7 @@ def demo(
     port: Annotated[int, typer.Option(help="The proxy's port, or the next free one after it.")] = 8080,
     target: Annotated[float, typer.Option(help="End at this mean reward of the last 128 sessions.")] = 0.9,
     time_limit: Annotated[float, typer.Option(help="End after this many seconds of sessions.")] = 300.0,
-    data_dir: Annotated[Path, typer.Option(help="Emptied at the start of each demo.")] = _DEFAULT_DATA_DIR / "demo",
+    data_dir: Annotated[Path, typer.Option(help="Emptied at the start of each demo.")] = DEFAULT_DATA_DIR / "demo",
     plain: Annotated[bool, typer.Option(help="Lines instead of a live table.")] = False,
     train: Annotated[bool, typer.Option(help="Without the trainer nothing is learnt: see for yourself.")] = True,
     shuffle_rewards: Annotated[bool, typer.Option(help="Post rewards of other sessions: nothing is learnt.")] = False,
@@ -81,7 +68,7 @@ def demo(
         train=train,
         shuffle_rewards=shuffle_rewards,
     )
-    _finish(lambda: asyncio.run(run_demo(options, _out)))
+    finish(lambda: asyncio.run(run_demo(options, out)))
 
 
 @app.command()
@@ -119,12 +106,12 @@ def up(
         section: {key: value for key, value in keys.items() if value is not None} for section, keys in given.items()
     }
     options = UpOptions(config=config, overrides=overrides, trainer=trainer, seed=seed, dry_run=dry_run)
-    _finish(lambda: asyncio.run(run_up(options, _out)))
+    finish(lambda: asyncio.run(run_up(options, out)))
 
 
 @runs_app.command("list")
 def runs_list(
-    data_dir: DataDir = _DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
+    data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """List runs with their versions, sessions and rewards."""
     from proxy.admin.formatting import model as short_model
@@ -132,13 +119,13 @@ def runs_list(
     from proxy.cli.operations import Operations
 
     async def ask() -> list[dict[str, Any]]:
-        async with Operations(*_where(data_dir, url, api_key)) as operations:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
             return await operations.runs()
 
     def show() -> int:
         runs = asyncio.run(ask())
         if as_json:
-            _out.print_json(json.dumps(runs))
+            out.print_json(json.dumps(runs))
             return 0
         table = Table(box=None, pad_edge=False, header_style="bold")
         for heading in (
@@ -165,34 +152,34 @@ def runs_list(
                 percent(one["unattributed_share"]),
                 short_model(one["base_model"]),
             )
-        _out.print(table)
+        out.print(table)
         return 0
 
-    _finish(show)
+    finish(show)
 
 
 @app.command()
 def status(
-    data_dir: DataDir = _DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
+    data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
     """Say whether database, engine and trainer are well. The exit status is non-zero when calls are not served."""
     from proxy.cli.operations import Operations
 
     async def ask() -> dict[str, Any]:
-        async with Operations(*_where(data_dir, url, api_key)) as operations:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
             return await operations.health()
 
     def show() -> int:
         health = asyncio.run(ask())
         if as_json:
-            _out.print_json(json.dumps(health))
+            out.print_json(json.dumps(health))
         else:
             from proxy.cli.drawing import health_table
 
-            _out.print(health_table(health))
+            out.print(health_table(health))
         return 0 if health["ready"] else 1
 
-    _finish(show)
+    finish(show)
 
 
 @app.command()
@@ -225,16 +212,16 @@ def doctor(
             if as_json:
                 findings.append({key: getattr(finding, key) for key in ("name", "verdict", "detail", "remedy")})
                 continue
-            _out.print(f"{marks[finding.verdict]} [bold]{finding.name:<10}[/] ", end="")
-            _out.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
+            out.print(f"{marks[finding.verdict]} [bold]{finding.name:<10}[/] ", end="")
+            out.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
             if finding.remedy:
-                _out.print("             [bold]do:[/] ", end="")
-                _out.print(finding.remedy, markup=False, highlight=False, soft_wrap=True)
+                out.print("             [bold]do:[/] ", end="")
+                out.print(finding.remedy, markup=False, highlight=False, soft_wrap=True)
         if as_json:
-            _out.print_json(json.dumps(findings))
+            out.print_json(json.dumps(findings))
         return 1 if failures else 0
 
-    _finish(show)
+    finish(show)
 
 
 @app.command()
@@ -242,59 +229,7 @@ def version() -> None:
     """Print the version."""
     import importlib.metadata
 
-    _out.print(importlib.metadata.version("base-rl"), highlight=False)
-
-
-def _where(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, str]:
-    """Address and admin key: as given, else those of the installation in the data directory."""
-    from proxy.cli.local_keys import load
-    from proxy.cli.operations import ProxyUnreachable
-    from proxy.cli.stack import read_address
-
-    if url is None:
-        address = read_address(data_dir)
-        if address is None:
-            raise ProxyUnreachable(
-                f"no base-rl is up with the data directory {data_dir}. "
-                "Start one with `base-rl up --model …`, or name its address with --url and --api-key"
-            )
-        url = address.url
-    if api_key is None:
-        keys = load(data_dir)
-        if keys is None:
-            raise ProxyUnreachable(f"no keys in {data_dir}; pass an admin key with --api-key")
-        api_key = keys.admin_key
-    return url, api_key
-
-
-def _finish(command: Any) -> NoReturn:
-    """Runs a command and turns what users can mend into one clear line; a bug keeps its traceback."""
-    from proxy.cli.addresses import NoFreePort
-    from proxy.cli.models import ModelNotUsable
-    from proxy.cli.operations import ProxyUnreachable
-    from proxy.cli.stack import AlreadyRunning
-    from proxy.cli.supervisor import PartFailed
-    from proxy.settings import ConfigurationError
-
-    expected = (
-        AlreadyRunning,
-        ConfigurationError,
-        ModelNotUsable,
-        NoFreePort,
-        PartFailed,
-        ProxyUnreachable,
-    )
-    try:
-        code = command()
-    except expected as error:
-        _errors.print("[bold red]error:[/] ", end="")
-        _errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except asyncio.CancelledError:  # by SIGTERM, see `end_on_sigterm`
-        raise SystemExit(143) from None
-    raise SystemExit(code)
+    out.print(importlib.metadata.version("base-rl"), highlight=False)
 
 
 def main() -> None:

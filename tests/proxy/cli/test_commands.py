@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proxy.cli.commands import _finish, app
+from proxy.cli.commands import app
+from proxy.cli.console import finish
 from proxy.settings import ConfigurationError
 
 
@@ -21,7 +22,7 @@ def ended(outcome: BaseException | int) -> int:
         return outcome
 
     with pytest.raises(SystemExit) as exit_:
-        _finish(command)
+        finish(command)
     assert isinstance(exit_.value.code, int)
     return exit_.value.code
 
@@ -39,7 +40,7 @@ def test_what_users_can_mend_is_one_line_on_standard_error(capsys: pytest.Captur
 
 def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
-        _finish(lambda: 1 // 0)
+        finish(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("command", [[], ["demo"], ["up"], ["runs"], ["runs", "list"], ["status"], ["doctor"]])
