@@ -87,6 +87,8 @@ class GroupRow(Base):
 
 
 _OPEN = text("state = 'open'")
+_ERASED = text("erased_at IS NOT NULL")
+_KEPT = text("erased_at IS NULL")
 
 
 class SessionRow(Base):
@@ -99,7 +101,10 @@ class SessionRow(Base):
       consumed   trained by version `consumed_by`
       stale      a token was older than the staleness bound at claim time
       expired    no reward came within the run's `reward_timeout_seconds`
-      excluded   eval sessions; failed or cancelled without a reward; sessions without a trainable turn
+      excluded   eval sessions; failed or cancelled without a reward; sessions without a trainable turn; imported
+                 ones that are not to be trained; erased ones
+
+    Of an erased session this row stays, as the account of what was trained; its content goes.
     """
 
     __tablename__ = "sessions"
@@ -114,6 +119,9 @@ class SessionRow(Base):
         Index(
             "uq_sessions_open_name", "run_id", "external_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN
         ),
+        Index("ix_sessions_erased", "erased_at", sqlite_where=_ERASED, postgresql_where=_ERASED),
+        Index("ix_sessions_kept", "run_id", "ended_at", sqlite_where=_KEPT, postgresql_where=_KEPT),
+        Index("uq_sessions_origin", "run_id", "origin", unique=True),
         CheckConstraint("state IN ('open', 'ended')", name="state"),
         CheckConstraint(
             "training IN ('pending', 'ready', 'leased', 'consumed', 'stale', 'expired', 'excluded')", name="training"
@@ -149,6 +157,29 @@ class SessionRow(Base):
     ready_at: Mapped[float | None] = mapped_column(Float)
     claim_id: Mapped[str | None] = mapped_column(ForeignKey("claims.id"))
     consumed_by: Mapped[int | None] = mapped_column(Integer)
+    erased_at: Mapped[float | None] = mapped_column(Float)
+    """Since when it takes no calls and no rewards, is nobody's parent and is not handed out any more."""
+    erased_reason: Mapped[str | None] = mapped_column(String(16))  # requested | retention
+    emptied_at: Mapped[float | None] = mapped_column(Float)
+    """When the last of an erased session's content was gone."""
+    origin: Mapped[str | None] = mapped_column(Identifier)
+    """Of an imported session, its id in the store that it was exported from."""
+    held_back: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
+    """Imported without being meant for training: excluded, whatever its rewards."""
+
+
+class SessionUserRow(Base):
+    """On whose behalf a session's calls were made, so that what is known of a person can be found and erased.
+
+    `digest` is a keyed hash of what the agent sent as `user` (`sessions/users.py`): the name itself is not kept here.
+    """
+
+    __tablename__ = "session_users"
+    __table_args__ = (Index(None, "digest", "run_id"),)
+
+    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"), primary_key=True)
+    digest: Mapped[bytes] = mapped_column(LargeBinary(16), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
 
 
 _SETTLED = text("settled_hash IS NOT NULL")
@@ -200,6 +231,9 @@ class TurnRow(Base):
     started_at: Mapped[float] = mapped_column(Float)
     first_token_at: Mapped[float | None] = mapped_column(Float)
     finished_at: Mapped[float] = mapped_column(Float)
+    masked: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
+    """[[start, end), …] in this turn's prompt ids followed by its output ids: redacted, and placeholders stand there.
+    Null where nothing is."""
     messages: Mapped[list[Any]]
     request: Mapped[Json]
     response: Mapped[Json]

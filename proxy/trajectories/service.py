@@ -225,6 +225,7 @@ def _columns(record: TurnRecord) -> dict[str, Any]:
         "started_at": turn.started_at,
         "first_token_at": turn.first_token_at,
         "finished_at": turn.finished_at,
+        "masked": None,
         "messages": record.messages,
         "request": record.request,
         "response": record.response,

@@ -60,7 +60,20 @@ def normalised_schema(path: Path) -> dict[str, list[str]]:
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'"
     ).fetchall()
     connection.close()
-    return {name: sorted(line.strip().rstrip(",") for line in sql.splitlines()) for name, sql in rows}
+    return {name: sorted(clauses(sql)) for name, sql in rows}
+
+
+def clauses(sql: str) -> list[str]:
+    """What stands between the commas of a statement's outer parentheses, and what stands before them: a column that
+    was added later follows the constraints."""
+    found, depth = [""], 0
+    for character in " ".join(sql.split()):
+        depth += (character == "(") - (character == ")")
+        if depth <= 1 and character in ",()":
+            found.append("")
+        else:
+            found[-1] += character
+    return [clause.strip().replace("( ", "(").replace(" )", ")") for clause in found if clause.strip()]
 
 
 def test_down_to_nothing_and_up_again(tmp_path: Path) -> None:
