@@ -10,6 +10,7 @@ BaseRlError
 │   ├── ModelNotFound         404
 │   └── PreviousResponseNotFound 404
 ├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
+├── Gone                      410  the session was erased
 ├── PayloadTooLarge           413
 ├── EngineFailed              502  the engine answered with an error
 ├── Unavailable               503  with Retry-After
@@ -85,6 +86,12 @@ class Conflict(BaseRlError):
     status = 409
     type = "conflict_error"
     code = "conflict"
+
+
+class Gone(BaseRlError):
+    status = 410
+    type = "not_found_error"
+    code = "gone"
 
 
 class PayloadTooLarge(BaseRlError):

@@ -7,15 +7,18 @@ in the same transaction, which derives the rest from the facts. In a `Database.w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Row, bindparam, select, update
 
+from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
-from proxy.database.tables import RewardRow, SessionRow
+from proxy.database.combining import LedgerEntry, revised_at, session_rewards
+from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
+from proxy.settings import RunSettings
 
 _CHUNK = 500
 
@@ -49,23 +52,16 @@ class EndReason(StrEnum):
     REWARD = "reward"
     EXPLICIT = "explicit"
     IDLE = "idle"
+    ERASED = "erased"
 
 
 OUT_OF_OUR_HANDS = frozenset({TrainingState.LEASED, TrainingState.CONSUMED, TrainingState.STALE})
 """States that claims and commits decide; `settle` never leaves them."""
 
 
-class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What `combine` needs of an entry. `turn_id` None means the whole session."""
-
-    turn_id: str | None
-    name: str
-    source: str
-    value: float
-
-
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """From which a session's training state follows."""
+    """From which a session's training state follows. `barred`: it was erased, or imported without being meant for
+    training."""
 
     purpose: Purpose
     state: SessionState
@@ -73,25 +69,14 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome | None
     turn_count: int
     rewarded: bool
-
-
-def combine(entries: Iterable[LedgerEntry], weights: Mapping[str, float]) -> float | None:
-    """One reward out of entries about the same thing, given in order of arrival.
-
-    Sum over (name, source) of weight(name) × latest value; names without a weight weigh 1. None without entries:
-    absent is not zero.
-    """
-    latest = {(entry.name, entry.source): entry.value for entry in entries}
-    if not latest:
-        return None
-    return sum(weights.get(name, 1.0) * value for (name, _source), value in sorted(latest.items()))
+    barred: bool = False
 
 
 def training_state(facts: SessionFacts) -> TrainingState:
     """Where a session stands, as far as its own facts decide."""
     if facts.training in OUT_OF_OUR_HANDS:
         return facts.training
-    if facts.purpose is Purpose.EVAL:
+    if facts.barred or facts.purpose is Purpose.EVAL:
         return TrainingState.EXCLUDED
     if facts.state is SessionState.OPEN:
         return TrainingState.PENDING
@@ -139,10 +124,11 @@ def end_sessions(
     return ended
 
 
-def settle(
-    connection: Connection, session_ids: Sequence[str], *, reward_weights: Mapping[str, float], now: float
-) -> list[str]:
-    """Recomputes `reward`, `training` and `ready_at`; the ids whose training state changed.
+def settle(connection: Connection, session_ids: Sequence[str], *, now: float) -> list[str]:
+    """Recomputes `reward`, `training`, `ready_at` and `revised_at`; the ids whose training state changed.
+
+    Rewards are combined by the rules of the run as they are now, and those of a session that a trainer has or had by
+    the rules of its claim.
 
     After the commit, whoever gets a non-empty list calls `signals.trajectories.notify()`: sessions may have become
     claimable, or groups complete.
@@ -150,54 +136,140 @@ def settle(
     changed: list[str] = []
     for chunk in _chunks(session_ids):
         sessions = (connection.execute(_FACTS, {"ids": chunk})).all()
-        ledger = _ledger(connection, chunk)
+        ledger = ledger_of(connection, chunk)
+        lineages = _lineages(connection, sessions)
+        rules = _run_rules(connection, {row.run_id for row in sessions if ledger[row.id]})
         updates: list[dict[str, Any]] = []
         for row in sessions:
-            entries = ledger.get(row.id, [])
-            reward = combine((entry for entry in entries if entry.turn_id is None), reward_weights)
-            training = training_state(_facts(row, rewarded=bool(entries)))
-            if training.value != row.training:
+            settled = _settled(row, ledger[row.id], lineages.get(row.id), rules.get(row.run_id), now)
+            if settled["training"] != row.training:
                 changed.append(row.id)
-            elif reward == row.reward:
-                continue
-            is_new = training is TrainingState.READY and row.training != TrainingState.READY.value
-            ready_at = now if is_new else row.ready_at
-            updates.append({"of": row.id, "reward": reward, "training": training.value, "ready_at": ready_at})
+            if any(settled[name] != getattr(row, name) for name in ("training", "reward", "revised_at")):
+                updates.append({"of": row.id, **settled})
         if updates:
             connection.execute(_SETTLE, updates)
     return changed
 
 
+def ledger_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
+    """All entries by session, in order of arrival."""
+    entries: dict[str, list[LedgerEntry]] = {session_id: [] for session_id in session_ids}
+    for chunk in _chunks(session_ids):
+        for row in connection.execute(_LEDGER, {"ids": chunk}):
+            entries[row.session_id].append(
+                LedgerEntry(
+                    id=row.id,
+                    turn_id=row.turn_id,
+                    name=row.name,
+                    source=row.source,
+                    value=row.value,
+                    created_at=row.created_at,
+                )
+            )
+    return entries
+
+
+class _Lineage(msgspec.Struct, frozen=True):
+    """What a claim handed out with a session, and how it was combined; `rules` None: as the run does."""
+
+    reward_ids: list[str]
+    rules: RewardRules | None
+
+
+def _settled(
+    row: Row[*tuple[Any, ...]],
+    entries: Sequence[LedgerEntry],
+    lineage: _Lineage | None,
+    rules: RewardRules | None,
+    now: float,
+) -> dict[str, Any]:
+    """The columns that follow from the facts. `rules` are the run's; None where there are no entries."""
+    rules = lineage.rules if lineage is not None and lineage.rules is not None else rules or RewardRules()
+    rewards = session_rewards(entries, rules)
+    training = training_state(_facts(row, rewarded=rewards.is_rewarded))
+    is_new = training is TrainingState.READY and row.training != TrainingState.READY.value
+    revised = None
+    if training is TrainingState.CONSUMED and lineage is not None:
+        revised = revised_at(entries, lineage.reward_ids, rules)
+    return {
+        "reward": rewards.reward,
+        "training": training.value,
+        "ready_at": now if is_new else row.ready_at,
+        "revised_at": revised,
+    }
+
+
+def _lineages(connection: Connection, sessions: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, _Lineage]:
+    """Of the sessions that a trainer has or had."""
+    taken = [row.id for row in sessions if row.training in _TAKEN]
+    if not taken:
+        return {}
+    return {
+        row.session_id: _Lineage(row.reward_ids, _rules(row.reward_rules))
+        for row in connection.execute(_LINEAGE, {"ids": taken})
+    }
+
+
+def _run_rules(connection: Connection, run_ids: set[str]) -> dict[str, RewardRules]:
+    if not run_ids:
+        return {}
+    rows = connection.execute(select(RunRow.id, RunRow.config).where(RunRow.id.in_(sorted(run_ids))))
+    return {row.id: RunSettings.model_validate(row.config).reward_rules for row in rows}
+
+
+def _rules(stored: Any) -> RewardRules | None:
+    return None if stored is None else msgspec.convert(stored, RewardRules)
+
+
+_TAKEN = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
+
 _FACTS = select(
     SessionRow.id,
+    SessionRow.run_id,
     SessionRow.purpose,
     SessionRow.state,
     SessionRow.training,
     SessionRow.outcome,
     SessionRow.turn_count,
     SessionRow.reward,
+    SessionRow.revised_at,
     SessionRow.ready_at,
 ).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
 
 _LEDGER = (
-    select(RewardRow.session_id, RewardRow.turn_id, RewardRow.name, RewardRow.source, RewardRow.value)
+    select(
+        RewardRow.session_id,
+        RewardRow.id,
+        RewardRow.turn_id,
+        RewardRow.name,
+        RewardRow.source,
+        RewardRow.value,
+        RewardRow.created_at,
+    )
     .where(RewardRow.session_id.in_(bindparam("ids", expanding=True)))
     .order_by(RewardRow.sequence)
+)
+
+_LINEAGE = (
+    select(ClaimedSessionRow.session_id, ClaimedSessionRow.reward_ids, ClaimRow.reward_rules)
+    .join(
+        SessionRow,
+        (SessionRow.id == ClaimedSessionRow.session_id) & (SessionRow.claim_id == ClaimedSessionRow.claim_id),
+    )
+    .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
+    .where(SessionRow.id.in_(bindparam("ids", expanding=True)))
 )
 
 _SETTLE = (
     update(SessionRow)
     .where(SessionRow.id == bindparam("of"))
-    .values(reward=bindparam("reward"), training=bindparam("training"), ready_at=bindparam("ready_at"))
+    .values(
+        reward=bindparam("reward"),
+        training=bindparam("training"),
+        ready_at=bindparam("ready_at"),
+        revised_at=bindparam("revised_at"),
+    )
 )
-
-
-def _ledger(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
-    entries: dict[str, list[LedgerEntry]] = {}
-    for row in connection.execute(_LEDGER, {"ids": session_ids}):
-        entry = LedgerEntry(turn_id=row.turn_id, name=row.name, source=row.source, value=row.value)
-        entries.setdefault(row.session_id, []).append(entry)
-    return entries
 
 
 def _facts(row: Row[*tuple[Any, ...]], *, rewarded: bool) -> SessionFacts:
@@ -208,6 +280,7 @@ def _facts(row: Row[*tuple[Any, ...]], *, rewarded: bool) -> SessionFacts:
         outcome=Outcome(row.outcome) if row.outcome is not None else None,
         turn_count=row.turn_count,
         rewarded=rewarded,
+        barred=row.held_back or row.erased_at is not None,
     )
 
 

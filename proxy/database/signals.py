@@ -7,7 +7,7 @@ process could not give only costs that bound.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class Signal:
@@ -53,12 +53,31 @@ class Endings:
             listener(session_ids)
 
 
+class Erasures:
+    """Tells listeners which sessions were erased, by this process or another, so that they forget them. A listener
+    neither raises nor waits, and may be told the same again."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
+
+    def listen(self, listener: Callable[[frozenset[str]], None]) -> None:
+        self._listeners.append(listener)
+
+    def notify(self, session_ids: Iterable[str]) -> None:
+        """To be called after the commit."""
+        erased = frozenset(session_ids)
+        for listener in self._listeners if erased else ():
+            listener(erased)
+
+
 class Signals:
     """`trajectories`: a session may have become claimable. `versions`: a version was committed or served.
-    `events`: something was appended to the event log. `endings`: sessions may have ended."""
+    `events`: something was appended to the event log. `endings`: sessions may have ended. `erasures`: sessions were
+    erased."""
 
     def __init__(self) -> None:
         self.endings = Endings()
+        self.erasures = Erasures()
         self.trajectories = Signal()
         self.versions = Signal()
         self.events = Signal()
