@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proxy.contract.trajectory import Trajectory
+from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from trainer.algorithm.baselines import RunningMean, baseline, scale
 from trainer.algorithm.presets import Algorithm
 from trainer.config import RewardSettings
@@ -85,7 +85,7 @@ def credit(
     trajectory: Trajectory, session_advantage: float, algorithm: Algorithm, turn_mean: RunningMean
 ) -> tuple[float, ...]:
     """One advantage per turn: the session's, discounted by the turn's distance to its leaves, plus the turn's own."""
-    weights = discounts([turn.parent for turn in trajectory.turns], algorithm.turn_discount)
+    weights = discounts(continued(trajectory.turns), algorithm.turn_discount)
     advantages = [session_advantage * weight for weight in weights]
     for index, turn in enumerate(trajectory.turns):
         if turn.reward is not None:
@@ -93,8 +93,25 @@ def credit(
     return tuple(advantages)
 
 
+def continued(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
+    """For each turn the one that it goes on from: the nearest before it on its path of whose output it keeps a token.
+
+    A call may begin before the end of the turn that it is stored behind: a sub-agent that shares only its prompt, an
+    edited past, a template that strips an earlier answer. Of what it does not keep it is not a later turn, so that no
+    reward of its path is discounted there on its account. None where it keeps no output at all. Parents stand before
+    their children.
+    """
+    found: list[int | None] = []
+    for turn in turns:
+        kept, owner = turn.prefix_tokens, turn.parent
+        while owner is not None and kept <= turns[owner].prefix_tokens + len(turns[owner].prompt_ids):
+            kept, owner = min(kept, turns[owner].prefix_tokens), turns[owner].parent
+        found.append(owner)
+    return found
+
+
 def discounts(parents: Sequence[int | None], turn_discount: float) -> list[float]:
-    """γ to the number of turns between a turn and the leaf of its path, 1 for a leaf.
+    """γ to the number of turns between a turn and the leaf of its path, 1 for a leaf; `parents` as of `continued`.
 
     A turn that several paths share gets the mean over the leaves below it, so that branching does not count it twice.
     Parents stand before their children.
