@@ -8,6 +8,7 @@ import msgspec
 
 from proxy.contract.identifiers import ClaimId, SessionId
 from proxy.contract.policy import WeightsReference
+from proxy.contract.step import StepInputs, TokenAudit
 from proxy.contract.trajectory import TrajectoryGroup
 
 MEDIA_TYPE = "application/msgpack"
@@ -20,9 +21,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Answered as soon as `want` are there, or after `wait_s` seconds with what is there if that is `at_least` many,
     else with an empty batch. Trajectories with a token older than `max_staleness` versions are marked stale.
+    `process` names the claiming process: when it has died, another may give back what it held.
     """
 
     trainer: str
+    process: str | None = None
     want: int
     at_least: int = 1
     max_staleness: int = 4
@@ -49,6 +52,18 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
     lease_expires_at: float
 
 
+class AbandonedProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Says that a trainer's process is dead, so that what it claimed is claimable at once."""
+
+    process: str
+
+
+class ReleasedClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims that were leased and are not any more."""
+
+    claim_ids: tuple[ClaimId, ...]
+
+
 class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
     """What a step did with one trajectory. Ratios are train over engine probability per trained token.
 
@@ -68,15 +83,20 @@ class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
     ratio_max: float
     clipped_share: float
     skipped: str | None = None
+    ratio_p05: float | None = None
+    ratio_p95: float | None = None
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one training step, kept with the version that it made."""
+    """The record of one training step, kept with the version that it made. `tokens` are of a few of its trajectories;
+    `inputs` is what replaying the step needs."""
 
     config_hash: str
     seed: int
     metrics: dict[str, float]
     audit: tuple[TrajectoryAudit, ...]
+    tokens: tuple[TokenAudit, ...] = ()
+    inputs: StepInputs | None = None
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

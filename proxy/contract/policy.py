@@ -32,6 +32,20 @@ class WeightsReference(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class PruneRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks which of the `present` weights (their uris) may be deleted when the newest `keep` versions stay."""
+
+    keep: int
+    present: tuple[str, ...]
+
+
+class PruneReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`remove`: those of the `present` weights that the proxy has marked as removed. Nothing refers to them any more;
+    whoever asked deletes them, and may die before: it is told the same again."""
+
+    remove: tuple[str, ...]
+
+
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The version to train from. `weights` is None for version 0: the base model at `base_model`."""
 

@@ -1,0 +1,65 @@
+"""What a training step was made with and what it saw of single tokens: enough to make it again and to explain it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from proxy.contract.identifiers import ClaimId, SessionId, TurnId
+
+
+class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a step was computed. The same batch from the same state gives the same bits only where these are equal.
+
+    `trainer` is the version of this program; `machine` the processor's architecture with its vector instructions;
+    `device` is `cpu` or `cuda`, `device_name` which GPU. `threads` are those of torch in each of `ranks` processes.
+    """
+
+    trainer: str
+    torch: str
+    transformers: str
+    python: str
+    machine: str
+    device: str
+    device_name: str
+    threads: int
+    ranks: int
+
+
+class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a step depends on besides its batch, its seed and its parent's weights.
+
+    `config` is the trainer's configuration without addresses, keys and names; `algorithm` its preset with what the
+    configuration changes in it. `trained_claim` is the one whose gradient made the step; the other claims taught
+    nothing, were kept, and only moved the running means, in the order of `claim_ids`. None: all were.
+    `optimizer_steps` were taken before it. `fresh_optimizer`: the optimiser was new, as the parent is the base model
+    or its trainer state was not there.
+    """
+
+    config: dict[str, Any]
+    algorithm: dict[str, Any]
+    conditions: StepConditions
+    trained_claim: ClaimId | None
+    optimizer_steps: int
+    fresh_optimizer: bool
+
+
+class TokenAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained turn token by token, in the order of its output. `logprobs` are the trainer's before the step,
+    `engine_logprobs` those recorded when the turn was drawn; their difference is the logarithm of the ratio."""
+
+    session_id: SessionId
+    turn_id: TurnId
+    logprobs: tuple[float, ...]
+    engine_logprobs: tuple[float, ...]
+    advantages: tuple[float, ...]
+    staleness: tuple[int, ...]
+    clipped: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {
+            len(each) for each in (self.logprobs, self.engine_logprobs, self.advantages, self.staleness, self.clipped)
+        }
+        if len(lengths) != 1:
+            raise ValueError(f"turn {self.turn_id}: its columns have different lengths")
