@@ -1,4 +1,5 @@
 """`python -m trainer --config FILE [--run NAME] [--proxy URL] [--set SECTION.KEY=VALUE]… [--dry-run]`
+`python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay_command.py`).
 
 Under torchrun it trains with as many processes: `torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write
 `--set run=NAME` for `--run NAME`, which torchrun takes for an option of its own.
@@ -34,7 +35,12 @@ class Interrupted(BaseException):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["replay"]:
+        from trainer.replay_command import main as replay
+
+        return replay(words[1:])
+    options = _parser().parse_args(words)
     try:
         settings = load_settings(options.config, _overrides(options))
         algorithm = resolve(settings.algorithm)
@@ -63,11 +69,12 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
     import torch
 
     from trainer.algorithm.logprobs import token_logprobs
-    from trainer.claims import ClaimsInHand
+    from trainer.claims import ClaimsInHand, take_over
     from trainer.leases import LeaseKeeper
     from trainer.loop import TrainingLoop
     from trainer.models.huggingface import load_policy, resolve_directory
     from trainer.parallel.mesh import join
+    from trainer.presence import Presence, new_process_name
     from trainer.proxy_client import ProxyClient
     from trainer.update import Learner
     from trainer.versions import Versions
@@ -78,11 +85,17 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
     ranks = join(settings.device)
     client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
     leases = LeaseKeeper(client)
-    claims = ClaimsInHand(client, leases, settings.batch, settings.name)
+    process = new_process_name()
+    claims = ClaimsInHand(client, leases, settings.batch, settings.name, process)
     with ExitStack() as ending:
-        for end in (ranks.leave, client.close, leases.stop, claims.give_back):
+        for end in (ranks.leave, client.close, leases.stop):
             ending.callback(end)
-        base = resolve_directory(ranks.from_first(client.head).base_model)
+        head = ranks.from_first(client.head)
+        presence = Presence(settings.weights.directory / head.run_id / ".trainers", process)
+        ending.callback(presence.leave)
+        ending.callback(claims.give_back)
+        ranks.from_first(lambda: take_over(presence, client))
+        base = resolve_directory(head.base_model)
         model = load_policy(
             base, settings.precision, token_logprobs, activation_checkpointing=settings.activation_checkpointing
         ).to(ranks.device)
@@ -94,7 +107,7 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
         publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
         ending.callback(publisher.close)
         versions = Versions(settings, algorithm, ranks, client, claims, publisher, learner)
-        TrainingLoop(settings.batch, algorithm, ranks, claims, versions, learner).run()
+        TrainingLoop(settings.batch, algorithm, ranks, claims, versions, learner, sample=settings.audit.sample).run()
 
 
 def _listen() -> None:

@@ -16,6 +16,7 @@ from proxy.contract.identifiers import ClaimId
 from trainer.config import BatchSettings
 from trainer.errors import ClaimLost, HeadMoved
 from trainer.leases import LeaseKeeper
+from trainer.presence import Presence
 from trainer.proxy_client import ProxyClient
 
 MOST_KEPT = 8
@@ -27,11 +28,14 @@ _log = structlog.get_logger("trainer.claims")
 class ClaimsInHand:
     """Only the first rank's is used."""
 
-    def __init__(self, client: ProxyClient, leases: LeaseKeeper, settings: BatchSettings, trainer: str) -> None:
+    def __init__(
+        self, client: ProxyClient, leases: LeaseKeeper, settings: BatchSettings, trainer: str, process: str
+    ) -> None:
         self._client = client
         self._leases = leases
         self._settings = settings
         self._trainer = trainer
+        self._process = process
         self._kept: dict[ClaimId, tuple[TrajectoryAudit, ...]] = {}
 
     def take(self, version: int) -> ClaimedBatch | None:
@@ -43,6 +47,7 @@ class ClaimsInHand:
         batch = self._client.claim(
             ClaimRequest(
                 trainer=self._trainer,
+                process=self._process,
                 want=settings.trajectories,
                 at_least=settings.at_least,
                 max_staleness=settings.max_staleness,
@@ -63,14 +68,15 @@ class ClaimsInHand:
     def to_commit(
         self, current: ClaimId | None, audits: Sequence[TrajectoryAudit]
     ) -> tuple[tuple[ClaimId, ...], tuple[TrajectoryAudit, ...]]:
-        """The claims that a version consumes, with their audits: `current` and those kept whose lease still holds.
+        """The claims that a version consumes, with their audits: those kept, in their order, and `current`.
 
-        Raises ClaimLost if `current` has no lease any more.
+        Raises ClaimLost if one of them has no lease any more. Of a kept one as well: the running means have seen it,
+        and what the weights depend on must be what is consumed.
         """
-        self._kept = {claim_id: kept for claim_id, kept in self._kept.items() if self._leases.is_held(claim_id)}
-        if current is not None and not self._leases.is_held(current):
-            raise ClaimLost(f"{current}: its lease ended while the step ran")
         ids = (*self._kept, *((current,) if current is not None else ()))
+        for claim_id in ids:
+            if not self._leases.is_held(claim_id):
+                raise ClaimLost(f"{claim_id}: its lease ended before its version was made")
         return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
 
     def consumed(self, claim_ids: Sequence[ClaimId]) -> None:
@@ -85,3 +91,13 @@ class ClaimsInHand:
             if self._client.release(claim_id):
                 _log.info("claim given back", claim=claim_id)
         self._kept.clear()
+
+
+def take_over(presence: Presence, client: ProxyClient) -> None:
+    """Announces this trainer, and gives back what dead ones held on this machine: nobody needs to wait for their
+    leases. Dying in between leaves it to the next one."""
+    presence.announce()
+    for process in presence.dead():
+        released = client.release_abandoned(process)
+        presence.forget(process)
+        _log.info("an earlier trainer died; its claims are given back", process=process, claims=released.claim_ids)

@@ -35,7 +35,7 @@ from trainer.errors import ConfigurationError
 ENVIRONMENT_PREFIX = "BASE_RL_"
 SECTION = "trainer"
 
-_NOT_PART_OF_THE_MATHEMATICS = {"proxy_url", "api_key", "run", "name", "threads", "log_level", "weights"}
+_NOT_PART_OF_THE_MATHEMATICS = {"proxy_url", "api_key", "run", "name", "threads", "log_level", "audit", "weights"}
 
 
 class Baseline(StrEnum):
@@ -152,13 +152,24 @@ class OptimizerSettings(_Section):
     clip_norm: PositiveFloat = 1.0
 
 
+class AuditSettings(_Section):
+    """What is kept of a step to explain it, besides the figures of each trajectory."""
+
+    sample: Annotated[int, Field(ge=0, le=256)] = 4
+    """Of this many trajectories a step, every trained token: the one whose log-probabilities differ most from the
+    engine's, and others by chance."""
+
+
 class DiskWeights(_Section):
     """Versions are directories on storage that the proxy and its engines read under the same path."""
 
     type: Literal["disk"] = "disk"
     directory: Path = Path(".base-rl/weights")
     keep_optimizer_states: PositiveInt = 2
-    """Optimiser states of this many newest versions are kept; the weights of all versions are."""
+    """Optimiser states of this many newest versions are kept."""
+    keep_versions: PositiveInt | None = None
+    """Weights of this many newest versions are kept, those that serve or have an optimiser state besides; None: all.
+    """
 
 
 class TrainerSettings(_Section):
@@ -180,12 +191,16 @@ class TrainerSettings(_Section):
     batch: BatchSettings = BatchSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    audit: AuditSettings = AuditSettings()
     weights: DiskWeights = DiskWeights()
 
+    def mathematics(self) -> dict[str, Any]:
+        """Everything that the new weights depend on, as JSON; addresses, keys and names are left out."""
+        return self.model_dump(mode="json", exclude=_NOT_PART_OF_THE_MATHEMATICS)
+
     def config_hash(self) -> str:
-        """SHA-256 of everything that the new weights depend on; addresses, keys and names are left out."""
-        values = self.model_dump(mode="json", exclude=_NOT_PART_OF_THE_MATHEMATICS)
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+        """SHA-256 of the mathematics."""
+        return hashlib.sha256(json.dumps(self.mathematics(), sort_keys=True).encode()).hexdigest()
 
 
 def load_settings(

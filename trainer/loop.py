@@ -19,17 +19,15 @@ import torch
 
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
-from trainer.algorithm.advantages import assign
 from trainer.algorithm.presets import Algorithm
 from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
 from trainer.errors import Superseded
-from trainer.intake.grouping import flatten
-from trainer.intake.packing import pack
-from trainer.intake.sequences import linearise
-from trainer.intake.staleness import Skip, drop_unusable
+from trainer.intake.preparation import prepare
+from trainer.intake.staleness import Skip
 from trainer.parallel.mesh import Ranks
 from trainer.report import PhaseClock, audit_all_skipped, audit_skipped, audit_trained, consumption, step_metrics
+from trainer.token_audit import audit_tokens
 from trainer.update import Learner, denominator_of
 from trainer.versions import Versions
 
@@ -37,7 +35,8 @@ _log = structlog.get_logger("trainer")
 
 
 class TrainingLoop:
-    """Every rank runs the same loop; what only the first may do is inside `from_first`."""
+    """Every rank runs the same loop; what only the first may do is inside `from_first`. Of `sample` trajectories of
+    each step, every token is kept."""
 
     def __init__(
         self,
@@ -47,6 +46,8 @@ class TrainingLoop:
         claims: ClaimsInHand,
         versions: Versions,
         learner: Learner,
+        *,
+        sample: int,
     ) -> None:
         self._settings = settings
         self._algorithm = algorithm
@@ -54,6 +55,7 @@ class TrainingLoop:
         self._claims = claims
         self._versions = versions
         self._learner = learner
+        self._sample = sample
 
     def run(self) -> None:
         """Trains until interrupted."""
@@ -79,17 +81,17 @@ class TrainingLoop:
         if claimed is None or claimed.claim_id is None:
             return
 
-        whole = flatten(claimed.groups, self.head.version)
-        batch, dropped = drop_unusable(whole, self._settings.max_staleness, self._learner.model.vocabulary)
-        audits = [audit_skipped(whole.trajectories[index], reason) for index, reason in dropped.items()]
-        advantages = assign(batch.trajectories, batch.groups, self._algorithm, self.means)
+        prepared = prepare(
+            claimed, self.head.version, self._settings, self._algorithm, self.means, self._learner.model.vocabulary
+        )
+        batch, advantages = prepared.batch, prepared.advantages
+        audits = [audit_skipped(trajectory, reason) for trajectory, reason in prepared.dropped]
         self.means = advantages.means
         if advantages.all_zero:
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
             return
 
-        sequences = linearise(batch.trajectories)
-        micro_batches = pack(batch, advantages.turns, sequences, self._settings)
+        sequences, micro_batches = prepared.packed(self._settings)
         clock.lap("prepare")
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
         outcome = self._learner.update(micro_batches, denominator_of(self._algorithm.denominator, sequences))
@@ -100,7 +102,8 @@ class TrainingLoop:
 
         audits += audit_trained(batch, advantages, outcome.tokens)
         metrics = step_metrics(batch, advantages, outcome, audits, clock.seconds)
-        self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics)
+        tokens = audit_tokens(batch, outcome.tokens, self._sample)
+        self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics, tokens)
         clock.lap("publish_and_commit")
         self._report(metrics, clock)
 
@@ -109,7 +112,7 @@ class TrainingLoop:
         counts = {name: int(count) for name, count in consumption(audits).items() if count}
         _log.info("batch without effect, kept for the next version", claim=claim_id, **counts)
         if self._ranks.from_first(lambda: self._claims.keep(claim_id, audits)):
-            self.head = self._versions.make(self.head, self.means, None, (), {})
+            self.head = self._versions.make(self.head, self.means, None, (), {}, ())
 
     def _report(self, metrics: dict[str, float], clock: PhaseClock) -> None:
         if self._ranks.is_first:

@@ -1,4 +1,4 @@
-"""The trainer's only way to the proxy: head, claim, heartbeat, release, commit.
+"""The trainer's only way to the proxy: head, claim, heartbeat, release, commit; batches of earlier steps.
 
 What waits for what: a request that gets no answer, or a 5xx, is sent again with growing pauses for as long as it
 takes; the proxy's return ends the wait. That is safe for every request: a repeated commit is answered alike, and a
@@ -15,14 +15,24 @@ import httpx
 import structlog
 
 from proxy.contract import claim as wire
-from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest, LeaseReply
+from proxy.contract.claim import (
+    AbandonedProcess,
+    ClaimedBatch,
+    ClaimRequest,
+    CommitReply,
+    CommitRequest,
+    LeaseReply,
+    ReleasedClaims,
+)
 from proxy.contract.identifiers import ClaimId
-from proxy.contract.policy import Head
+from proxy.contract.policy import Head, PruneReply, PruneRequest
+from proxy.contract.replay import StepBatch
 from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _ANSWER_TIMEOUT = 30.0
+_BATCH_TIMEOUT = 300.0
 _FAREWELL_TIMEOUT = 2.0
 
 _Message = TypeVar("_Message")
@@ -79,6 +89,20 @@ class ProxyClient:
             if head.version != request.parent_version:
                 raise HeadMoved(f"the head is version {head.version}, not {request.parent_version}") from error
             raise
+
+    def step_batch(self, version: int) -> StepBatch:
+        """The step that made a version, as its trainer saw it. In one attempt: somebody waits for it. Raises
+        ProxySilent or ProxyRefused."""
+        return self._once("GET", f"/steps/{version}/batch", None, StepBatch, _BATCH_TIMEOUT)
+
+    def prune(self, request: PruneRequest) -> PruneReply:
+        """Marks old versions as removed; which of the present weights may be deleted. In one attempt: the next one
+        does as well. Raises ProxySilent or ProxyRefused."""
+        return self._once("POST", "/versions/prune", request, PruneReply, _ANSWER_TIMEOUT)
+
+    def release_abandoned(self, process: str) -> ReleasedClaims:
+        """Gives back what a dead trainer's process held. Raises ProxyRefused."""
+        return self._patiently("POST", "/claims/abandoned", AbandonedProcess(process=process), ReleasedClaims)
 
     def heartbeat(self, claim_id: ClaimId) -> LeaseReply:
         """Renews a lease, in one attempt. Raises ClaimLost, ProxySilent or ProxyRefused."""

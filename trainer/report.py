@@ -93,6 +93,8 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
                 ratio_median=ratio.median().item(),
                 ratio_max=ratio.max().item(),
                 clipped_share=clipped.float().mean().item(),
+                ratio_p05=_quantile(ratio.sort().values, 0.05),
+                ratio_p95=_quantile(ratio.sort().values, 0.95),
             )
         )
     return audits
@@ -181,9 +183,12 @@ def _comparable(difference_N: Tensor, constrained_N: Tensor) -> Tensor:
 
 def _quantiles(values_N: Tensor) -> dict[str, float]:
     ordered_N = values_N.sort().values
-    last = ordered_N.numel() - 1
     points = {"min": 0.0, "p01": 0.01, "median": 0.5, "p99": 0.99, "max": 1.0}
-    return {name: ordered_N[round(point * last)].item() for name, point in points.items()}
+    return {name: _quantile(ordered_N, point) for name, point in points.items()}
+
+
+def _quantile(ordered_N: Tensor, point: float) -> float:
+    return ordered_N[round(point * (ordered_N.numel() - 1))].item()
 
 
 def _staleness(staleness_N: Tensor) -> dict[str, float]:

@@ -33,8 +33,10 @@ class TokenRecord:
     entropy_N: Tensor
     weight_N: Tensor
     clipped_N: Tensor
+    advantages_N: Tensor
     staleness_N: Tensor
     trajectory_N: Tensor
+    turn_N: Tensor
     constrained_N: Tensor
 
     @staticmethod
@@ -155,8 +157,10 @@ class Learner:
             entropy_N=entropy_N.cpu(),
             weight_N=result.weight_N.cpu(),
             clipped_N=result.clipped_N.cpu(),
+            advantages_N=batch.advantages_N.cpu(),
             staleness_N=batch.staleness_N.cpu(),
             trajectory_N=batch.trajectory_N.cpu(),
+            turn_N=batch.turn_N.cpu(),
             constrained_N=batch.constrained_N.cpu(),
         )
         return result.loss.item(), record

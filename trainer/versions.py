@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 import structlog
 
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
-from proxy.contract.policy import Head
+from proxy.contract.policy import Head, PruneRequest
+from proxy.contract.step import StepInputs, TokenAudit
 from trainer.algorithm.advantages import RunningMeans
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.presets import Algorithm, as_json
 from trainer.claims import ClaimsInHand
+from trainer.conditions import conditions
 from trainer.config import TrainerSettings
-from trainer.errors import Superseded, WeightsUnusable
+from trainer.errors import ProxyRefused, ProxySilent, Superseded, WeightsUnusable
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
@@ -42,12 +45,14 @@ class Versions:
         learner: Learner,
     ) -> None:
         self._settings = settings
-        self._decay = algorithm.running_mean_decay
+        self._algorithm = algorithm
         self._ranks = ranks
         self._client = client
         self._claims = claims
         self._publisher = publisher
         self._learner = learner
+        self._fresh = True
+        """No trainer state belongs to the weights as they are: the optimiser began anew with them."""
 
     def resume(self) -> tuple[Head, RunningMeans]:
         """Puts the head's weights, optimiser and schedule in place; returns it with its running means.
@@ -61,10 +66,10 @@ class Versions:
         state = self._publisher.restore(head, self._learner.model.named_weights())
         if state is None and head.weights is not None:
             _log.warning("no trainer state was kept for the head: the optimiser starts fresh", version=head.version)
-        if state is not None and state.get("format") != _STATE_FORMAT:
-            raise WeightsUnusable(f"version {head.version}: its trainer state is not of format {_STATE_FORMAT}")
+        check_format(state, head)
         self._learner.restore(state)
-        means = RunningMeans.fresh(self._decay, **(state["means"] if state is not None else {}))
+        self._fresh = state is None
+        means = means_of(state, self._algorithm)
         _log.info("training from", version=head.version, optimizer_steps=self._learner.steps, removed=garbage)
         return head, means
 
@@ -79,15 +84,20 @@ class Versions:
         claim_id: ClaimId | None,
         audits: Sequence[TrajectoryAudit],
         metrics: Mapping[str, float],
+        tokens: Sequence[TokenAudit],
     ) -> Head:
         """Publishes the weights as they are and commits them as the successor of `head`, consuming `claim_id` and
         all kept claims. Raises Superseded where the proxy refuses; the weights written are removed then."""
         tensors = gather_weights(self._learner.model.named_weights(), keep=self._ranks.is_first)
-        state: TrainerState = {
-            "format": _STATE_FORMAT,
-            "means": {"session": means.session.value, "turn": means.turn.value},
-            **self._learner.capture(),
-        }
+        state = state_after(self._learner, means)
+        inputs = StepInputs(
+            config=self._settings.mathematics(),
+            algorithm=as_json(self._algorithm),
+            conditions=conditions(self._ranks),
+            trained_claim=claim_id,
+            optimizer_steps=self._learner.steps - (claim_id is not None),
+            fresh_optimizer=self._fresh,
+        )
 
         def publish_and_commit() -> Head:
             claim_ids, consumed = self._claims.to_commit(claim_id, audits)
@@ -97,6 +107,8 @@ class Versions:
                 seed=self.seed(head),
                 metrics={**metrics, **consumption(consumed)},
                 audit=consumed,
+                tokens=tuple(tokens),
+                inputs=inputs,
             )
             try:
                 reply = self._client.commit(
@@ -111,4 +123,41 @@ class Versions:
             self._claims.consumed(claim_ids)
             return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
 
-        return self._ranks.from_first(publish_and_commit)
+        made = self._ranks.from_first(publish_and_commit)
+        self._fresh = False
+        self._ranks.from_first(lambda: self._remove_old(made))
+        return made
+
+    def _remove_old(self, head: Head) -> None:
+        """Deletes weights beyond those to be kept. What is not done now is done after the next version."""
+        keep = self._settings.weights.keep_versions
+        present = self._publisher.removable(head) if keep is not None else ()
+        if keep is None or not present:
+            return
+        try:
+            reply = self._client.prune(PruneRequest(keep=keep, present=present))
+        except (ProxySilent, ProxyRefused) as error:
+            _log.warning("old weights not removed, trying again after the next version", reason=str(error))
+            return
+        self._publisher.remove(reply.remove)
+        if reply.remove:
+            _log.info("old weights removed", directories=[Path(uri).name for uri in reply.remove])
+
+
+def state_after(learner: Learner, means: RunningMeans) -> TrainerState:
+    """What the step after this one depends on besides the weights. A collective; whole on the first rank alone."""
+    return {
+        "format": _STATE_FORMAT,
+        "means": {"session": means.session.value, "turn": means.turn.value},
+        **learner.capture(),
+    }
+
+
+def means_of(state: TrainerState | None, algorithm: Algorithm) -> RunningMeans:
+    return RunningMeans.fresh(algorithm.running_mean_decay, **(state["means"] if state is not None else {}))
+
+
+def check_format(state: TrainerState | None, head: Head) -> None:
+    """Raises WeightsUnusable."""
+    if state is not None and state.get("format") != _STATE_FORMAT:
+        raise WeightsUnusable(f"version {head.version}: its trainer state is not of format {_STATE_FORMAT}")

@@ -17,16 +17,18 @@ import httpx
 import msgspec
 
 from proxy.contract.claim import (
+    AbandonedProcess,
     ClaimedBatch,
     ClaimRequest,
     CommitReply,
     CommitRequest,
     LeaseReply,
+    ReleasedClaims,
     decode,
     encode,
 )
 from proxy.contract.identifiers import ClaimId, RunId, SessionId, new_claim_id
-from proxy.contract.policy import Head, WeightsReference
+from proxy.contract.policy import Head, PruneReply, PruneRequest, WeightsReference
 from proxy.contract.trajectory import TrajectoryGroup
 
 KEY = "rl-trainer-test"
@@ -40,6 +42,7 @@ _CLAIM = re.compile(r"/claims/(?P<claim>[^/]+)/(?P<action>heartbeat|release)")
 class _Lease:
     groups: list[TrajectoryGroup]
     expires_at: float
+    process: str | None
 
 
 @dataclass
@@ -118,6 +121,10 @@ class TrainingProxy:
             return 200, encode(self._claim(decode(body, ClaimRequest)))
         if (method, rest) == ("POST", "/versions"):
             return self._commit(decode(body, CommitRequest))
+        if (method, rest) == ("POST", "/versions/prune"):
+            return 200, encode(self._prune(decode(body, PruneRequest)))
+        if (method, rest) == ("POST", "/claims/abandoned"):
+            return 200, encode(self._abandoned(decode(body, AbandonedProcess).process))
         match = _CLAIM.fullmatch(rest)
         return _error(404, "no such path") if match is None else self._lease(ClaimId(match["claim"]), match["action"])
 
@@ -132,6 +139,18 @@ class TrainingProxy:
         self.heartbeats.append(claim_id)
         self.leases[claim_id].expires_at = time.time() + self.lease_seconds
         return 200, encode(LeaseReply(claim_id=claim_id, lease_expires_at=self.leases[claim_id].expires_at))
+
+    def _abandoned(self, process: str) -> ReleasedClaims:
+        held = [claim_id for claim_id, lease in self.leases.items() if lease.process == process]
+        for claim_id in held:
+            self.waiting[:0] = self.leases.pop(claim_id).groups
+            self.released.append(claim_id)
+        return ReleasedClaims(claim_ids=tuple(held))
+
+    def _prune(self, request: PruneRequest) -> PruneReply:
+        """Serving is the head's business alone here."""
+        old = {commit.weights.uri for commit in self.commits[: max(0, self.version - request.keep)]}
+        return PruneReply(remove=tuple(uri for uri in request.present if uri in old))
 
     def _claim(self, request: ClaimRequest) -> ClaimedBatch:
         deadline = time.monotonic() + request.wait_s
@@ -150,7 +169,7 @@ class TrainingProxy:
             taken.append(self.waiting.pop(0))
         claim_id = new_claim_id()
         expires_at = time.time() + self.lease_seconds
-        self.leases[claim_id] = _Lease(groups=taken, expires_at=expires_at)
+        self.leases[claim_id] = _Lease(groups=taken, expires_at=expires_at, process=request.process)
         self.claimed.append(claim_id)
         return ClaimedBatch(
             claim_id=claim_id, lease_expires_at=expires_at, base_version=self.version, groups=tuple(taken)

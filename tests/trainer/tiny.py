@@ -161,11 +161,11 @@ def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InPr
     pause: Callable[[float], None] = pauses.append
     client = ProxyClient("http://proxy", KEY, RUN, transport=proxy.transport(), pause=pause)
     leases = LeaseKeeper(client)
-    claims = ClaimsInHand(client, leases, configured.batch, "trainer")
+    claims = ClaimsInHand(client, leases, configured.batch, "trainer", "a-process")
     model = load_tiny(base)
     algorithm = resolve(configured.algorithm)
     learner = Learner(model, algorithm, configured.optimizer, ALONE)
     publisher = DiskPublisher(configured.weights.directory, base, configured.weights.keep_optimizer_states)
     versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
-    loop = TrainingLoop(configured.batch, algorithm, ALONE, claims, versions, learner)
+    loop = TrainingLoop(configured.batch, algorithm, ALONE, claims, versions, learner, sample=configured.audit.sample)
     return InProcess(loop=loop, model=model, learner=learner, claims=claims, leases=leases, pauses=pauses)

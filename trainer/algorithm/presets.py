@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from trainer.config import AlgorithmSettings, Baseline, Denominator, Proximal, RewardSettings, Scale
 from trainer.errors import ConfigurationError
@@ -49,7 +53,21 @@ PRESETS: dict[str, Algorithm] = {
     ),
 }
 
+_PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
 _GROUP_BASELINES = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
+
+
+def as_json(algorithm: Algorithm) -> dict[str, Any]:
+    """The parts by name, in JSON's types."""
+    return cast("dict[str, Any]", _PARTS.dump_python(algorithm, mode="json"))
+
+
+def from_json(parts: Mapping[str, Any]) -> Algorithm:
+    """Raises ConfigurationError for parts that are not those of this version's algorithms."""
+    try:
+        return _PARTS.validate_python(parts)
+    except ValidationError as error:
+        raise ConfigurationError(f"these are not the parts of an algorithm as they are now: {error}") from error
 
 
 def resolve(settings: AlgorithmSettings) -> Algorithm:

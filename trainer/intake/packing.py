@@ -26,7 +26,8 @@ CERTAIN = -1e-5
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """What one forward and backward takes. Per trained token: `predictor_N` is where it is predicted, an index into
-    the flattened BT (the position before its own); `trajectory_N` indexes the batch; `staleness_N` is in versions.
+    the flattened BT (the position before its own); `trajectory_N` indexes the batch, `turn_N` its trajectory's turns;
+    `staleness_N` is in versions.
     `constrained_N` are those whose behaviour log-probability is of what a constraint left: the weight of their
     gradient is what the policy gave to all of that. One to which the constraint left no other has no advantage, since
     nobody chose it.
@@ -43,6 +44,7 @@ class MicroBatch:
     advantages_N: Tensor
     staleness_N: Tensor
     trajectory_N: Tensor
+    turn_N: Tensor
     constrained_N: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -130,6 +132,7 @@ def _micro_batch(
     credited: list[float] = []
     staleness: list[int] = []
     owners: list[int] = []
+    turns: list[int] = []
     constrained: list[bool] = []
     for number, row in enumerate(rows):
         for sequence in row:
@@ -149,6 +152,7 @@ def _micro_batch(
                         [batch.base_version - version_span.version] * (version_span.end - version_span.start)
                     )
                 owners.extend([sequence.trajectory] * span.length)
+                turns.extend([span.turn] * span.length)
         padding = (number + 1) * width - len(ids)
         ids.extend([0] * padding)
         positions.extend(range(padding))
@@ -163,6 +167,7 @@ def _micro_batch(
         advantages_N=torch.tensor(credited, dtype=torch.float32),
         staleness_N=torch.tensor(staleness, dtype=torch.float32),
         trajectory_N=torch.tensor(owners, dtype=torch.long),
+        turn_N=torch.tensor(turns, dtype=torch.long),
         constrained_N=torch.tensor(constrained, dtype=torch.bool),
     )
 

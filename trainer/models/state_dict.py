@@ -24,11 +24,15 @@ def gather_weights(weights: NamedWeights, *, keep: bool) -> dict[str, Tensor]:
     return gathered
 
 
-def load_weights(weights: NamedWeights, directory: Path) -> None:
-    """Copies a version's weights into a model, sharded or not. Every rank reads the files.
+def save_weights(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Writes the safetensors of a version. The same tensors give the same bytes."""
+    from safetensors.torch import save_file
 
-    Raises WeightsUnusable where a weight is missing or has another shape.
-    """
+    save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def read_weights(directory: Path) -> dict[str, Tensor]:
+    """A version's weights by name. Raises WeightsUnusable."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -38,6 +42,15 @@ def load_weights(weights: NamedWeights, directory: Path) -> None:
             stored.update(load_file(file))
     except (OSError, SafetensorError) as error:
         raise WeightsUnusable(f"{directory}: {error}") from error
+    return stored
+
+
+def load_weights(weights: NamedWeights, directory: Path) -> None:
+    """Copies a version's weights into a model, sharded or not. Every rank reads the files.
+
+    Raises WeightsUnusable where a weight is missing or has another shape.
+    """
+    stored = read_weights(directory)
     with torch.no_grad():
         for name, parameter in weights:
             if name not in stored or stored[name].shape != parameter.shape:

@@ -20,7 +20,7 @@ import os
 import pickle
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from proxy.contract.policy import Head, WeightsFormat, WeightsReference
 from trainer.errors import WeightsUnusable
-from trainer.models.state_dict import digest, float32_config, load_weights
+from trainer.models.state_dict import digest, float32_config, load_weights, save_weights
 from trainer.parallel.tensor import NamedWeights
 from trainer.weights.publisher import Staged, TrainerState
 
@@ -61,8 +61,6 @@ class DiskPublisher:
             raise WeightsUnusable(f"cannot write version {head.version + 1} to {self._directory}: {error}") from error
 
     def _write(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState) -> Staged:
-        from safetensors.torch import save_file
-
         run = self._directory / head.run_id
         _make_durable_directory(run)
         name = f"v{head.version + 1:06d}-{secrets.token_hex(4)}"
@@ -70,7 +68,7 @@ class DiskPublisher:
         hidden.mkdir()
         lock = _mark(hidden)
         try:
-            save_file(dict(tensors), hidden / "model.safetensors", metadata={"format": "pt"})
+            save_weights(tensors, hidden)
             self._copy_companions(hidden)
             (hidden / _STATE).parent.mkdir()
             torch.save(state, hidden / _STATE)
@@ -108,16 +106,23 @@ class DiskPublisher:
                 removed.append(directory.name)
         return removed
 
+    def removable(self, head: Head) -> tuple[str, ...]:
+        run = self._directory / head.run_id
+        current = head.weights.uri if head.weights is not None else None
+        return tuple(
+            str(directory)
+            for directory in sorted(run.glob("v*"))
+            if str(directory) != current and not (directory / _MARK).exists() and not (directory / _STATE).exists()
+        )
+
+    def remove(self, uris: Sequence[str]) -> None:
+        for uri in uris:
+            directory = Path(uri)
+            if directory.is_relative_to(self._directory):
+                shutil.rmtree(directory, ignore_errors=True)
+
     def restore(self, head: Head, weights: NamedWeights) -> TrainerState | None:
-        if head.weights is None:
-            load_weights(weights, self._base)
-            return None
-        directory = Path(head.weights.uri)
-        sha256, _ = digest(directory)
-        if sha256 != head.weights.sha256:
-            raise WeightsUnusable(f"{directory}: the files are not those of version {head.version} (SHA-256 differs)")
-        load_weights(weights, directory)
-        return _read_state(directory / _STATE)
+        return restore_version(head, self._base, weights)
 
     def close(self) -> None:
         for uri in list(self._locks):
@@ -148,6 +153,30 @@ class DiskPublisher:
         states.sort(key=lambda path: (path.parent.parent == newest, path.stat().st_mtime_ns), reverse=True)
         for state in states[self._keep :]:
             shutil.rmtree(state.parent, ignore_errors=True)
+
+
+def restore_version(head: Head, base: Path, weights: NamedWeights) -> TrainerState | None:
+    """Copies a version's weights into a model; returns its trainer state, None where that was not kept, and for the
+    base model. Raises WeightsUnusable."""
+    if head.weights is None:
+        load_weights(weights, base)
+        return None
+    directory = Path(head.weights.uri)
+    sha256, _ = digest(directory)
+    if sha256 != head.weights.sha256:
+        raise WeightsUnusable(f"{directory}: the files are not those of version {head.version} (SHA-256 differs)")
+    load_weights(weights, directory)
+    return _read_state(directory / _STATE)
+
+
+def has_weights(weights: WeightsReference) -> bool:
+    """Whether a version's files are there."""
+    return any(Path(weights.uri).glob("*.safetensors"))
+
+
+def has_state(weights: WeightsReference) -> bool:
+    """Whether a version's trainer state was kept."""
+    return (Path(weights.uri) / _STATE).is_file()
 
 
 def _read_state(path: Path) -> TrainerState | None:

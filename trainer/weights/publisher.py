@@ -7,7 +7,7 @@ them a version, then `settle` or `discard` says how that ended. What was staged 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +43,14 @@ class WeightPublisher(Protocol):
 
     def collect(self, head: Head) -> list[str]:
         """Removes what earlier trainers of this run staged and never committed; returns what it removed."""
+        ...
+
+    def removable(self, head: Head) -> tuple[str, ...]:
+        """The uris of versions that no trainer needs: committed ones without a trainer state, and not `head`."""
+        ...
+
+    def remove(self, uris: Sequence[str]) -> None:
+        """Deletes versions that the proxy has marked as removed; those that are gone already are passed over."""
         ...
 
     def restore(self, head: Head, weights: NamedWeights) -> TrainerState | None:

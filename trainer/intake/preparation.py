@@ -1,0 +1,50 @@
+"""From a claim to what the learner takes: which trajectories are trained, their advantages, their micro-batches.
+
+Pure, and all that decides what a step learns from: replaying a step goes the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.contract.claim import ClaimedBatch
+from proxy.contract.trajectory import Trajectory
+from trainer.algorithm.advantages import Advantages, RunningMeans, assign
+from trainer.algorithm.presets import Algorithm
+from trainer.config import BatchSettings
+from trainer.intake.grouping import Batch, flatten
+from trainer.intake.packing import MicroBatch, pack
+from trainer.intake.sequences import TrainingSequence, linearise
+from trainer.intake.staleness import Skip, drop_unusable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """`batch` is what can be trained, `dropped` what cannot and why; `advantages` belong to the batch and hold the
+    running means after it."""
+
+    batch: Batch
+    dropped: tuple[tuple[Trajectory, Skip], ...]
+    advantages: Advantages
+
+    def packed(self, settings: BatchSettings) -> tuple[list[TrainingSequence], list[MicroBatch]]:
+        sequences = linearise(self.batch.trajectories)
+        return sequences, pack(self.batch, self.advantages.turns, sequences, settings)
+
+
+def prepare(
+    claimed: ClaimedBatch,
+    version: int,
+    settings: BatchSettings,
+    algorithm: Algorithm,
+    means: RunningMeans,
+    vocabulary: int,
+) -> Prepared:
+    """A claim as it is trained from `version`, by a model of so many token ids, after batches of these `means`."""
+    whole = flatten(claimed.groups, version)
+    batch, dropped = drop_unusable(whole, settings.max_staleness, vocabulary)
+    return Prepared(
+        batch=batch,
+        dropped=tuple((whole.trajectories[index], reason) for index, reason in dropped.items()),
+        advantages=assign(batch.trajectories, batch.groups, algorithm, means),
+    )

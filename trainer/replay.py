@@ -1,0 +1,281 @@
+"""A committed step made again from what the store kept of it, and compared with what was committed.
+
+A step follows from its parent's weights and trainer state, its batch, its configuration and its seed. Trainer states
+of old versions are not kept; the state of a version is then made again by replaying the step before, back to a
+version that has one or to the base model, which needs none.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from proxy.contract.policy import Head
+from proxy.contract.replay import StepBatch
+from proxy.contract.step import StepInputs
+from trainer.algorithm.advantages import RunningMeans
+from trainer.algorithm.logprobs import token_logprobs
+from trainer.algorithm.presets import Algorithm, from_json
+from trainer.conditions import conditions, differences
+from trainer.config import TrainerSettings
+from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
+from trainer.intake.preparation import prepare
+from trainer.models.huggingface import PolicyModel, load_policy, resolve_directory
+from trainer.models.state_dict import digest, gather_weights, read_weights, save_weights
+from trainer.parallel.mesh import Ranks
+from trainer.update import Learner, Outcome, denominator_of
+from trainer.versions import check_format, means_of, state_after
+from trainer.weights.disk import has_state, has_weights, restore_version
+from trainer.weights.publisher import TrainerState
+
+Steps = Callable[[int], StepBatch]
+"""The step that made a version; raises ReplayImpossible."""
+
+
+class TensorDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """A weight that came out another one: how many of its elements, by how much at most."""
+
+    name: str
+    elements: int
+    of: int
+    largest: float
+
+
+class ConditionDifference(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    then: str
+    now: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """`replayed` are the steps that were made again, in order; the last is the one in question. `compared`: the
+    committed weights were there to say which tensors differ. Of a step without a gradient, loss and norm are None."""
+
+    version: int
+    identical: bool
+    committed_sha256: str
+    replayed_sha256: str
+    replayed: tuple[int, ...]
+    trajectories: int
+    committed_loss: float | None
+    replayed_loss: float | None
+    committed_gradient_norm: float | None
+    replayed_gradient_norm: float | None
+    conditions: tuple[ConditionDifference, ...]
+    compared: bool
+    tensors: tuple[TensorDifference, ...]
+
+
+def plan(steps: Steps, version: int) -> list[StepBatch]:
+    """The steps to make again, oldest first: `version` and those before it back to one that can be begun from.
+
+    Raises ReplayImpossible, with what to do, where the store does not have what it takes.
+    """
+    chain: list[StepBatch] = []
+    while True:
+        step = steps(version)
+        _check(step)
+        chain.insert(0, step)
+        if _can_begin(step):
+            return chain
+        version = step.parent.version
+
+
+def inputs_of(step: StepBatch) -> StepInputs:
+    """Raises ReplayImpossible."""
+    if step.inputs is None:
+        raise ReplayImpossible(
+            f"version {step.version} was made by a trainer that did not tell what it made it with; steps of newer"
+            " trainers can be replayed"
+        )
+    return step.inputs
+
+
+def _check(step: StepBatch) -> None:
+    inputs_of(step)
+    if step.missing:
+        named = ", ".join(step.missing[:3]) + (", …" if len(step.missing) > 3 else "")
+        raise ReplayImpossible(
+            f"of version {step.version}'s batch {len(step.missing)} sessions are not whole in the store any more"
+            f" ({named}): they were erased, or retention removed them. Steps can be replayed as long as their"
+            " sessions are kept"
+        )
+
+
+def _can_begin(step: StepBatch) -> bool:
+    """Whether the state that the step began with is there: its parent's weights, and its trainer state if it went on
+    from that."""
+    parent = step.parent.weights
+    if parent is None:
+        return True
+    return has_weights(parent) and (inputs_of(step).fresh_optimizer or has_state(parent))
+
+
+class Replay:
+    """Makes steps again. Every rank does the same; the first one has the verdict."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._model: PolicyModel | None = None
+        self._model_key: tuple[object, ...] = ()
+
+    def run(self, chain: Sequence[StepBatch]) -> Verdict | None:
+        """The verdict on the last step of `plan`'s chain; None on other ranks than the first.
+
+        Raises ReplayImpossible where an earlier one, which the last one stands on, came out another.
+        """
+        state: TrainerState | None = None
+        continued = False
+        for step in chain:
+            inputs = inputs_of(step)
+            settings, algorithm = _configured(step, inputs)
+            learner = Learner(self._loaded(step.parent, settings), algorithm, settings.optimizer, self._ranks)
+            if not continued:
+                state = self._begin(step, learner.model)
+            if inputs.fresh_optimizer:
+                state = None
+            learner.restore(state)
+            _check_steps(step, learner)
+            means, outcome = self._repeat(step, settings, algorithm, learner, means_of(state, algorithm))
+            tensors = gather_weights(learner.model.named_weights(), keep=self._ranks.is_first)
+            state, continued = state_after(learner, means), True
+            made = self._ranks.from_first(lambda tensors=tensors: _sha256(tensors))  # type: ignore[misc]
+            if step is not chain[-1] and made != step.weights.sha256:
+                raise ReplayImpossible(
+                    f"version {chain[-1].version} stands on version {step.version}, whose trainer state was not kept,"
+                    " and replaying that step gives other weights than were committed. Keep more states"
+                    " (trainer.weights.keep_optimizer_states); what is different here:"
+                    f" {_told(self._changes(step)) or 'nothing that is recorded'}"
+                )
+        replayed = tuple(each.version for each in chain)
+        return self._verdict(chain[-1], tensors, made, outcome, replayed) if self._ranks.is_first else None
+
+    def _begin(self, step: StepBatch, model: PolicyModel) -> TrainerState | None:
+        base = resolve_directory(step.parent.base_model)
+        try:
+            state = restore_version(step.parent, base, model.named_weights())
+            check_format(state, step.parent)
+        except WeightsUnusable as error:
+            raise ReplayImpossible(f"version {step.version} cannot be begun from its parent: {error}") from error
+        return state
+
+    def _repeat(
+        self, step: StepBatch, settings: TrainerSettings, algorithm: Algorithm, learner: Learner, means: RunningMeans
+    ) -> tuple[RunningMeans, Outcome | None]:
+        """The claims in their order: those that were kept move the means, the trained one the weights."""
+        outcome = None
+        for claimed in step.claims:
+            prepared = prepare(
+                claimed, step.parent.version, settings.batch, algorithm, means, learner.model.vocabulary
+            )
+            means = prepared.advantages.means
+            if claimed.claim_id != inputs_of(step).trained_claim:
+                continue
+            sequences, micro_batches = prepared.packed(settings.batch)
+            torch.manual_seed(step.seed + self._ranks.rank)
+            outcome = learner.update(micro_batches, denominator_of(algorithm.denominator, sequences))
+        return means, outcome
+
+    def _loaded(self, head: Head, settings: TrainerSettings) -> PolicyModel:
+        """One model for all steps that want the same of it: its weights are replaced."""
+        key = (head.base_model, settings.precision, settings.activation_checkpointing)
+        if self._model is None or key != self._model_key:
+            weights = None if self._model is None else dict(self._model.named_weights())
+            model = load_policy(
+                resolve_directory(head.base_model),
+                settings.precision,
+                token_logprobs,
+                activation_checkpointing=settings.activation_checkpointing,
+            ).to(self._ranks.device)
+            if self._ranks.size > 1:
+                from trainer.parallel.fsdp import shard
+
+                shard(model, model.layers, self._ranks)
+            if weights is not None:
+                with torch.no_grad():
+                    for name, parameter in model.named_weights():
+                        parameter.copy_(weights[name])
+            self._model, self._model_key = model, key
+        return self._model
+
+    def _verdict(
+        self,
+        step: StepBatch,
+        tensors: dict[str, Tensor],
+        made: str,
+        outcome: Outcome | None,
+        replayed: tuple[int, ...],
+    ) -> Verdict:
+        identical = made == step.weights.sha256
+        compared = not identical and has_weights(step.weights)
+        return Verdict(
+            version=step.version,
+            identical=identical,
+            committed_sha256=step.weights.sha256,
+            replayed_sha256=made,
+            replayed=replayed,
+            trajectories=sum(claimed.trajectory_count for claimed in step.claims),
+            committed_loss=step.metrics.get("loss"),
+            replayed_loss=None if outcome is None else outcome.loss,
+            committed_gradient_norm=step.metrics.get("gradient_norm"),
+            replayed_gradient_norm=None if outcome is None else outcome.gradient_norm,
+            conditions=tuple(self._changes(step)),
+            compared=compared,
+            tensors=tuple(_tensor_differences(tensors, Path(step.weights.uri))) if compared else (),
+        )
+
+    def _changes(self, step: StepBatch) -> list[ConditionDifference]:
+        found = differences(inputs_of(step).conditions, conditions(self._ranks))
+        return [ConditionDifference(name=name, then=then, now=now) for name, then, now in found]
+
+
+def _configured(step: StepBatch, inputs: StepInputs) -> tuple[TrainerSettings, Algorithm]:
+    """Raises ReplayImpossible for a configuration that this version of the trainer does not know."""
+    try:
+        return TrainerSettings.model_validate(inputs.config), from_json(inputs.algorithm)
+    except (ValidationError, ConfigurationError) as error:
+        raise ReplayImpossible(
+            f"version {step.version} was made with a configuration that this trainer does not know; use version"
+            f" {inputs.conditions.trainer} of base-rl: {error}"
+        ) from error
+
+
+def _check_steps(step: StepBatch, learner: Learner) -> None:
+    wanted = inputs_of(step).optimizer_steps
+    if learner.steps != wanted:
+        raise ReplayImpossible(
+            f"version {step.version} was made after {wanted} optimiser steps, and its parent's trainer state is of"
+            f" {learner.steps}: that is not the state it was made from"
+        )
+
+
+def _sha256(tensors: dict[str, Tensor]) -> str:
+    with tempfile.TemporaryDirectory(prefix="base-rl-replay-") as directory:
+        save_weights(tensors, Path(directory))
+        return digest(Path(directory))[0]
+
+
+def _tensor_differences(tensors: dict[str, Tensor], committed: Path) -> list[TensorDifference]:
+    found = []
+    stored = read_weights(committed)
+    for name, tensor in sorted(tensors.items()):
+        if name not in stored or stored[name].shape != tensor.shape:
+            found.append(
+                TensorDifference(name=name, elements=tensor.numel(), of=tensor.numel(), largest=float("inf"))
+            )
+            continue
+        changed = stored[name] != tensor
+        if bool(changed.any()):
+            largest = (stored[name] - tensor).abs().max().item()
+            found.append(TensorDifference(name=name, elements=int(changed.sum()), of=tensor.numel(), largest=largest))
+    return found
+
+
+def _told(changes: Sequence[ConditionDifference]) -> str:
+    return "; ".join(f"{change.name} {change.then} then, {change.now} now" for change in changes)
