@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
@@ -17,18 +18,30 @@ AT_ONCE = 64
 """Writes in one transaction. It bounds how long a write waits: for the transaction under way, and for one of these
 for every 64 writes before it."""
 
+ATTEMPTS = 5
+"""How often a write is begun that others get in the way of."""
+
 Write = Callable[[Connection], _Result]
 Transaction = Callable[[Callable[[Connection], Any]], "asyncio.Future[Any]"]
 
-_Waiting = tuple[Write[Any], "asyncio.Future[Any]"]
+
+@dataclass
+class _Waiting:
+    """A write, who waits for it, and how often it was begun."""
+
+    write: Write[Any]
+    outcome: asyncio.Future[Any]
+    attempts: int = 0
 
 
 class GroupCommit:
     """Writes in the order of their arrival, one transaction at a time. `transaction` runs a function in a transaction
-    and commits it."""
+    and commits it. `may_do_again` says of an error whether the write that failed by it, and so changed nothing, may
+    succeed when it is run once more."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Transaction, *, may_do_again: Callable[[BaseException], bool]) -> None:
         self._transaction = transaction
+        self._may_do_again = may_do_again
         self._waiting: list[_Waiting] = []
         self._group: list[_Waiting] = []
         self._under_way: asyncio.Future[Any] | None = None
@@ -39,12 +52,12 @@ class GroupCommit:
     async def commit(self, write: Write[_Result]) -> _Result:
         """What `write` returned, once that is durable; or what it raised, and then it changed nothing.
 
-        A caller that is cancelled does not undo the write. When the transaction cannot be begun or committed, all
-        writes in it fail.
+        What may be done again is, up to `ATTEMPTS` times in all, before what has not been begun. A caller that is
+        cancelled does not undo the write. When the transaction cannot be begun or committed, all writes in it fail.
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
-        self._waiting.append((write, outcome))
+        self._waiting.append(_Waiting(write, outcome))
         if not self._scheduled and self._under_way is None:
             self._scheduled = True
             loop.call_soon(self._begin)  # what else this round of the loop brings shares the transaction
@@ -74,7 +87,7 @@ class GroupCommit:
         if self._held or self._under_way is not None or not self._waiting:
             return
         self._group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
-        self._under_way = self._transaction(_Group([write for write, _ in self._group]))
+        self._under_way = self._transaction(_Group([waiting.write for waiting in self._group]))
         self._under_way.add_done_callback(self._finish)
 
     def _finish(self, transaction: asyncio.Future[Any]) -> None:
@@ -84,16 +97,26 @@ class GroupCommit:
             asyncio.CancelledError() if transaction.cancelled() else transaction.exception()
         )
         results = [_Failure(failure)] * len(group) if failure is not None else transaction.result()
-        for (_, outcome), result in zip(group, results, strict=True):
-            if outcome.done():
-                continue
-            if not isinstance(result, _Failure):
-                outcome.set_result(result)
-            elif isinstance(result.error, asyncio.CancelledError):
-                outcome.cancel()
-            else:
-                outcome.set_exception(result.error)
+        again = [one for one, result in zip(group, results, strict=True) if not self._is_told(one, result)]
+        self._waiting[:0] = again
         self._begin()
+
+    def _is_told(self, waiting: _Waiting, result: Any) -> bool:
+        """Tells its caller; unless the write is to be run once more, whether anybody still waits for it or not."""
+        waiting.attempts += 1
+        failure = result.error if isinstance(result, _Failure) else None
+        if failure is not None and waiting.attempts < ATTEMPTS and self._may_do_again(failure):
+            return False
+        outcome = waiting.outcome
+        if outcome.done():
+            return True
+        if failure is None:
+            outcome.set_result(result)
+        elif isinstance(failure, asyncio.CancelledError):
+            outcome.cancel()
+        else:
+            outcome.set_exception(failure)
+        return True
 
 
 class _Failure:

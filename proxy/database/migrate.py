@@ -7,78 +7,160 @@ from __future__ import annotations
 
 import fcntl
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, create_engine, event, make_url
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import URL, Connection, create_engine, event, inspect, make_url
+from sqlalchemy.exc import DatabaseError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
 import migrations
+from proxy.database.postgresql import connect_arguments, sqlstate
+from proxy.database.tables import Base
+from proxy.errors import StoreUnavailable
 from proxy.settings import ConfigurationError
 
 HEAD = "head"
-_SYNC_DRIVERS = {"sqlite+aiosqlite": "sqlite", "postgresql+asyncpg": "postgresql+psycopg"}
+_DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
+_ADVISORY_LOCK = 0x6261_7365_2D72_6C  # "base-rl": who migrates a PostgreSQL database holds it
+_CONNECT_SECONDS = 10.0
+
+_REFUSED = {
+    "28P01": "the password is wrong",
+    "28000": "the server does not let this user in (pg_hba.conf)",
+    "3D000": "there is no such database: make it with `createdb`",
+    "42501": "the user may not make tables there: make it the owner of the database or its schema",
+    "3F000": "there is no schema to make tables in",
+}
 
 
 def upgrade(url: str, revision: str = HEAD) -> None:
-    """Raises ConfigurationError for a database that a newer base-rl has migrated further, and for a damaged file."""
-    try:
-        _run(url, lambda config: command.upgrade(config, revision))
-    except CommandError as error:
-        raise ConfigurationError(
-            f"the database {make_url(url).render_as_string()} does not fit this version of base-rl ({error}); "
-            "it was probably used by a newer one: use that, or another database"
-        ) from error
-    except DatabaseError as error:
-        if type(error.orig) is not sqlite3.DatabaseError:  # its subclasses are other things than a damaged file
-            raise
-        raise ConfigurationError(
-            f"{make_url(url).database} is damaged or no database ({error.orig}): restore it from a backup, or move "
-            "it away to start with an empty store"
-        ) from error
+    """Raises ConfigurationError for a database that a newer base-rl has migrated further, for a damaged one, and for
+    one that lets us do nothing; StoreUnavailable while it cannot be reached."""
+    with _errors_told(url), _connection(url) as connection:
+        command.upgrade(_config(connection), revision)
+        if revision == HEAD:
+            missing = missing_columns(connection)
+            if missing:
+                raise ConfigurationError(
+                    f"the database {_shown(url)} lacks {', '.join(missing[:5])}, which its revision has: somebody "
+                    "changed its tables; restore it from a backup, or name another database"
+                )
 
 
 def downgrade(url: str, revision: str) -> None:
     """`base` removes every table."""
-    _run(url, lambda config: command.downgrade(config, revision))
+    with _connection(url) as connection:
+        command.downgrade(_config(connection), revision)
 
 
 def current(url: str) -> str | None:
-    """The revision that the database is at; None for one that was never migrated."""
-    with _connection(url) as connection:
+    """The revision that the database is at; None for one that was never migrated. Raises like `upgrade`."""
+    with _errors_told(url), _connection(url) as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
-def _run(url: str, action: Callable[[Config], None]) -> None:
-    with _connection(url) as connection:
-        action(_config(connection))
+def newest() -> str:
+    """The revision that this version of base-rl works with."""
+    return str(ScriptDirectory(str(_scripts())).get_current_head())
+
+
+def missing_columns(connection: Connection) -> list[str]:
+    """Declared tables and columns that are not there."""
+    found = {
+        table: {column["name"] for column in columns}
+        for (_schema, table), columns in inspect(connection).get_multi_columns().items()
+    }
+    missing = [name for name in Base.metadata.tables if name not in found]
+    for name, table in Base.metadata.tables.items():
+        missing += [
+            f"{name}.{column.name}" for column in table.columns if column.name not in found.get(name, table.columns)
+        ]
+    return missing
+
+
+def _scripts() -> Path:
+    return Path(migrations.__file__).parent
 
 
 def _config(connection: Connection) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
+
+
+@contextmanager
+def _errors_told(url: str) -> Iterator[None]:
+    shown = _shown(url)
+    try:
+        yield
+    except CommandError as error:
+        raise ConfigurationError(
+            f"the database {shown} does not fit this version of base-rl ({error}); "
+            "it was probably used by a newer one: use that, or another database"
+        ) from error
+    except DatabaseError as error:
+        reason = " ".join(str(error.orig).split())
+        if type(error.orig) is sqlite3.DatabaseError:  # its subclasses are other things than a damaged file
+            raise ConfigurationError(
+                f"{make_url(url).database} is damaged or no database ({error.orig}): restore it from a backup, or "
+                "move it away to start with an empty store"
+            ) from error
+        known = _refusal(error)
+        if known is not None:
+            raise ConfigurationError(f"the database {shown} cannot be used: {known} ({reason})") from error
+        if isinstance(error, ProgrammingError) or "already exists" in reason:
+            raise ConfigurationError(
+                f"the database {shown} has other tables than base-rl made ({reason}): name an empty database, or "
+                "restore this one from a backup"
+            ) from error
+        if isinstance(error, OperationalError):
+            raise StoreUnavailable(f"the database {shown} cannot be reached or written: {reason}") from error
+        raise
+
+
+def _refusal(error: DatabaseError) -> str | None:
+    """What is wrong with the address. Of a refused connection, the driver tells only the server's message."""
+    state = sqlstate(error)
+    if state in _REFUSED:
+        return _REFUSED[state]
+    message = str(error.orig)
+    for state, telling in (("28P01", "password authentication failed"), ("28000", "pg_hba.conf")):
+        if telling in message:
+            return _REFUSED[state]
+    if "FATAL:" in message and "does not exist" in message:
+        return "there is no such database or user" if "role" in message else _REFUSED["3D000"]
+    return None
+
+
+def _shown(url: str) -> str:
+    """Without its password."""
+    return make_url(url).render_as_string()
 
 
 @contextmanager
 def _connection(url: str) -> Iterator[Connection]:
     """One transaction on a synchronous connection, which no other process migrates beside."""
     target = make_url(url)
-    target = target.set(drivername=_SYNC_DRIVERS.get(target.drivername, target.drivername))
-    engine = create_engine(target, poolclass=NullPool)
-    is_sqlite = target.get_backend_name() == "sqlite"
-    if is_sqlite:
+    target = target.set(drivername=_DRIVERS[target.get_backend_name()])
+    if target.get_backend_name() == "sqlite":
+        engine = create_engine(target, poolclass=NullPool)
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_begin)
+        alone = _sole_process(target)
+    else:
+        engine = create_engine(target, poolclass=NullPool, connect_args=connect_arguments(_CONNECT_SECONDS))
+        event.listen(engine, "begin", _on_postgresql_begin)
+        alone = _nothing()
     try:
-        with _sole_process(target) if is_sqlite else _alone(), engine.begin() as connection:
+        with alone, engine.begin() as connection:
             yield connection
     finally:
         engine.dispose()
@@ -94,8 +176,12 @@ def _on_sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def _on_postgresql_begin(connection: Connection) -> None:
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+
+
 @contextmanager
-def _alone() -> Iterator[None]:
+def _nothing() -> Iterator[None]:
     yield
 
 

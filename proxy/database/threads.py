@@ -1,4 +1,4 @@
-"""SQLite from threads with connections of their own that stay open."""
+"""Database work on threads with connections of their own that stay open."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from proxy.database.prepared import run_plain
 
@@ -20,13 +21,20 @@ _Job = tuple[Callable[[Connection], Any], asyncio.AbstractEventLoop, "asyncio.Fu
 
 class ConnectionThreads:
     """Runs functions of a connection, each in a transaction that starts with `begin`, on up to `count` threads, which
-    start when they are needed. Half the cost of the standard library's executor, which serves more purposes."""
+    start when they are needed. Half the cost of the standard library's executor, which serves more purposes.
 
-    def __init__(self, engine: Engine, *, begin: str, count: int, name: str) -> None:
+    The driver must begin no transaction by itself. `is_lost` says whether a connection is of no use any more: it is
+    replaced, and where that is found out before anything was done on it, nobody notices.
+    """
+
+    def __init__(
+        self, engine: Engine, *, begin: str, count: int, name: str, is_lost: Callable[[Connection], bool]
+    ) -> None:
         self._engine = engine
         self._begin = begin
         self._count = count
         self._name = name
+        self._is_lost = is_lost
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way = 0
         self._threads: list[threading.Thread] = []
@@ -67,29 +75,62 @@ class ConnectionThreads:
                 work, loop, outcome = job
                 tell: Callable[[Any], None]
                 try:
-                    if connection is None:
-                        connection = self._engine.connect()
+                    connection = self._begun(connection)
                     told, tell = self._in_transaction(connection, work), outcome.set_result
                 except BaseException as error:  # noqa: BLE001  (handed to the caller)
                     told, tell = error, outcome.set_exception
+                    connection = self._usable(connection)
                 with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
                     loop.call_soon_threadsafe(_tell, outcome, tell, told)
                 del job, work, outcome, tell, told  # what a thread waits with, it does not keep
         finally:
             if connection is not None:
-                connection.close()
+                _give_up(connection)
 
-    def _in_transaction(self, connection: Connection, work: Callable[[Connection], _Result]) -> _Result:
+    def _begun(self, connection: Connection | None) -> Connection:
+        """A connection with a transaction begun: a new one, where the old one was lost since it was last used."""
         # Not SQLAlchemy's `begin`, which costs a third of what a turn's statements do. It begins one of its own all
         # the same where `work` uses its `execute`: in its mind only, as nothing in the driver begins by itself.
-        run_plain(connection, self._begin)
+        if connection is not None:
+            try:
+                run_plain(connection, self._begin)
+            except DBAPIError:
+                if not self._is_lost(connection):
+                    raise
+                _give_up(connection)
+            else:
+                return connection
+        connection = self._engine.connect()
+        try:
+            run_plain(connection, self._begin)
+        except BaseException:
+            _give_up(connection)
+            raise
+        return connection
+
+    def _in_transaction(self, connection: Connection, work: Callable[[Connection], _Result]) -> _Result:
         try:
             result = work(connection)
             run_plain(connection, "COMMIT")
         finally:
-            connection.connection.rollback()  # nothing to do after the commit
-            connection.rollback()
+            if not self._is_lost(connection):
+                connection.connection.rollback()  # nothing to do after the commit
+                connection.rollback()
         return result
+
+    def _usable(self, connection: Connection | None) -> Connection | None:
+        if connection is None or not self._is_lost(connection):
+            return connection
+        _give_up(connection)
+        return None
+
+
+def _give_up(connection: Connection) -> None:
+    """A connection that broke may refuse to be closed as well."""
+    with suppress(Exception):
+        connection.close()
+    with suppress(Exception):
+        connection.invalidate()
 
 
 def _tell(outcome: asyncio.Future[Any], tell: Callable[[Any], None], told: Any) -> None:

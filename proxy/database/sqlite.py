@@ -1,0 +1,101 @@
+"""SQLite's side of the store: one writer at a time, and readers that see the last committed state (WAL)."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from proxy.database.backend import READERS, Backend
+from proxy.database.packed_json import json_text
+from proxy.database.threads import ConnectionThreads
+
+_BEGIN_WRITING = "BEGIN IMMEDIATE"
+_BEGIN_READING = "BEGIN"
+_SCRUB_PATIENCE_SECONDS = 0.2
+"""Writers wait meanwhile."""
+
+
+def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: float) -> Backend:
+    """Raises ValueError for an in-memory database."""
+    if url.database in (None, "", ":memory:"):
+        raise ValueError("the store needs a SQLite file: an in-memory one is not shared between connections")
+    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    level = synchronous or "normal"
+    timeout = {"timeout": busy_timeout_seconds}
+    asynchronous, plain = url.set(drivername="sqlite+aiosqlite"), url.set(drivername="sqlite")
+    writer, reader = (
+        create_async_engine(
+            asynchronous, pool_size=size, max_overflow=0, connect_args=timeout, json_serializer=json_text
+        )
+        for size in (1, READERS)
+    )
+    writing, reading = (
+        create_engine(plain, poolclass=NullPool, connect_args=timeout, json_serializer=json_text) for _ in range(2)
+    )
+    for engine, begin in ((writer.sync_engine, _BEGIN_WRITING), (reader.sync_engine, _BEGIN_READING)):
+        _configure(engine, synchronous=level)
+        _begin_with(engine, begin)
+    for engine in (writing, reading):
+        _configure(engine, synchronous=level)
+    return Backend(
+        writer=writer,
+        reader=reader,
+        write_thread=ConnectionThreads(
+            writing, begin=_BEGIN_WRITING, count=1, name="store-writer", is_lost=_is_never_lost
+        ),
+        read_threads=ConnectionThreads(
+            reading, begin=_BEGIN_READING, count=READERS, name="store-reader", is_lost=_is_never_lost
+        ),
+        one_writer=True,
+        is_unavailable=is_unavailable,
+        may_do_again=lambda _error: False,
+    )
+
+
+def scrub(path: str) -> bool:
+    """Writes the log back into the file and empties it: what was erased is then in neither. Whether that could be
+    done now; not while somebody reads what was before."""
+    connection = sqlite3.connect(path, timeout=_SCRUB_PATIENCE_SECONDS)
+    try:
+        busy, _written, _moved = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return not busy
+    finally:
+        connection.close()
+
+
+def is_unavailable(error: DBAPIError) -> bool:
+    """Of errors that are not OperationalErrors: a damaged file. The subclasses are other things."""
+    return type(error.orig) is sqlite3.DatabaseError
+
+
+def _is_never_lost(_connection: Connection) -> bool:
+    """A file does not hang up."""
+    return False
+
+
+def _configure(engine: Engine, *, synchronous: str) -> None:
+    """WAL, foreign keys, and transactions that begin when we say so (the driver's own late BEGIN is switched off)."""
+
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute(f"PRAGMA synchronous = {synchronous.upper()}")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute("PRAGMA secure_delete = ON")  # what is erased is overwritten
+        cursor.execute("PRAGMA temp_store = MEMORY")
+        cursor.execute("PRAGMA cache_size = -32768")  # KiB: of the indexes that each turn adds to at a random place
+        cursor.execute("PRAGMA wal_autocheckpoint = 4000")  # pages: a commit that waits for the disk every 16 MiB
+        cursor.close()
+
+
+def _begin_with(engine: Engine, begin: str) -> None:
+    @event.listens_for(engine, "begin")
+    def on_begin(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
