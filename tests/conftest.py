@@ -1,9 +1,44 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
+
+from tests.database import needs_postgresql, postgresql_database, remove_servers, sqlite_database, sqlite_url
+
+_DATABASES = [
+    pytest.param("sqlite", id="sqlite"),
+    pytest.param("postgresql", id="postgresql", marks=needs_postgresql),
+]
 
 
 def pytest_configure() -> None:
     """Property tests run on machines that are shared: how long an example takes says nothing there."""
     settings.register_profile("shared-machine", deadline=None)
     settings.load_profile("shared-machine")
+
+
+def pytest_unconfigure() -> None:
+    remove_servers()
+
+
+@pytest.fixture(params=_DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A migrated database of each kind; what uses it runs on both."""
+    if request.param == "sqlite":
+        yield sqlite_database(tmp_path)
+    else:
+        with postgresql_database() as url:
+            yield url
+
+
+@pytest.fixture(params=_DATABASES)
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The same without tables."""
+    if request.param == "sqlite":
+        yield sqlite_url(tmp_path)
+    else:
+        with postgresql_database(migrated=False) as url:
+            yield url

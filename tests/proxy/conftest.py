@@ -12,8 +12,8 @@ from tests.proxy.store import Store, open_store
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    async with open_store(tmp_path) as opened:
+async def store(database_url: str) -> AsyncIterator[Store]:
+    async with open_store(database_url) as opened:
         yield opened
 
 
@@ -24,8 +24,8 @@ async def domain(store: Store) -> AsyncIterator[DomainClient]:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    async with open_site(tmp_path, clock=lambda: NOW) as opened:
+async def site(database_url: str, tmp_path: Path) -> AsyncIterator[Site]:
+    async with open_site(database_url, tmp_path, clock=lambda: NOW) as opened:
         yield opened
 
 

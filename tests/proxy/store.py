@@ -1,17 +1,15 @@
-"""A store on a real SQLite file, with the services that every domain stands on and a clock that tests move."""
+"""A store on a real database, with the services that every domain stands on and a clock that tests move."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from sqlalchemy import insert, select, update
 
 from proxy.contract.identifiers import new_turn_id
 from proxy.credentials.service import Credentials, Principal, PrincipalKind
-from proxy.database.migrate import upgrade
 from proxy.database.signals import Signals
 from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.database.unit_of_work import Database
@@ -117,9 +115,8 @@ class Store:
 
 
 @asynccontextmanager
-async def open_store(directory: Path, settings: RunSettings | None = None) -> AsyncIterator[Store]:
-    url = f"sqlite+aiosqlite:///{directory / 'store.sqlite3'}"
-    upgrade(url)
+async def open_store(url: str, settings: RunSettings | None = None) -> AsyncIterator[Store]:
+    """In the migrated database `url` (`tests.database`)."""
     database = Database(url)
     try:
         clock = MovedClock()
@@ -135,7 +132,7 @@ async def open_store(directory: Path, settings: RunSettings | None = None) -> As
             runs=runs,
             credentials=credentials,
             sessions=SessionService(database, runs, credentials, signals, clock),
-            feedback=FeedbackService(database, runs, signals, clock),
+            feedback=FeedbackService(database, signals, clock),
             run=run,
             owner=await credentials.authenticate(key.text),
         )

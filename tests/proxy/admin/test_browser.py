@@ -13,6 +13,7 @@ import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from proxy.credentials.service import PrincipalKind
+from tests.database import sqlite_database
 from tests.fakes.run_history import add_history, add_run, add_session
 from tests.proxy.overview.serving import serving
 from tests.proxy.overview.site import Site, open_site
@@ -32,7 +33,7 @@ pytestmark = [
 @pytest.fixture
 async def live_site(tmp_path: Path) -> AsyncIterator[tuple[Site, str]]:
     """A site that lives in the present, with its address."""
-    async with open_site(tmp_path, clock=time.time) as site, serving(site) as address:
+    async with open_site(sqlite_database(tmp_path), tmp_path, clock=time.time) as site, serving(site) as address:
         yield site, address
 
 

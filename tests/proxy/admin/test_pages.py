@@ -15,6 +15,7 @@ from proxy.credentials.service import PrincipalKind
 from proxy.database.tables import EventRow, GroupRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.overview.filters import SessionFilter
 from proxy.sessions.identification import AttributedBy
+from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import ORIGIN, SECRET, Site, open_site
 
@@ -111,7 +112,7 @@ async def test_signing_out(site: Site) -> None:
 
 async def test_a_cookie_expires_and_cannot_be_made_up(tmp_path: Path) -> None:
     now = [NOW]
-    async with open_site(tmp_path, clock=lambda: now[0]) as site:
+    async with open_site(sqlite_database(tmp_path), tmp_path, clock=lambda: now[0]) as site:
         await _enter(site)
         now[0] += 12 * 3600 - 1
         assert (await site.client.get("/admin")).status_code == 200

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxy.tokens.template import ChatTemplate
+from tests.database import sqlite_database
 from tests.proxy.chat.world import World, open_world
 from tests.proxy.tokens.models import write_model
 
@@ -16,6 +17,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, template: ChatTemplate) -> AsyncIterator[World]:
-    async with open_world(tmp_path, template) as opened:
+def chat_url(tmp_path: Path) -> str:
+    """The store of `world`. Modules whose calls ask more of the store than others give it as `database_url`, and so
+    run on both databases."""
+    return sqlite_database(tmp_path)
+
+
+@pytest.fixture
+async def world(chat_url: str, tmp_path: Path, template: ChatTemplate) -> AsyncIterator[World]:
+    async with open_world(tmp_path, template, url=chat_url) as opened:
         yield opened

@@ -31,6 +31,7 @@ from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import EngineSettings, RunSettings, ServerSettings, Settings
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import TrajectoryStore
+from tests.database import sqlite_database
 from tests.fakes.engine import FakeEngine
 from tests.proxy.store import Store, open_store
 from tests.running_app import bearer
@@ -133,10 +134,12 @@ async def open_world(
     ping_seconds: float = 15.0,
     concurrency: int = 64,
     serving: Engine | None = None,
+    url: str | None = None,
 ) -> AsyncIterator[World]:
-    """`serving`: a real engine that answers instead of the script."""
+    """`serving`: a real engine that answers instead of the script. `url`: the store, instead of SQLite in the
+    directory."""
     settings = RunSettings(name="policy", model="base/model", **(run or {}))
-    async with open_store(directory, settings) as store:
+    async with open_store(url or sqlite_database(directory), settings) as store:
         answers: list[list[int]] = []
 
         def script(_request: GenerateRequest) -> list[int]:

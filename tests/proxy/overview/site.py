@@ -19,9 +19,9 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.http import errors
 from proxy.overview import endpoints as overview_endpoints
+from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.settings import load_settings
-from tests.fakes.run_history import create_tables
 
 ORIGIN = "http://proxy.test"
 SECRET = b"s" * 32
@@ -52,9 +52,9 @@ class Site(msgspec.Struct):
 
 
 @asynccontextmanager
-async def open_site(directory: Path, clock: Clock) -> AsyncIterator[Site]:
-    database = Database(f"sqlite+aiosqlite:///{directory / 'store.sqlite3'}")
-    await create_tables(database)
+async def open_site(url: str, directory: Path, clock: Clock) -> AsyncIterator[Site]:
+    """Over the database `url` (`tests.database`), which is migrated; `directory` is the data directory."""
+    database = Database(url)
     site = build_site(database, directory, clock)
     try:
         yield site
@@ -84,6 +84,7 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
     app.state.settings = SimpleNamespace(server=load_settings().server)
     errors.install(app)
     app.include_router(overview_endpoints.router)
+    app.include_router(ledger_endpoints.router)
     app.include_router(admin_endpoints.router)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=ORIGIN)
     return Site(

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from proxy.contract.identifiers import ClaimId, GroupId, SessionId
 from proxy.errors import Conflict
 from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
+from tests.database import needs_postgresql, postgresql_database, sqlite_database
 from tests.proxy.policies.publishing import commit_request, publish
 from tests.proxy.store import MovedClock
 from tests.proxy.trajectories.world import World, open_world
@@ -40,6 +41,8 @@ class TrainingAccounts(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.directory = Path(tempfile.mkdtemp())
+        self.databases = ExitStack()
+        self.url = self.new_database()
         self.clock = MovedClock()
         self.groups: list[GroupId] = []
         self.unrewarded: list[SessionId] = []
@@ -49,14 +52,16 @@ class TrainingAccounts(RuleBasedStateMachine):
         self.acknowledged: dict[tuple[tuple[ClaimId, ...], str], int] = {}
         self.run_(self._start())
 
+    def new_database(self) -> str:
+        return sqlite_database(self.directory)
+
     def run_(self, work: Coroutine[Any, Any, _Result]) -> _Result:
         return self.runner.run(work)
 
     async def _start(self) -> None:
         self.stack = AsyncExitStack()
-        path = self.directory / "store.sqlite3"
         options = {"lease_seconds": LEASE, "group_timeout_seconds": GROUP_TIMEOUT}
-        self.world: World = await self.stack.enter_async_context(open_world(path, clock=self.clock, **options))
+        self.world: World = await self.stack.enter_async_context(open_world(self.url, clock=self.clock, **options))
         wiring = {"database": self.world.database, "clock": self.clock, "signals": self.world.signals}
         self.claims = ClaimService(**wiring)  # type: ignore[arg-type]
         self.versions = VersionService(**wiring)  # type: ignore[arg-type]
@@ -68,6 +73,7 @@ class TrainingAccounts(RuleBasedStateMachine):
             self.run_(self.stack.aclose())
             self.runner.close()
             shutil.rmtree(self.directory)
+            self.databases.close()
 
     async def _head(self) -> int:
         return (await self.versions.head(self.world.run)).version
@@ -297,7 +303,21 @@ class TrainingAccounts(RuleBasedStateMachine):
         assert handed == everything - consumed
 
 
+class PostgresqlAccounts(TrainingAccounts):
+    """The same on PostgreSQL."""
+
+    def new_database(self) -> str:
+        return self.databases.enter_context(postgresql_database())
+
+
+_SLOWLY = [HealthCheck.too_slow]
+
 TestTrainingAccounts = TrainingAccounts.TestCase
 TestTrainingAccounts.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=_SLOWLY
+)
+
+TestPostgresqlAccounts = needs_postgresql(PostgresqlAccounts.TestCase)
+TestPostgresqlAccounts.settings = settings(
+    max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=_SLOWLY
 )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -9,6 +8,6 @@ from tests.proxy.trajectories.world import World, open_world
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with open_world(tmp_path / "store.sqlite3") as opened:
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with open_world(database_url) as opened:
         yield opened

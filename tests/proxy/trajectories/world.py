@@ -1,10 +1,9 @@
-"""A store in a SQLite file with one run, a clock that tests move, and short words for what clients do."""
+"""A store with one run, a clock that tests move, and short words for what clients do."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import insert, select, update
@@ -111,8 +110,7 @@ class World:
             )
             if final:
                 await connection.run_sync(end_session, session_id, reason=EndReason.REWARD, outcome=None, now=now)
-            weights = self.run.settings.reward_weights
-            await connection.run_sync(settle, [session_id], reward_weights=weights, now=now)
+            await connection.run_sync(settle, [session_id], now=now)
         self.signals.trajectories.notify()
         return reward_id
 
@@ -120,7 +118,7 @@ class World:
         now = self.clock()
         async with self.database.write() as connection:
             await connection.run_sync(end_session, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            await connection.run_sync(settle, [session_id], reward_weights={}, now=now)
+            await connection.run_sync(settle, [session_id], now=now)
 
     async def ready(self, value: float = 1.0, *, group: GroupId | None = None, version: int = 0) -> SessionId:
         """A session with one turn and a reward."""
@@ -147,13 +145,12 @@ class World:
 
 
 @asynccontextmanager
-async def open_world(path: Path, *, clock: MovedClock | None = None, **settings: Any) -> AsyncIterator[World]:
-    """A world in the SQLite file `path`, which may exist already. `settings` are those of the run."""
+async def open_world(url: str, *, clock: MovedClock | None = None, **settings: Any) -> AsyncIterator[World]:
+    """A world in the migrated database `url` (`tests.database`), which may hold one already. `settings` are those of
+    the run."""
     clock = clock or MovedClock()
-    database = Database(f"sqlite+aiosqlite:///{path}")
+    database = Database(url)
     try:
-        async with database.write() as connection:
-            await connection.run_sync(Base.metadata.create_all)
         run = await RunDirectory(database, clock).ensure(RunSettings(name="policy", model="base/model", **settings))
         yield World(database, clock, run)
     finally:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
+from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import Connection, event
 
 from proxy.contract.claim import ClaimRequest
 from proxy.trajectories.claims.service import ClaimService
+from tests.database import sqlite_database
 from tests.proxy.trajectories.world import World
 
 GROWING = ("sessions", "turns", "rewards", "claims", "claimed_sessions", "groups")
+
+
+@pytest.fixture
+def database_url(tmp_path: Path) -> str:
+    """SQLite's plans; PostgreSQL's depend on how much is in its tables."""
+    return sqlite_database(tmp_path)
 
 
 async def watched(world: World) -> list[tuple[str, Any]]:
@@ -21,7 +30,7 @@ async def watched(world: World) -> list[tuple[str, Any]]:
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
         statements.append((statement, parameters[0] if many else parameters))
 
-    for engine in (world.database._reader, world.database._writer):
+    for engine in (world.database._backend.reader, world.database._backend.writer):
         event.listen(engine.sync_engine, "before_cursor_execute", note)
 
     def trace(connection: Connection) -> None:
