@@ -11,6 +11,7 @@ SessionId = NewType("SessionId", str)
 GroupId = NewType("GroupId", str)
 TurnId = NewType("TurnId", str)
 RewardId = NewType("RewardId", str)
+PreferenceId = NewType("PreferenceId", str)
 ClaimId = NewType("ClaimId", str)
 KeyId = NewType("KeyId", str)
 
@@ -69,8 +70,18 @@ def new_turn_id() -> TurnId:
     return TurnId(_new("turn"))
 
 
+def least_turn_id(created_at: float) -> TurnId:
+    """No turn whose id was made at that time (seconds since the epoch) or later has a smaller one."""
+    milliseconds = max(0, int(created_at * 1000))
+    return TurnId(f"turn_{_encode(milliseconds << (8 * _RANDOM_BYTES))}")
+
+
 def new_reward_id() -> RewardId:
     return RewardId(_new("rwd"))
+
+
+def new_preference_id() -> PreferenceId:
+    return PreferenceId(_new("prf"))
 
 
 def new_claim_id() -> ClaimId:

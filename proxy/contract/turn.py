@@ -78,7 +78,7 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of a turn were drawn. `top_k` -1 means no cut; `temperature` 0 means greedy."""
 
     max_new_tokens: int

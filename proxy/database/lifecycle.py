@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, bindparam, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, literal_column, select, update
 
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
@@ -57,6 +57,11 @@ class EndReason(StrEnum):
 
 OUT_OF_OUR_HANDS = frozenset({TrainingState.LEASED, TrainingState.CONSUMED, TrainingState.STALE})
 """States that claims and commits decide; `settle` never leaves them."""
+
+
+def is_open() -> ColumnElement[bool]:
+    """The condition in the words of the index that has open sessions alone, which no parameter can be."""
+    return SessionRow.state == literal_column("'open'")
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +113,8 @@ def end_sessions(
 ) -> int:
     """`end_session` for many; how many were open."""
     ended = 0
+    if len(session_ids) > 1:
+        lock_sessions(connection, session_ids)
     for chunk in _chunks(session_ids):
         if outcome is not None:
             connection.execute(
@@ -124,6 +131,14 @@ def end_sessions(
     return ended
 
 
+def lock_sessions(connection: Connection, session_ids: Sequence[str]) -> None:
+    """Nobody else changes these sessions until the transaction's end. They are locked in the order of their ids, so
+    that of two who lock some of the same, one waits for the other. On SQLite who writes has the whole store."""
+    if connection.dialect.name != "sqlite":
+        for chunk in _chunks(sorted(set(session_ids))):
+            connection.execute(_LOCK, {"ids": chunk}).close()
+
+
 def settle(connection: Connection, session_ids: Sequence[str], *, now: float) -> list[str]:
     """Recomputes `reward`, `training`, `ready_at` and `revised_at`; the ids whose training state changed.
 
@@ -134,7 +149,7 @@ def settle(connection: Connection, session_ids: Sequence[str], *, now: float) ->
     claimable, or groups complete.
     """
     changed: list[str] = []
-    for chunk in _chunks(session_ids):
+    for chunk in _chunks(sorted(set(session_ids))):  # in one order: see `lock_sessions`
         sessions = (connection.execute(_FACTS, {"ids": chunk})).all()
         ledger = ledger_of(connection, chunk)
         lineages = _lineages(connection, sessions)
@@ -234,7 +249,13 @@ _FACTS = select(
     SessionRow.reward,
     SessionRow.revised_at,
     SessionRow.ready_at,
+    SessionRow.erased_at,
+    SessionRow.held_back,
 ).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
+_FACTS = _FACTS.order_by(SessionRow.id).with_for_update(key_share=True)
+
+_LOCK = select(SessionRow.id).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
+_LOCK = _LOCK.order_by(SessionRow.id).with_for_update(key_share=True)
 
 _LEDGER = (
     select(

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     CheckConstraint,
     Float,
@@ -24,6 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from proxy.database.packed_json import PackedJson
+
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -33,6 +36,12 @@ NAMING = {
 }
 
 Identifier = String(40)
+Big = BigInteger().with_variant(Integer(), "sqlite")
+"""Whole numbers beyond 32 bits, which any integer of SQLite may be."""
+
+ByteOrdered = Text().with_variant(Text(collation="C"), "postgresql")
+"""Text that is looked for by ranges: in the order of its bytes, whatever the database's language is."""
+
 Json = dict[str, Any]
 
 
@@ -55,6 +64,9 @@ class RunRow(Base):
     head_version: Mapped[int] = mapped_column(Integer)
     serving_version: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
+    reward_rules: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """By which the rewards of all its untrained sessions are combined (`contract.reward.RewardRules`); where they are
+    not those of `config`, `feedback/rules.py` has yet to go through the sessions."""
 
 
 class ApiKeyRow(Base):
@@ -87,6 +99,7 @@ class GroupRow(Base):
 
 
 _OPEN = text("state = 'open'")
+_REVISED = text("revised_at IS NOT NULL")
 _ERASED = text("erased_at IS NOT NULL")
 _KEPT = text("erased_at IS NULL")
 
@@ -114,8 +127,8 @@ class SessionRow(Base):
         Index(None, "run_id", "ended_at"),
         Index(None, "group_id", "training", "ended_at"),
         Index(None, "claim_id"),
-        Index(None, "state", "last_active_at"),
         Index(None, "run_id", "external_id", "created_at"),
+        Index("ix_sessions_revised", "run_id", "revised_at", sqlite_where=_REVISED, postgresql_where=_REVISED),
         Index(
             "uq_sessions_open_name", "run_id", "external_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN
         ),
@@ -147,6 +160,9 @@ class SessionRow(Base):
     turn_count: Mapped[int] = mapped_column(Integer, default=0)
     reward: Mapped[float | None] = mapped_column(Float)
     """The combined session reward as of now; the ledger is the truth."""
+    revised_at: Mapped[float | None] = mapped_column(Float)
+    """Of a consumed session whose rewards, its own or a turn's, come to something else now than what was trained:
+    when the newest entry came that was not. Null otherwise."""
     oldest_version: Mapped[int | None] = mapped_column(Integer)
     newest_version: Mapped[int | None] = mapped_column(Integer)
     idle_seconds: Mapped[float | None] = mapped_column(Float)
@@ -183,23 +199,31 @@ class SessionUserRow(Base):
 
 
 _SETTLED = text("settled_hash IS NOT NULL")
+_KEYED = text("idempotency_key IS NOT NULL")
 
 
 class TurnRow(Base):
     """One model call (`contract.turn.Turn`), with the request and answer as JSON for people.
 
-    `messages` are those the call added to its parent's conversation; `request` is the rest of the body. A turn is
-    inserted once, when its answer is whole or given up; a turn is never updated afterwards. The three JSON columns
-    are the last, as SQLite reads a long row up to the last column that is asked for.
+    `messages` are those the call added to its parent's conversation; `request` is the rest of the body, and null
+    where that is the same as of the turn `request_of`. A turn is inserted once, when its answer is whole or given up;
+    a turn is never updated afterwards. The three JSON columns are the last, as SQLite reads a long row up to the last
+    column that is asked for.
     """
 
     __tablename__ = "turns"
     __table_args__ = (
         Index(None, "session_id", "ordinal"),
-        Index(None, "session_id", "conversation_hash"),
-        Index(None, "run_id", "conversation_hash"),
-        Index(None, "run_id", "settled_hash", sqlite_where=_SETTLED, postgresql_where=_SETTLED),
-        UniqueConstraint("session_id", "idempotency_key"),
+        Index(None, "conversation_hash", "session_id"),
+        Index(None, "settled_hash", sqlite_where=_SETTLED, postgresql_where=_SETTLED),
+        Index(
+            "uq_turns_session_id_idempotency_key",
+            "session_id",
+            "idempotency_key",
+            unique=True,
+            sqlite_where=_KEYED,
+            postgresql_where=_KEYED,
+        ),
     )
 
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
@@ -234,9 +258,14 @@ class TurnRow(Base):
     masked: Mapped[list[Any] | None] = mapped_column(JSON(none_as_null=True))
     """[[start, end), …] in this turn's prompt ids followed by its output ids: redacted, and placeholders stand there.
     Null where nothing is."""
-    messages: Mapped[list[Any]]
-    request: Mapped[Json]
-    response: Mapped[Json]
+    request_of: Mapped[str | None] = mapped_column(ForeignKey("turns.id"))
+    """A turn before it on its path; null for a turn with a request of its own."""
+    messages: Mapped[Any] = mapped_column(PackedJson)
+    request: Mapped[Any] = mapped_column(PackedJson, nullable=True)
+    response: Mapped[Any] = mapped_column(PackedJson)
+
+
+_LATE, _LATE_IN_SQLITE = text("after_training"), text("after_training = 1")
 
 
 class RewardRow(Base):
@@ -246,10 +275,13 @@ class RewardRow(Base):
     __table_args__ = (
         Index(None, "session_id"),
         Index(None, "run_id", "created_at"),
+        Index(None, "run_id", "name", "created_at"),
+        Index(None, "run_id", "source", "created_at"),
+        Index("ix_rewards_late", "run_id", "created_at", sqlite_where=_LATE_IN_SQLITE, postgresql_where=_LATE),
         UniqueConstraint("run_id", "idempotency_key"),
     )
 
-    sequence: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    sequence: Mapped[int] = mapped_column(Big, primary_key=True, autoincrement=True)
     """Order of arrival: of two entries for the same thing, the later supersedes."""
     id: Mapped[str] = mapped_column(Identifier, unique=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
@@ -259,9 +291,33 @@ class RewardRow(Base):
     value: Mapped[float] = mapped_column(Float)
     source: Mapped[str] = mapped_column(String(128))
     comment: Mapped[str | None] = mapped_column(Text)
-    idempotency_key: Mapped[str | None] = mapped_column(Text)
+    idempotency_key: Mapped[str | None] = mapped_column(ByteOrdered)
     after_training: Mapped[bool] = mapped_column(Boolean)
-    """It arrived when its session had been consumed already: recorded, shown, not trained."""
+    """It arrived when a trainer had its session already. Where the session was consumed, it was not trained on."""
+    created_at: Mapped[float] = mapped_column(Float)
+
+
+class PreferenceRow(Base):
+    """That one thing is better than another of the same run, each a session or one of its turns. Append-only."""
+
+    __tablename__ = "preferences"
+    __table_args__ = (
+        Index(None, "chosen_session_id"),
+        Index(None, "rejected_session_id"),
+        Index(None, "run_id", "created_at"),
+        UniqueConstraint("run_id", "idempotency_key"),
+    )
+
+    sequence: Mapped[int] = mapped_column(Big, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(Identifier, unique=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    chosen_session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    chosen_turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"))
+    rejected_session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"))
+    rejected_turn_id: Mapped[str | None] = mapped_column(ForeignKey("turns.id"))
+    source: Mapped[str] = mapped_column(String(128))
+    comment: Mapped[str | None] = mapped_column(Text)
+    idempotency_key: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float)
 
 
@@ -274,11 +330,16 @@ class ClaimRow(Base):
     id: Mapped[str] = mapped_column(Identifier, primary_key=True)
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     trainer: Mapped[str] = mapped_column(Text)
+    process: Mapped[str | None] = mapped_column(String(64))
+    """The trainer's process: once it is known to be dead, its claims need not wait for their lease."""
     state: Mapped[str] = mapped_column(String(12))
     base_version: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float)
     lease_expires_at: Mapped[float] = mapped_column(Float)
     committed_version: Mapped[int | None] = mapped_column(Integer)
+    reward_rules: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """By which the rewards that it handed out were combined: what was trained stays, also when the run's rules
+    change."""
 
 
 class ClaimedSessionRow(Base):
@@ -292,6 +353,8 @@ class ClaimedSessionRow(Base):
     position: Mapped[int] = mapped_column(Integer)
     reward: Mapped[float | None] = mapped_column(Float)
     reward_ids: Mapped[list[Any]]
+    turn_rewards: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """Turn id → the combined reward that was handed out for it. Null in claims older than this column."""
     turn_count: Mapped[int] = mapped_column(Integer)
     """Turns with a smaller ordinal were there; a call still running at the claim is recorded later and not in it."""
 
@@ -311,16 +374,40 @@ class PolicyVersionRow(Base):
     weights_uri: Mapped[str | None] = mapped_column(Text)
     weights_format: Mapped[str | None] = mapped_column(String(32))
     weights_sha256: Mapped[str | None] = mapped_column(String(64))
-    weights_bytes: Mapped[int | None] = mapped_column(Integer)
+    weights_bytes: Mapped[int | None] = mapped_column(Big)
+    weights_removed_at: Mapped[float | None] = mapped_column(Float)
+    """Since when its weights may be gone from the disk (`policies/retention.py`)."""
     claim_ids: Mapped[list[Any]]
     config_hash: Mapped[str | None] = mapped_column(String(64))
-    seed: Mapped[int | None] = mapped_column(Integer)
+    seed: Mapped[int | None] = mapped_column(Big)
     metrics: Mapped[Json]
     audit: Mapped[list[Any]]
+    inputs: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """`contract.step.StepInputs`; null where the trainer did not tell."""
     created_at: Mapped[float] = mapped_column(Float)
     served_at: Mapped[float | None] = mapped_column(Float)
     swap_seconds: Mapped[float | None] = mapped_column(Float)
     """How long generation stood still for the swap to this version."""
+
+
+class TokenAuditRow(Base):
+    """A trained turn token by token (`contract.step.TokenAudit`), of the few trajectories of a step that are sampled.
+
+    Float32, int32 and, for `clipped`, one byte a token.
+    """
+
+    __tablename__ = "token_audits"
+    __table_args__ = (Index(None, "session_id"),)
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    turn_id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    session_id: Mapped[str] = mapped_column(Identifier)
+    logprobs: Mapped[bytes] = mapped_column(LargeBinary)
+    engine_logprobs: Mapped[bytes] = mapped_column(LargeBinary)
+    advantages: Mapped[bytes] = mapped_column(LargeBinary)
+    staleness: Mapped[bytes] = mapped_column(LargeBinary)
+    clipped: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class EventRow(Base):
@@ -329,7 +416,7 @@ class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (Index(None, "run_id", "id"),)
 
-    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    id: Mapped[int] = mapped_column(Big, primary_key=True, autoincrement=True)
     run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
     kind: Mapped[str] = mapped_column(String(48))
     data: Mapped[Json]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,11 +11,10 @@ from sqlalchemy import Row
 
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.policy import WeightsFormat, WeightsReference
-from proxy.contract.turn import VersionSpan
+from proxy.contract.turn import SamplingParameters, VersionSpan
 from proxy.database.arrays import unpack_ids, unpack_logprobs
 from proxy.overview.views import (
     EventItem,
-    RewardItem,
     RewardPoint,
     SessionItem,
     StepItem,
@@ -67,42 +67,13 @@ def session_item(row: AnyRow) -> SessionItem:
         oldest_version=row.oldest_version,
         newest_version=row.newest_version,
         consumed_by=row.consumed_by,
+        revised_at=row.revised_at,
         created_at=row.created_at,
         last_active_at=row.last_active_at,
         ended_at=row.ended_at,
+        erased_at=row.erased_at,
+        erased_reason=row.erased_reason,
     )
-
-
-def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[RewardItem]:
-    """Whole sessions' entries in order of arrival; of those about the same thing, all but the last are superseded."""
-    rows = list(ledger)
-    latest = {_about(row): row.sequence for row in rows}
-    return [
-        RewardItem(
-            sequence=row.sequence,
-            id=row.id,
-            session_id=row.session_id,
-            turn_id=row.turn_id,
-            name=row.name,
-            value=row.value,
-            source=row.source,
-            comment=row.comment,
-            created_at=row.created_at,
-            after_training=row.after_training,
-            superseded=latest[_about(row)] != row.sequence,
-            used_by=used_by.get(row.id),
-        )
-        for row in rows
-    ]
-
-
-def _about(row: AnyRow) -> tuple[str, str | None, str, str]:
-    return (row.session_id, row.turn_id, row.name, row.source)
-
-
-def used_by(trainings: Iterable[AnyRow]) -> dict[str, int]:
-    """Reward id → the version whose step trained on it."""
-    return {reward_id: training.version for training in trainings for reward_id in training.reward_ids}
 
 
 def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> TurnView:
@@ -130,7 +101,7 @@ def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> Turn
         prefix_tokens=row.prefix_tokens,
         output_tokens=len(logprobs),
         spans=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in row.spans),
-        sampling=row.sampling,
+        sampling=_sampling(row.sampling),
         mean_logprob=sum(logprobs) / len(logprobs) if logprobs else None,
         started_at=row.started_at,
         first_token_at=row.first_token_at,
@@ -140,6 +111,12 @@ def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> Turn
         request=row.request,
         tokens=tokens,
     )
+
+
+def _sampling(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Every parameter: the store leaves out what is as it is by default."""
+    parameters = msgspec.convert(stored, SamplingParameters)
+    return {name: msgspec.to_builtins(getattr(parameters, name)) for name in SamplingParameters.__struct_fields__}
 
 
 def answer_of(response: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -172,6 +149,8 @@ def trainability(session: SessionItem) -> Trainability:
 
 
 def _explain(session: SessionItem) -> str:
+    if session.erased_at is not None and session.training == "excluded":
+        return "Erased before it was trained."
     if session.training == "consumed":
         return f"Trained, once: the step that made version {session.consumed_by} consumed it."
     if session.training == "pending" and session.state == "open":
@@ -186,27 +165,35 @@ def _why_excluded(session: SessionItem) -> str:
         return "An evaluation: recorded and scored, never trained."
     if session.turn_count == 0:
         return "Not trained: it has no turn to learn from."
+    if session.attributed_by == "import":
+        return "Imported to be looked at: not trained, unless it is imported with --train."
     return f"Not trained: it {'was cancelled' if session.outcome == 'cancelled' else 'failed'} without a reward."
 
 
-def trained(session: SessionItem, trainings: Sequence[AnyRow], rewards: Sequence[RewardItem]) -> Trained | None:
+def trained(session: SessionItem, trainings: Sequence[AnyRow]) -> Trained | None:
     """What the consuming step saw; None for a session that was not consumed."""
     if session.consumed_by is None:
         return None
     claim = next((training for training in trainings if training.version == session.consumed_by), None)
-    reward_then = claim.reward if claim is not None else None
-    late_turn_reward = any(reward.after_training and reward.turn_id is not None for reward in rewards)
     return Trained(
         version=session.consumed_by,
         claim_id=claim.claim_id if claim is not None else None,
-        reward_then=reward_then,
+        reward_then=claim.reward if claim is not None else None,
         reward_now=session.reward,
-        revised=(claim is not None and reward_then != session.reward) or late_turn_reward,
+        revised=session.revised_at is not None,
     )
 
 
 def audit_of(stored: Sequence[Any]) -> tuple[TrajectoryAudit, ...]:
-    return tuple(msgspec.convert(entry, TrajectoryAudit) for entry in stored)
+    """Numbers that were not finite are null in the store."""
+    return tuple(msgspec.convert({**_UNKNOWN, **_told(entry)}, TrajectoryAudit) for entry in stored)
+
+
+def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if value is not None}
+
+
+_UNKNOWN = {field.name: math.nan for field in msgspec.structs.fields(TrajectoryAudit) if field.type is float}
 
 
 def step_facts(audit: Sequence[TrajectoryAudit]) -> StepFacts:
@@ -246,6 +233,7 @@ def step_item(row: AnyRow, facts: StepFacts) -> StepItem:
         staleness_mean=facts.staleness_mean,
         staleness_max=facts.staleness_max,
         metrics=row.metrics,
+        weights_removed_at=row.weights_removed_at,
     )
 
 

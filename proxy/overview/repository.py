@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     FromClause,
-    Integer,
     Row,
     Select,
     and_,
@@ -25,6 +25,8 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
+from proxy.contract.identifiers import least_turn_id
+from proxy.database.lifecycle import is_open
 from proxy.database.tables import (
     ApiKeyRow,
     ClaimedSessionRow,
@@ -37,11 +39,14 @@ from proxy.database.tables import (
     SessionRow,
     TurnRow,
 )
+from proxy.database.turn_requests import request_as_sent
 from proxy.overview.filters import Cursor, SessionFilter
 
 AnyRow = Row[*tuple[Any, ...]]
 
-_ID_BYTES = 4
+_LOGPROB_BYTES = 4
+_LONGEST_TURN_S = 3600.0
+"""A turn that took longer is not in the rates."""
 _CLAIM_STATES = ("leased", "committed", "released", "expired")
 _LOOKED_THROUGH = 4096
 """How many ended sessions are searched for the last rewarded ones."""
@@ -89,7 +94,7 @@ class OverviewRepository:
         return (await self._connection.execute(statement)).one()
 
     async def open_sessions(self, run_id: str) -> int:
-        statement = select(func.count()).where(SessionRow.state == "open", _compared(SessionRow.run_id) == run_id)
+        statement = select(func.count()).where(is_open(), SessionRow.run_id == run_id)
         return int((await self._connection.execute(statement)).scalar_one())
 
     async def last_rewards(self, run_id: str, count: int) -> list[float]:
@@ -136,21 +141,21 @@ class OverviewRepository:
     async def output_rate(self, run_id: str, *, since: float, origin: float, width: float) -> dict[int, int]:
         """Output tokens of the turns finished after `since`, by bucket of `width` seconds after `origin`.
 
-        Found by the sessions that were active since, which the index has.
+        Found by their ids, which begin with the time that the turn began at.
         """
-        bucket = cast((TurnRow.finished_at - origin) / width, Integer)
+        # Of whole numbers, which both databases divide alike: PostgreSQL rounds a fraction that is cast to one.
+        milliseconds = cast((TurnRow.finished_at - origin) * 1000, BigInteger)
+        bucket = milliseconds // cast(round(width * 1000), BigInteger)
         statement = (
-            select(bucket, func.sum(func.length(TurnRow.output_ids)))
-            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            select(bucket, func.sum(func.length(TurnRow.output_logprobs)))
             .where(
-                SessionRow.state.in_(("open", "ended")),
-                SessionRow.last_active_at >= since,
-                SessionRow.run_id == run_id,
+                TurnRow.id >= least_turn_id(since - _LONGEST_TURN_S),
+                _compared(TurnRow.run_id) == run_id,
                 TurnRow.finished_at > since,
             )
             .group_by(bucket)
         )
-        return {int(number): int(size) // _ID_BYTES for number, size in await self._all(statement)}
+        return {int(number): int(size) // _LOGPROB_BYTES for number, size in await self._all(statement)}
 
     async def trainer_marks(self, run_id: str) -> AnyRow | None:
         """The claim whose lease reaches furthest: `state`, `created_at`, `lease_expires_at`."""
@@ -248,26 +253,13 @@ class OverviewRepository:
             return ()
         return await self._all(_TRAININGS.where(ClaimedSessionRow.session_id.in_(session_ids)))
 
-    async def rewards(self, run_id: str, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
-        """The ledger, newest first; the cursor's key is a sequence number."""
-        statement = select(RewardRow.__table__).where(RewardRow.run_id == run_id)
-        if after is not None:
-            below = (after.at, int(after.key))
-            statement = statement.where(tuple_(RewardRow.created_at, RewardRow.sequence) < below)
-        return await self._all(
-            statement.order_by(RewardRow.created_at.desc(), RewardRow.sequence.desc()).limit(limit)
-        )
-
     # Turns
 
     async def turns_of(self, session_id: str) -> Sequence[AnyRow]:
-        return await self._all(
-            select(TurnRow.__table__).where(TurnRow.session_id == session_id).order_by(TurnRow.ordinal, TurnRow.id)
-        )
+        return await self._all(_TURNS.where(TurnRow.session_id == session_id).order_by(TurnRow.ordinal, TurnRow.id))
 
     async def turn(self, turn_id: str) -> AnyRow | None:
-        statement = select(TurnRow.__table__).where(TurnRow.id == turn_id)
-        return (await self._connection.execute(statement)).one_or_none()
+        return (await self._connection.execute(_TURNS.where(TurnRow.id == turn_id))).one_or_none()
 
     # Versions
 
@@ -300,11 +292,12 @@ class OverviewRepository:
         )
         return {row.version: row.audit for row in await self._all(statement)}
 
-    async def reward_now(self, session_ids: Sequence[str]) -> dict[str, float | None]:
+    async def rewards_now(self, session_ids: Sequence[str]) -> dict[str, AnyRow]:
+        """`reward` and `revised_at` by session."""
         if not session_ids:
             return {}
-        statement = select(SessionRow.id, SessionRow.reward).where(SessionRow.id.in_(session_ids))
-        return {row.id: row.reward for row in await self._all(statement)}
+        statement = select(SessionRow.id, SessionRow.reward, SessionRow.revised_at)
+        return {row.id: row for row in await self._all(statement.where(SessionRow.id.in_(session_ids)))}
 
     async def swap_count(self, run_id: str) -> int:
         statement = select(func.count()).where(
@@ -338,6 +331,8 @@ _SESSIONS_AND_GROUPS: FromClause = SessionRow.__table__.outerjoin(
     GroupRow.__table__, SessionRow.group_id == GroupRow.id
 )
 _SESSIONS = select(SessionRow.__table__, GroupRow.name.label("group_name")).select_from(_SESSIONS_AND_GROUPS)
+
+_TURNS = select(*(column for column in TurnRow.__table__.columns if column.name != "request"), request_as_sent())
 
 _TRAININGS = (
     select(

@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, literal, or_, select, update
+from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, literal, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
 from proxy.contract.turn import Continuation, TurnState
-from proxy.database.lifecycle import SessionState, TrainingState
+from proxy.database.lifecycle import SessionState, TrainingState, is_open
+from proxy.database.preferences import preferences_about
 from proxy.database.prepared import Prepared
-from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.database.session_names import sessions_called
+from proxy.database.tables import (
+    ClaimedSessionRow,
+    GroupRow,
+    RewardRow,
+    RunRow,
+    SessionRow,
+    SessionUserRow,
+    TurnRow,
+)
 from proxy.errors import Conflict
 
 _HASHES = 64
@@ -31,6 +41,7 @@ class ContextRow(NamedTuple):
     key_id: KeyId | None
     external_id: str | None
     state: str
+    erased_at: float | None
 
 
 class SessionRepository:
@@ -60,6 +71,16 @@ class SessionRepository:
                 return [row for row in found if row.exact] or found
         return []
 
+    def add_users(self, run_id: str, session_ids: Sequence[str], digests: Sequence[bytes]) -> None:
+        """Sessions that are opened in this transaction."""
+        users = [
+            {"session_id": session_id, "digest": digest, "run_id": run_id}
+            for session_id in session_ids
+            for digest in digests
+        ]
+        if users:
+            self._connection.execute(insert(SessionUserRow), users)
+
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         """Raises Conflict where the name of one is that of an open session."""
         try:
@@ -83,15 +104,25 @@ class SessionRepository:
         self._connection.execute(update(GroupRow).where(GroupRow.id == group_id).values(size=size))
 
     def whole(self, session_id: str) -> AnyRow:
-        """Everything about a session, with the names of its run and group. It exists."""
+        """Everything about a session, with the names of its run and group, and the rewards that its claim handed out.
+        It exists."""
         statement = (
             select(
                 SessionRow.__table__,
                 RunRow.name.label("run_name"),
                 GroupRow.name.label("group_name"),
+                ClaimedSessionRow.reward.label("handed_reward"),
+                ClaimedSessionRow.reward_ids.label("handed_ids"),
             )
             .join(RunRow, RunRow.id == SessionRow.run_id)
             .join(GroupRow, GroupRow.id == SessionRow.group_id, isouter=True)
+            .join(
+                ClaimedSessionRow,
+                and_(
+                    ClaimedSessionRow.claim_id == SessionRow.claim_id, ClaimedSessionRow.session_id == SessionRow.id
+                ),
+                isouter=True,
+            )
             .where(SessionRow.id == session_id)
         )
         return self._connection.execute(statement).one()
@@ -107,7 +138,7 @@ class SessionRepository:
                 TurnRow.state,
                 TurnRow.attributed_by,
                 TurnRow.prompt_token_count,
-                func.length(TurnRow.output_ids).label("output_bytes"),
+                func.length(TurnRow.output_logprobs).label("logprob_bytes"),
                 TurnRow.started_at,
                 TurnRow.finished_at,
             )
@@ -134,12 +165,16 @@ class SessionRepository:
         )
         return list(self._connection.execute(statement).all())
 
+    def preferences(self, session_id: str) -> list[AnyRow]:
+        """In order of arrival."""
+        return list(self._connection.execute(preferences_about(session_id)).all())
+
     def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
         """Open sessions that had no call for their idle time, longest silent first."""
         idle_at = SessionRow.last_active_at + func.coalesce(SessionRow.idle_seconds, default_seconds)
         statement = (
             select(SessionRow.id)
-            .where(SessionRow.state == SessionState.OPEN.value, SessionRow.run_id == run_id, idle_at <= now)
+            .where(is_open(), SessionRow.run_id == run_id, idle_at <= now)
             .order_by(SessionRow.last_active_at)
             .limit(limit)
         )
@@ -173,6 +208,15 @@ class SessionRepository:
         )
         return list(self._connection.execute(statement).all())
 
+    def count_revised(self) -> list[AnyRow]:
+        revised = (
+            select(func.count())
+            .where(SessionRow.run_id == RunRow.id, SessionRow.revised_at.is_not(None))
+            .correlate(RunRow)
+            .scalar_subquery()
+        )
+        return list(self._connection.execute(select(RunRow.name, revised.label("sessions"))).all())
+
 
 _NEW = (
     "id",
@@ -201,11 +245,8 @@ _BY_ID = Prepared(select(*_CONTEXT).where(SessionRow.id == bindparam("name")))
 
 _BY_NAME = Prepared(
     select(*_CONTEXT)
-    .where(
-        SessionRow.run_id == bindparam("run"),
-        or_(SessionRow.id == bindparam("name"), SessionRow.external_id == bindparam("name")),
-    )
-    .order_by(SessionRow.id != bindparam("name"), SessionRow.created_at.desc(), SessionRow.id.desc())
+    .where(SessionRow.id.in_(sessions_called(bindparam("name"), bindparam("run"))))
+    .order_by(SessionRow.id != bindparam("name"))
     .limit(1)
 )
 
@@ -239,6 +280,7 @@ def _holding(
             TurnRow.run_id == bindparam("run"),
             column.in_(bindparam("hashes", expanding=True)),
             TurnRow.state != TurnState.FAILED.value,
+            SessionRow.erased_at.is_(None),
             SessionRow.key_id == bindparam("key"),
         )
         .order_by(TurnRow.finished_at, TurnRow.id)

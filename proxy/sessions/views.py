@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from sqlalchemy import Row
 from proxy.contract.trajectory import Purpose
 from proxy.database.lifecycle import EndReason, Outcome, SessionState, TrainingState
 
-_ID_BYTES = 4
+_LOGPROB_BYTES = 4
 
 AnyRow = Row[*tuple[Any, ...]]
 
@@ -34,7 +34,8 @@ class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger. `superseded`: a later one about the same thing took its place."""
+    """An entry of the ledger. `superseded`: a later one about the same thing took its place. `trained`: the step that
+    consumed the session used it."""
 
     id: str
     turn_id: str | None
@@ -44,12 +45,28 @@ class RewardEntry(msgspec.Struct, frozen=True, kw_only=True):
     comment: str | None
     superseded: bool
     after_training: bool
+    trained: bool
+    created_at: float
+
+
+class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """That the session, or its turn `turn_id`, was `chosen` or `rejected` against another session, or a turn of it;
+    of two turns of one session there are two entries with one id."""
+
+    id: str
+    verdict: str
+    turn_id: str | None
+    other_session_id: str
+    other_turn_id: str | None
+    source: str
+    comment: str | None
     created_at: float
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """`attributed_by` is how the session came into being. `trainable`: it is with the trainer now or will be;
-    `explanation` is the reason in a sentence."""
+    `explanation` is the reason in a sentence. `trained_reward` is what its step trained on, `reward` what the ledger
+    comes to now; where these differ, or a turn's, `revised_at` is when the newest entry came that was not used."""
 
     id: str
     run: str
@@ -68,15 +85,23 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     explanation: str
     consumed_by: int | None
     reward: float | None
+    trained_reward: float | None
+    revised_at: float | None
     created_at: float
     last_active_at: float
     ended_at: float | None
     turns: tuple[TurnSummary, ...]
     rewards: tuple[RewardEntry, ...]
+    preferences: tuple[PreferenceEntry, ...]
+    erased_at: float | None = None
+    erased_reason: str | None = None
 
 
-def session_view(row: AnyRow, turns: Sequence[AnyRow], rewards: Sequence[AnyRow]) -> SessionView:
+def session_view(
+    row: AnyRow, turns: Sequence[AnyRow], rewards: Sequence[AnyRow], preferences: Sequence[AnyRow]
+) -> SessionView:
     training = TrainingState(row.training)
+    is_trained = training is TrainingState.CONSUMED
     return SessionView(
         id=row.id,
         run=row.run_name,
@@ -95,16 +120,22 @@ def session_view(row: AnyRow, turns: Sequence[AnyRow], rewards: Sequence[AnyRow]
         explanation=explanation(row),
         consumed_by=row.consumed_by,
         reward=row.reward,
+        trained_reward=row.handed_reward if is_trained else None,
+        revised_at=row.revised_at,
         created_at=row.created_at,
         last_active_at=row.last_active_at,
         ended_at=row.ended_at,
         turns=tuple(_turn(turn) for turn in turns),
-        rewards=reward_entries(rewards),
+        rewards=reward_entries(rewards, trained=(row.handed_ids or ()) if is_trained else ()),
+        preferences=tuple(entry for preference in preferences for entry in _preference(row.id, preference)),
+        erased_at=row.erased_at,
+        erased_reason=row.erased_reason,
     )
 
 
-def reward_entries(rows: Sequence[AnyRow]) -> tuple[RewardEntry, ...]:
-    """Rows in order of arrival: the last about each (turn, name, source) stands, the others are superseded."""
+def reward_entries(rows: Sequence[AnyRow], *, trained: Collection[str]) -> tuple[RewardEntry, ...]:
+    """Rows in order of arrival: the last about each (turn, name, source) stands, the others are superseded.
+    `trained` are the ids that a step used."""
     standing = {(row.turn_id, row.name, row.source): row.id for row in rows}
     return tuple(
         RewardEntry(
@@ -116,10 +147,28 @@ def reward_entries(rows: Sequence[AnyRow]) -> tuple[RewardEntry, ...]:
             comment=row.comment,
             superseded=standing[row.turn_id, row.name, row.source] != row.id,
             after_training=row.after_training,
+            trained=row.id in trained,
             created_at=row.created_at,
         )
         for row in rows
     )
+
+
+def _preference(session_id: str, row: AnyRow) -> Iterator[PreferenceEntry]:
+    chosen = (row.chosen_session_id, row.chosen_turn_id)
+    rejected = (row.rejected_session_id, row.rejected_turn_id)
+    for verdict, own, other in (("chosen", chosen, rejected), ("rejected", rejected, chosen)):
+        if own[0] == session_id:
+            yield PreferenceEntry(
+                id=row.id,
+                verdict=verdict,
+                turn_id=own[1],
+                other_session_id=other[0],
+                other_turn_id=other[1],
+                source=row.source,
+                comment=row.comment,
+                created_at=row.created_at,
+            )
 
 
 def explanation(row: AnyRow) -> str:
@@ -145,6 +194,10 @@ _SENTENCES = {
 
 
 def _why_excluded(row: AnyRow) -> str:
+    if row.erased_at is not None:
+        return "It was erased before it was trained."
+    if row.held_back:
+        return "It was imported to be looked at, not to be trained."
     if row.purpose == Purpose.EVAL.value:
         return "Its purpose is eval: recorded and scored, never trained."
     if row.turn_count == 0:
@@ -164,7 +217,7 @@ def _turn(row: AnyRow) -> TurnSummary:
         state=row.state,
         attributed_by=row.attributed_by,
         prompt_tokens=row.prompt_token_count,
-        output_tokens=row.output_bytes // _ID_BYTES,
+        output_tokens=row.logprob_bytes // _LOGPROB_BYTES,
         started_at=row.started_at,
         finished_at=row.finished_at,
     )

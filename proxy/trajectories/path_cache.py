@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 import msgspec
 
@@ -10,6 +11,15 @@ from proxy.contract.token_ids import TokenIds
 from proxy.trajectories.assembly import Lineage
 
 _TOKENS = 4_000_000
+_TURN_TOKENS = 128
+"""What a turn costs beside its path, in the memory of tokens: short ones are many."""
+
+
+class KeptRequest(msgspec.Struct, frozen=True):
+    """A request as the store has it: `digest` is over its JSON, `turn_id` the turn it is kept with."""
+
+    digest: bytes
+    turn_id: str
 
 
 class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,10 +33,12 @@ class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     path: TokenIds
     lineage: Lineage
+    request: KeptRequest | None = None
 
 
 class PathCache:
-    """Least recently used turns leave first. `tokens` bounds the sum of the kept paths' lengths."""
+    """Least recently used turns leave first. `tokens` bounds the sum of the kept paths' lengths, of which every turn
+    adds 128 for itself."""
 
     def __init__(self, tokens: int = _TOKENS) -> None:
         self._tokens_left = tokens
@@ -38,13 +50,20 @@ class PathCache:
             return
         self._turns[turn.id] = turn
         self._by_conversation[turn.session_id, turn.conversation_hash] = turn.id
-        self._tokens_left -= len(turn.path)
+        self._tokens_left -= len(turn.path) + _TURN_TOKENS
         while self._tokens_left < 0 and self._turns:
             _, oldest = self._turns.popitem(last=False)
-            self._tokens_left += len(oldest.path)
+            self._tokens_left += len(oldest.path) + _TURN_TOKENS
             key = (oldest.session_id, oldest.conversation_hash)
             if self._by_conversation.get(key) == oldest.id:
                 del self._by_conversation[key]
+
+    def forget(self, session_ids: Collection[str]) -> None:
+        """Of these sessions, nothing stays. Walks all that is kept."""
+        for turn in [turn for turn in self._turns.values() if turn.session_id in session_ids]:
+            del self._turns[turn.id]
+            self._tokens_left += len(turn.path) + _TURN_TOKENS
+            self._by_conversation.pop((turn.session_id, turn.conversation_hash), None)
 
     def get(self, turn_id: str) -> CachedTurn | None:
         turn = self._turns.get(turn_id)

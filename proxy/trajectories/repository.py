@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, exists, insert, or_, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.identifiers import SessionId, TurnId
@@ -19,12 +19,11 @@ from proxy.contract.turn import (
     TurnState,
     VersionSpan,
 )
-from proxy.database.arrays import unpack_ids, unpack_logprobs
-from proxy.database.lifecycle import SessionState, TrainingState, settle
+from proxy.database.arrays import unpack_ids, unpack_logprobs, widened_ids
+from proxy.database.lifecycle import SessionState, TrainingState, is_open, settle
 from proxy.database.prepared import Prepared
-from proxy.database.tables import RunRow, SessionRow, TurnRow
-from proxy.errors import Conflict, NotFound
-from proxy.settings import RunSettings
+from proxy.database.tables import SessionRow, TurnRow
+from proxy.errors import Conflict, Gone, NotFound
 from proxy.trajectories.assembly import PathPiece
 
 _HASHES = 500
@@ -50,7 +49,7 @@ class TurnRepository:
     def record(self, columns: Mapping[str, Any], *, now: float) -> RecordedTurn:
         """Inserts a turn (`columns` without `ordinal`) once.
 
-        Raises NotFound for an unknown session, Conflict for an idempotency key that is taken.
+        Raises NotFound for an unknown session, Gone for an erased one, Conflict for an idempotency key that is taken.
         """
         versions = [version for version, _start, _end in columns["spans"]]
         counted = _COUNT_TURN.run(
@@ -66,6 +65,8 @@ class TurnRepository:
         if not counted:
             if self._is_recorded(columns["id"]):
                 return RecordedTurn(settled=False, session_open=False)
+            if self._is_erased(columns["session_id"]):
+                raise Gone(f"the session {columns['session_id']} was erased: nothing of this call is kept")
             raise NotFound(f"there is no session {columns['session_id']!r}")
         turn_count, state, training = counted[0]
         try:
@@ -76,9 +77,14 @@ class TurnRepository:
             return RecordedTurn(settled=False, session_open=True)
         if training not in _MAY_BECOME_READY:
             return RecordedTurn(settled=False, session_open=False)
-        weights = self._reward_weights(columns["run_id"])
-        settled = settle(self._connection, [columns["session_id"]], reward_weights=weights, now=now)
+        settled = settle(self._connection, [columns["session_id"]], now=now)
         return RecordedTurn(settled=bool(settled), session_open=False)
+
+    def add_users(self, run_id: str, session_id: str, digests: Sequence[bytes]) -> None:
+        """Those on whose behalf calls of the session are made; who is known already stays."""
+        for digest in digests:
+            values = {"run": run_id, "session": session_id, "digest": digest}
+            self._connection.execute(_ADD_USER, values)
 
     def by_conversation(self, session_id: str, hashes: Sequence[bytes]) -> str | None:
         """The newest turn with the first of `hashes` that any turn of the session has."""
@@ -110,8 +116,8 @@ class TurnRepository:
                 id=row.id,
                 parent_id=row.parent_id,
                 prefix_tokens=row.prefix_tokens,
-                prompt_ids=TokenIds(row.prompt_ids),
-                output_ids=TokenIds(row.output_ids),
+                prompt_ids=TokenIds(widened_ids(row.prompt_ids)),
+                output_ids=TokenIds(widened_ids(row.output_ids)),
             )
             for row in rows
         }
@@ -138,7 +144,7 @@ class TurnRepository:
             .join(SessionRow, SessionRow.id == TurnRow.session_id)
             .where(
                 SessionRow.run_id == run_id,
-                SessionRow.state == SessionState.OPEN.value,
+                is_open(),
                 TurnRow.tools_hash == tools_hash,
                 TurnRow.state != TurnState.FAILED.value,
             )
@@ -159,18 +165,22 @@ class TurnRepository:
                     turns[row.session_id].append(_turn(row))
         return turns
 
+    def _is_erased(self, session_id: str) -> bool:
+        statement = select(exists().where(SessionRow.id == session_id, SessionRow.erased_at.is_not(None)))
+        return bool(self._connection.execute(statement).scalar_one())
+
     def _is_recorded(self, turn_id: str) -> bool:
         statement = select(exists().where(TurnRow.id == turn_id))
         return bool((self._connection.execute(statement)).scalar_one())
 
-    def _reward_weights(self, run_id: str) -> dict[str, float]:
-        config = (self._connection.execute(select(RunRow.config).where(RunRow.id == run_id))).scalar_one()
-        return RunSettings.model_validate(config).reward_weights
-
 
 _COUNT_TURN = Prepared(
     update(SessionRow)
-    .where(SessionRow.id == bindparam("of"), ~exists().where(TurnRow.id == bindparam("turn")))
+    .where(
+        SessionRow.id == bindparam("of"),
+        SessionRow.erased_at.is_(None),
+        ~exists().where(TurnRow.id == bindparam("turn")),
+    )
     .values(
         turn_count=SessionRow.turn_count + 1,
         last_active_at=case(
@@ -196,6 +206,10 @@ _COUNT_TURN = Prepared(
 )
 
 _INSERT_TURN = Prepared(insert(TurnRow), columns=TurnRow.__table__.columns.keys())
+
+_ADD_USER = text(
+    "INSERT INTO session_users (session_id, digest, run_id) VALUES (:session, :digest, :run) ON CONFLICT DO NOTHING"
+)
 
 _BY_CONVERSATION = (
     select(TurnRow.id, TurnRow.conversation_hash)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -14,11 +16,14 @@ from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import FinishReason, Turn, TurnState
 from proxy.database.arrays import pack_ids, pack_logprobs
+from proxy.database.packed_json import json_bytes
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.trajectories.assembly import Lineage, PathPiece, extend_path, lineage_of, path_of
-from proxy.trajectories.path_cache import CachedTurn, PathCache
+from proxy.trajectories.path_cache import CachedTurn, KeptRequest, PathCache
 from proxy.trajectories.repository import RecordedTurn, TurnRepository
+
+_KNOWN_USERS = 16_384
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +34,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     renders. `attributed_by` is how the call came to its session. `messages` are those the call added to its parent's
     conversation, the answer not among them; `request` is the body without its messages; `response` is the answer as
     it was sent. `prompt_token_count` counts the full prompt, shared tokens included; `prompt_ids` is that prompt,
-    where it is at hand.
+    where it is at hand. `users` are the pseudonyms of those on whose behalf the call was made.
     """
 
     turn: Turn
@@ -44,6 +49,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     response: dict[str, Any]
     settled_hash: bytes | None = None
     prompt_ids: TokenIds | None = None
+    users: tuple[bytes, ...] = ()
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,24 +72,36 @@ class TrajectoryStore:
         self._clock = clock
         self._signals = signals
         self._paths = paths or PathCache()
+        self._users: OrderedDict[tuple[SessionId, bytes], None] = OrderedDict()
+        signals.erasures.listen(self._paths.forget)
 
     async def record(self, *records: TurnRecord) -> bool:
         """Commits turns of one session, durably, before it returns: all or none. The same turn again changes nothing.
         Whether the session is known to be open still.
 
         A turn of a session that has ended meanwhile is recorded all the same, and so is one whose caller is
-        cancelled while it waits. Raises NotFound for an unknown session, Conflict when its idempotency key belongs to
-        another turn of the session, StoreUnavailable.
+        cancelled while it waits. Raises NotFound for an unknown session, Gone for an erased one, Conflict when its
+        idempotency key belongs to another turn of the session, StoreUnavailable.
         """
-        paths = [self._path(record) for record in records]
-        turns = [_columns(record) for record in records]
+        requests = [self._request(record) for record in records]
+        paths = [self._path(record, request) for record, request in zip(records, requests, strict=True)]
+        turns = [_columns(record, request) for record, request in zip(records, requests, strict=True)]
         now = self._clock()
+
+        users = self._new_users(records[0]) if records and records[0].users else ()
 
         def write(connection: Connection) -> list[RecordedTurn]:
             repository = TurnRepository(connection)
-            return [repository.record(columns, now=now) for columns in turns]
+            recorded = [repository.record(columns, now=now) for columns in turns]
+            if users:
+                repository.add_users(records[0].run_id, records[0].turn.session_id, users)
+            return recorded
 
         recorded = await self._database.transact(write)
+        for digest in users:
+            self._users[records[0].turn.session_id, digest] = None
+            if len(self._users) > _KNOWN_USERS:
+                self._users.popitem(last=False)
         for path in paths:
             if path is not None:
                 self._paths.put(path)
@@ -144,7 +162,20 @@ class TrajectoryStore:
             self._paths.put(turn)
         return [_parent(turn) for turn in turns if turn is not None]
 
-    def _path(self, record: TurnRecord) -> CachedTurn | None:
+    def _new_users(self, record: TurnRecord) -> tuple[bytes, ...]:
+        """Those of whom it is not certain that the store has them with this session."""
+        session_id = record.turn.session_id
+        return tuple(digest for digest in record.users if (session_id, digest) not in self._users)
+
+    def _request(self, record: TurnRecord) -> KeptRequest:
+        """Where the store has this request: with the turn itself, or where the turn that it goes on from has it."""
+        digest = blake2b(json_bytes(record.request), digest_size=16).digest()
+        parent = self._paths.get(record.turn.parent_id) if record.turn.parent_id is not None else None
+        if parent is not None and parent.request is not None and parent.request.digest == digest:
+            return parent.request
+        return KeptRequest(digest, record.turn.id)
+
+    def _path(self, record: TurnRecord, request: KeptRequest) -> CachedTurn | None:
         """The turn with its path, if it may be a parent and its own parent's path is at hand. Raises BrokenTree."""
         turn = record.turn
         if turn.state is TurnState.FAILED:
@@ -163,6 +194,7 @@ class TrajectoryStore:
             state=turn.state.value,
             path=_whole_path(record, parent),
             lineage=Lineage(turn.id, turn.prefix_tokens, parent.lineage if parent is not None else None),
+            request=request,
         )
 
 
@@ -199,7 +231,7 @@ def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
     ]
 
 
-def _columns(record: TurnRecord) -> dict[str, Any]:
+def _columns(record: TurnRecord, request: KeptRequest) -> dict[str, Any]:
     """The columns of the turn's row, save its ordinal."""
     turn = record.turn
     return {
@@ -227,7 +259,8 @@ def _columns(record: TurnRecord) -> dict[str, Any]:
         "finished_at": turn.finished_at,
         "masked": None,
         "messages": record.messages,
-        "request": record.request,
+        "request_of": request.turn_id if request.turn_id != turn.id else None,
+        "request": record.request if request.turn_id == turn.id else None,
         "response": record.response,
     }
 

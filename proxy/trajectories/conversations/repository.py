@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from proxy.contract.turn import Continuation
 from proxy.database.tables import SessionRow, TurnRow
+from proxy.database.turn_requests import request_as_sent
 
 CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
 """Whose messages are only those that the call added to its parent's conversation."""
@@ -38,12 +39,12 @@ _TURN = (
         TurnRow.parent_id,
         TurnRow.continuation,
         TurnRow.messages,
-        TurnRow.request,
+        request_as_sent(),
         TurnRow.response,
         SessionRow.state.label("session_state"),
     )
     .join(SessionRow, SessionRow.id == TurnRow.session_id)
-    .where(TurnRow.id == bindparam("id"))
+    .where(TurnRow.id == bindparam("id"), SessionRow.erased_at.is_(None))
 )
 
 _COLUMNS = (TurnRow.id, TurnRow.parent_id, TurnRow.continuation)

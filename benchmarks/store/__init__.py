@@ -1,0 +1,1 @@
+"""How the trajectory store grows: `make bench-store`."""

@@ -1,0 +1,118 @@
+"""How the trajectory store grows: `python -m benchmarks.store [--turns 1000000] [--database sqlite|postgresql]`.
+
+Fills a store by the proxy's own services, in one process: sessions are named as agents name them, every turn is
+committed durably, rewards end the sessions, a trainer consumes half of them. Then it measures claims at 10,000 turns
+and at the end, the queries of the admin page, bytes, and memory. A claim is timed from the request to the encoded
+answer, with all its trajectories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.machine import describe
+from benchmarks.store import measures
+from benchmarks.store.databases import NAMES, Place, place
+from benchmarks.store.filling import open_proxy
+from benchmarks.store.report import judged, shown
+from benchmarks.store.workload import LONG, SHORT, Workload
+
+RESULT = Path(__file__).parent.parent / "results" / "store.json"
+EARLY = 10_000
+_PARTS = 50
+_COMPARED_TURNS = 10_000
+
+
+async def grown(make: Callable[[], Place], directory: Path, turns: int) -> dict[str, Any]:
+    """One database from nothing to `turns` turns."""
+    place, process = make(), psutil.Process()
+    workload = Workload(seed=1)
+    async with open_proxy(place.url, directory) as proxy:
+        await proxy.fill(workload, EARLY)
+        early = await measures.claims(proxy)
+        rates, memory = [], []
+        part = max(EARLY, (turns - EARLY) // _PARTS)
+        while proxy.filled.turns < turns:
+            before, began = proxy.filled.turns, time.perf_counter()
+            await proxy.fill(workload, min(part, turns - before))
+            rates.append((proxy.filled.turns - before) / (time.perf_counter() - began))
+            memory.append(process.memory_info().rss)
+            print(f"  {proxy.filled.turns:>9,} turns, {rates[-1]:,.0f}/s, {memory[-1] >> 20} MiB", flush=True)
+        late = await measures.claims(proxy)
+        admin = await measures.admin(proxy)
+        filled = proxy.filled
+    settled = memory[max(0, len(memory) // 10)] if memory else process.memory_info().rss
+    return {
+        "turns": filled.turns,
+        "sessions": filled.sessions,
+        "tokens": filled.tokens,
+        "ingest_turns_per_s": round(filled.turns / filled.seconds, 1),
+        "slowest_part_turns_per_s": round(min(rates, default=0.0), 1),
+        "claim_ms": {"early": early, "late": late},
+        "bytes": place.size(),
+        "bytes_per_token": round(place.size() / filled.tokens, 3),
+        "admin_ms": admin,
+        "rss_growth_mb": round(((memory[-1] if memory else settled) - settled) / 1e6, 1),
+        "rss_mb": round(process.memory_info().rss / 1e6, 1),
+    }
+
+
+async def conversation_ratio(make: Callable[[], Place], directory: Path, turns: int) -> float:
+    """Bytes a token in conversations of 50 turns, against the same turns as sessions of one."""
+    per_token = []
+    for length in (LONG, SHORT):
+        place = make()
+        async with open_proxy(place.url, directory) as proxy:
+            await proxy.fill(Workload(seed=2, lengths=(length,)), turns)
+            tokens = proxy.filled.tokens
+        per_token.append(place.size() / tokens)
+    return round(per_token[0] / per_token[1], 3)
+
+
+def measure(name: str, turns: int, directory: Path) -> dict[str, Any]:
+    print(f"{name}: {turns:,} turns", flush=True)
+    with place(name, directory) as make:
+        found = asyncio.run(grown(make, directory, turns))
+        found["conversation_bytes_ratio"] = asyncio.run(
+            conversation_ratio(make, directory, min(_COMPARED_TURNS, turns))
+        )
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=1_000_000, help="fill to this many (at least 20,000)")
+    parser.add_argument("--database", choices=NAMES, action="append", help="default: both")
+    parser.add_argument("--directory", type=Path, help="where the databases are; default: the system's for files")
+    parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True, help=f"to {RESULT.name}")
+    options = parser.parse_args()
+    if options.turns < 2 * EARLY:
+        parser.error(f"--turns is {2 * EARLY} at least")
+    directory = Path(tempfile.mkdtemp(prefix="base-rl-store-", dir=options.directory))
+    directory.chmod(0o755)  # PostgreSQL's user has its own below it
+    try:
+        result: dict[str, Any] = {"machine": describe(), "turns": options.turns, "databases": {}}
+        for name in options.database or NAMES:
+            result["databases"][name] = measure(name, options.turns, directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if options.write:
+        RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    print(shown(result))
+    targets = judged(result)
+    return 0 if all(target.reached for target in targets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""The request of a turn, wherever along its path it is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Label, func, select
+from sqlalchemy.orm import aliased
+
+from proxy.database.packed_json import PackedJson
+from proxy.database.tables import TurnRow
+
+
+def request_as_sent() -> Label[Any]:
+    """A column `request` for a query of turns: their own, or that of the turn that has the same."""
+    holder = aliased(TurnRow)
+    kept = select(holder.request).where(holder.id == TurnRow.request_of).scalar_subquery()
+    return func.coalesce(TurnRow.request, kept, type_=PackedJson()).label("request")
