@@ -100,6 +100,10 @@ class Metrics:
             ("kind",),
         )
         self._rewards = Counter("base_rl_rewards", "Reward entries recorded.", ["effect"], registry=self.registry)
+        self._preferences = Counter("base_rl_preferences", "Preferences recorded.", registry=self.registry)
+        self._erased = Counter(
+            "base_rl_sessions_erased", "Sessions whose content was erased.", ["reason"], registry=self.registry
+        )
         self._swaps = Counter("base_rl_swaps", "Policy versions loaded.", ["result"], registry=self.registry)
         self._swap_seconds = Histogram(
             "base_rl_swap_seconds",
@@ -109,6 +113,12 @@ class Metrics:
         )
         self._sessions = Gauge(
             "base_rl_sessions", "Sessions by training state.", ["run", "training"], registry=self.registry
+        )
+        self._revised = Gauge(
+            "base_rl_sessions_revised",
+            "Trained sessions whose rewards are others now than those they were trained on.",
+            ["run"],
+            registry=self.registry,
         )
 
     def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None:
@@ -130,6 +140,12 @@ class Metrics:
     def rewards_recorded(self, entries: int, *, effect: str) -> None:
         self._rewards.labels(effect).inc(entries)
 
+    def preference_recorded(self) -> None:
+        self._preferences.inc()
+
+    def sessions_erased(self, sessions: int, *, reason: str) -> None:
+        self._erased.labels(reason).inc(sessions)
+
     def swap_finished(self, seconds: float) -> None:
         self._swaps.labels("loaded").inc()
         self._swap_seconds.observe(seconds)
@@ -137,9 +153,12 @@ class Metrics:
     def swap_failed(self) -> None:
         self._swaps.labels("failed").inc()
 
-    def render(self, sessions: Mapping[tuple[str, str], int]) -> bytes:
-        """The exposition, with `sessions` as (run, training state) → count."""
+    def render(self, sessions: Mapping[tuple[str, str], int], revised: Mapping[str, int]) -> bytes:
+        """The exposition, with `sessions` as (run, training state) → count, and `revised` as run → count."""
         self._sessions.clear()
         for (run, training), count in sessions.items():
             self._sessions.labels(run, training).set(count)
+        self._revised.clear()
+        for run, count in revised.items():
+            self._revised.labels(run).set(count)
         return generate_latest(self.registry)

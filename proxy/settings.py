@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -26,8 +27,11 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from proxy.contract.reward import NameRule, RewardRules, SourceRule
 
 ENVIRONMENT_PREFIX = "BASE_RL_"
 
@@ -61,13 +65,49 @@ class BootstrapSettings(_Section):
     trainer_key: SecretStr | None = None
 
 
+_STORE_DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "sqlite+aiosqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+
+def _store_url(url: str) -> str:
+    """With the driver that the store uses. What is wrong is said without the URL, which may hold a password."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _STORE_DRIVERS:
+        named = f"{scheme}://" if separator else "no scheme"
+        raise ValueError(
+            f"the store is a SQLite file or a PostgreSQL database, and this names {named}: write "
+            "sqlite:////absolute/path/store.sqlite3 or postgresql://user:password@host:5432/database"
+        )
+    if scheme.startswith("postgresql"):
+        try:
+            parts = urlsplit(f"postgresql://{rest}")
+            named_database = bool(parts.path.strip("/")) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            named_database = False
+        if not named_database:
+            raise ValueError("write postgresql://user:password@host:5432/database, with the database's name")
+    return f"{_STORE_DRIVERS[scheme]}://{rest}"
+
+
 class DatabaseSettings(_Section):
     """The trajectory store."""
 
-    url: str | None = None
-    """SQLAlchemy URL; default: SQLite at `base-rl.sqlite3` in the data directory."""
-    synchronous: Literal["normal", "full"] = "normal"
+    url: Annotated[str, AfterValidator(_store_url)] | None = None
+    """`sqlite:////path` or `postgresql://user:password@host/database`; default: SQLite at `base-rl.sqlite3` in the
+    data directory."""
+    synchronous: Literal["normal", "full"] | None = None
+    """What a commit waits for (`docs/operating.md` has the table); default: `normal` on SQLite, on PostgreSQL what
+    the server is set to."""
     busy_timeout_seconds: PositiveFloat = 10.0
+    """How long a write waits for another's lock."""
+    connect_timeout_seconds: PositiveFloat = 5.0
+    """PostgreSQL: how long the server may take to let us in."""
+    statement_timeout_seconds: PositiveFloat = 60.0
+    """PostgreSQL: how long one statement may run."""
 
 
 class EngineKind(StrEnum):
@@ -138,6 +178,44 @@ ReasoningParserName = Literal["auto", "none", "think"]
 ImageMode = Literal["refuse", "name"]
 
 
+RewardNumber = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+
+
+class RewardSettings(_Section):
+    """How entries about the same session, or the same turn, become one reward."""
+
+    combine: NameRule = NameRule.WEIGHTED_SUM
+    """Of several names, each times its weight. Names of weight 0 take no part."""
+    sources: SourceRule = SourceRule.SUM
+    """Of several sources of one name: the latest value of each, summed or averaged."""
+    order: tuple[str, ...] = ()
+    """`first_of` takes the first of these names that is there."""
+    low: RewardNumber | None = None
+    high: RewardNumber | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RewardSettings:
+        if (self.combine is NameRule.FIRST_OF) != bool(self.order):
+            raise ValueError('order and combine = "first_of" belong together: give both or neither')
+        if len(set(self.order)) != len(self.order):
+            raise ValueError("order has a name twice")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low is {self.low}, above high, which is {self.high}")
+        return self
+
+
+class RetentionSettings(_Section):
+    """How long the content of ended sessions is kept; without a bound it stays. Erased content is gone; that the
+    sessions were there, and who learnt from them, stays."""
+
+    max_age_days: PositiveFloat | None = None
+    """Since the session's end."""
+    max_sessions: PositiveInt | None = None
+    """Beyond so many ended sessions, those that ended first go."""
+    unconsumed: bool = False
+    """Also sessions that may yet be trained: ready ones and those that wait for a reward."""
+
+
 class RunSettings(_Section):
     """One policy being trained."""
 
@@ -162,8 +240,21 @@ class RunSettings(_Section):
     """A group still incomplete this long after its first end is trained with what it has (two at least)."""
     lease_seconds: PositiveFloat = 120.0
     """A claim whose trainer does not renew it for this long returns its trajectories."""
-    reward_weights: dict[str, float] = Field(default_factory=dict)
+    reward_weights: dict[str, RewardNumber] = Field(default_factory=dict)
     """Weight per reward name in the combined reward; names not listed weigh 1."""
+    rewards: RewardSettings = RewardSettings()
+    retention: RetentionSettings = RetentionSettings()
+
+    @property
+    def reward_rules(self) -> RewardRules:
+        return RewardRules(
+            weights=self.reward_weights,
+            combine=self.rewards.combine,
+            sources=self.rewards.sources,
+            order=self.rewards.order,
+            low=self.rewards.low,
+            high=self.rewards.high,
+        )
 
 
 class Settings(BaseSettings):
@@ -251,7 +342,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             path = f"{name}__{key.upper()}"
             if isinstance(value, BaseModel):
                 lay_out(path, value)
-            elif isinstance(value, dict):
+            elif isinstance(value, dict | tuple):
                 environment[path] = json.dumps(value)
             elif value is not None:
                 environment[path] = str(value)

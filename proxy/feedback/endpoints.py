@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from proxy.contract.reward import DEFAULT_NAME, DEFAULT_SOURCE
 from proxy.credentials.http import principal
 from proxy.errors import InvalidRequest
+from proxy.feedback.preferences import PreferenceItem
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
@@ -25,6 +26,12 @@ LARGEST_REWARD = 1e12
 
 _MOST_ITEMS = 1024
 _MOST_COMPONENTS = 64
+
+_NOTHING = "give a reward, or components"
+_COMMENT_ALONE = (
+    "a comment goes with a reward or components: alone it says nothing that could be trained on. To keep a text "
+    "without judging, send it with a component to which the run's reward_weights give the weight 0"
+)
 
 
 def reward_value(value: Any) -> float:
@@ -48,11 +55,13 @@ RewardValue = Annotated[float, BeforeValidator(reward_value)]
 Label = Annotated[StrictStr, Field(min_length=1, max_length=128), AfterValidator(_printable)]
 Key = Annotated[StrictStr, Field(min_length=1, max_length=200), AfterValidator(_printable)]
 Name = Annotated[StrictStr, Field(min_length=1, max_length=200)]
+Comment = Annotated[StrictStr, Field(max_length=16384)]
 
 
 class FeedbackBody(BaseModel):
-    """`components` become entries of their own names beside `reward`; the run's `reward_weights` say how all names
-    add up (weight 1 where it says nothing, so give a component that only explains the weight 0)."""
+    """`components` become entries of their own names beside `reward`; the run's `reward_weights` and `rewards` say
+    how all names make one reward. Weight 1 where they say nothing, so give a component that only explains the weight
+    0. `run`, a name or an id, is needed with an admin key where `session_id` is a client's own name."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,9 +69,10 @@ class FeedbackBody(BaseModel):
     session_id: Name | None = None
     turn_id: Name | None = None
     completion_id: Name | None = None
+    run: Name | None = None
     name: Label = DEFAULT_NAME
     components: Annotated[dict[Label, RewardValue], Field(max_length=_MOST_COMPONENTS)] | None = None
-    comment: Annotated[StrictStr, Field(max_length=16384)] | None = None
+    comment: Comment | None = None
     source: Label = DEFAULT_SOURCE
     final: StrictBool | None = None
     idempotency_key: Key | None = None
@@ -71,6 +81,19 @@ class FeedbackBody(BaseModel):
 def feedback_of(request: Request) -> FeedbackService:
     service: FeedbackService = request.app.state.feedback
     return service
+
+
+class PreferenceBody(BaseModel):
+    """That `chosen` went better than `rejected`, each a session's id or name or a turn's id. `run` as in a reward."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    chosen: Name
+    rejected: Name
+    run: Name | None = None
+    source: Label = DEFAULT_SOURCE
+    comment: Comment | None = None
+    idempotency_key: Key | None = None
 
 
 _DESCRIBED = described(
@@ -107,11 +130,33 @@ async def post_feedback(request: Request) -> JSONResponse:
     return JSONResponse({"results": answers} if isinstance(body, list) else answers[0], 202 if late else 201)
 
 
+@router.post(
+    "/v1/feedback/preference",
+    status_code=201,
+    openapi_extra=described(PreferenceBody, answers={201: "Recorded."}),
+)
+@router.post("/feedback/preference", status_code=201, include_in_schema=False)
+async def post_preference(request: Request) -> JSONResponse:
+    """Recorded and shown on both sessions. It is no reward: nothing is ended or trained for it."""
+    who = await principal(request)
+    body = validated(PreferenceBody, await json_body(request))
+    item = PreferenceItem(
+        chosen=body.chosen,
+        rejected=body.rejected,
+        run=body.run,
+        source=body.source,
+        comment=body.comment,
+        idempotency_key=body.idempotency_key,
+    )
+    receipt = await feedback_of(request).prefer(who, item)
+    return JSONResponse(msgspec.to_builtins(receipt), 201)
+
+
 def _item(body: FeedbackBody, within: str, path_session: str | None) -> FeedbackItem:
     entries = [] if body.reward is None else [(body.name, body.reward)]
     entries += (body.components or {}).items()
     if not entries:
-        raise InvalidRequest("give a reward, or components", param=f"{within}reward")
+        raise InvalidRequest(_NOTHING if body.comment is None else _COMMENT_ALONE, param=f"{within}reward")
     if len({name for name, _ in entries}) != len(entries):
         raise InvalidRequest(f"{body.name!r} is both the reward and a component", param=f"{within}components")
     if None not in (body.turn_id, body.completion_id) and body.turn_id != body.completion_id:
@@ -121,6 +166,7 @@ def _item(body: FeedbackBody, within: str, path_session: str | None) -> Feedback
         entries=tuple(entries),
         session_id=body.session_id or (path_session if turn is None else None),
         turn_id=turn,
+        run=body.run,
         source=body.source,
         comment=body.comment,
         final=body.final,

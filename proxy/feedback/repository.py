@@ -1,15 +1,29 @@
-"""Rows of the reward ledger, and what feedback may name."""
+"""Rows of the reward ledger and of preferences, and what feedback may name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, insert, or_, select
+from sqlalchemy import Connection, Row, bindparam, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
 
-from proxy.database.tables import RewardRow, SessionRow, TurnRow
+from proxy.database.prepared import Prepared
+from proxy.database.session_names import sessions_called
+from proxy.database.tables import PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.errors import InvalidRequest
 
 AnyRow = Row[*tuple[Any, ...]]
+
+
+class FoundSession(NamedTuple):
+    """What feedback must know of a session."""
+
+    id: str
+    run_id: str
+    training: str
+    erased_at: float | None
+    erased_reason: str | None
 
 
 class FeedbackRepository:
@@ -18,16 +32,19 @@ class FeedbackRepository:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def session(self, name: str, *, run_id: str | None) -> AnyRow | None:
-        """By our id or, within a run, by the client's own name: the newest that has it."""
-        statement = select(SessionRow.id, SessionRow.run_id, SessionRow.training)
-        if run_id is None:
-            statement = statement.where(SessionRow.id == name)
-        else:
-            statement = statement.where(
-                SessionRow.run_id == run_id, or_(SessionRow.id == name, SessionRow.external_id == name)
-            ).order_by(SessionRow.id != name, SessionRow.created_at.desc(), SessionRow.id.desc())
-        return (self._connection.execute(statement.limit(1))).one_or_none()
+    def run_id(self, name_or_id: str) -> str | None:
+        statement = select(RunRow.id).where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
+        # A run may be named like another's id; its name wins, as it does for agents.
+        return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).scalar_one_or_none()
+
+    def session(self, name: str, *, run_id: str | None) -> FoundSession | None:
+        """By our id or, within a run, by the client's own name: the newest that has it.
+
+        Its row is locked: whether an entry comes before or after a claim or a commit is one thing for all.
+        """
+        found = _BY_ID if run_id is None else _BY_NAME
+        rows = found.run(self._connection, {"name": name, "run": run_id})
+        return FoundSession(*rows[0]) if rows else None
 
     def session_of_turn(self, turn_id: str, *, run_id: str | None) -> str | None:
         statement = select(TurnRow.session_id).where(TurnRow.id == turn_id)
@@ -45,6 +62,66 @@ class FeedbackRepository:
         return list((self._connection.execute(statement)).all())
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
-        """In order: of two about the same thing, the later supersedes."""
+        """In order: of two about the same thing, the later supersedes. Raises InvalidRequest where another process
+        has just used the idempotency key."""
         for row in rows:
-            self._connection.execute(insert(RewardRow).values(row))
+            self._insert(RewardRow, row)
+
+    def preference(self, *, run_id: str, idempotency_key: str) -> AnyRow | None:
+        statement = select(PreferenceRow.__table__).where(
+            PreferenceRow.run_id == run_id, PreferenceRow.idempotency_key == idempotency_key
+        )
+        return self._connection.execute(statement).one_or_none()
+
+    def insert_preference(self, row: dict[str, Any]) -> None:
+        """Raises InvalidRequest like `insert`."""
+        self._insert(PreferenceRow, row)
+
+    def _insert(self, table: type[RewardRow | PreferenceRow], row: dict[str, Any]) -> None:
+        try:
+            self._connection.execute(insert(table).values(row))
+        except IntegrityError as error:
+            raise InvalidRequest(
+                "this idempotency_key was used by another request at this very time; send it again",
+                param="idempotency_key",
+            ) from error
+
+
+_SESSION = select(*(getattr(SessionRow, name) for name in FoundSession._fields)).with_for_update(key_share=True)
+
+_BY_ID = Prepared(_SESSION.where(SessionRow.id == bindparam("name")))
+
+_BY_NAME = Prepared(
+    _SESSION.where(SessionRow.id.in_(sessions_called(bindparam("name"), bindparam("run"))))
+    .order_by(SessionRow.id != bindparam("name"))
+    .limit(1)
+)
+
+
+class RulesRepository:
+    """By which rules each run's rewards are combined, and the ledger to go through when they change."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def runs(self) -> list[AnyRow]:
+        """`id`, `config`, and the `reward_rules` that were last applied everywhere."""
+        return list(self._connection.execute(select(RunRow.id, RunRow.config, RunRow.reward_rules)).all())
+
+    def config(self, run_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._connection.execute(
+            select(RunRow.config).where(RunRow.id == run_id).with_for_update(key_share=True)
+        ).scalar_one()
+        return found
+
+    def entries(self, after: int, limit: int) -> list[AnyRow]:
+        """`sequence`, `run_id` and `session_id` of the next entries of all runs."""
+        statement = select(RewardRow.sequence, RewardRow.run_id, RewardRow.session_id)
+        return list(
+            self._connection.execute(
+                statement.where(RewardRow.sequence > after).order_by(RewardRow.sequence).limit(limit)
+            ).all()
+        )
+
+    def set_applied(self, run_id: str, rules: dict[str, Any]) -> None:
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(reward_rules=rules))

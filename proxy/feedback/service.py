@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -10,16 +10,18 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
-from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, new_reward_id
+from proxy.contract.identifiers import RewardId, SessionId, TurnId, new_reward_id
 from proxy.contract.reward import DEFAULT_SOURCE
 from proxy.credentials.http import require
 from proxy.credentials.service import Principal, PrincipalKind
 from proxy.database.lifecycle import EndReason, TrainingState, end_session, settle
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
-from proxy.errors import BaseRlError, InvalidRequest, NotFound, PermissionDenied
-from proxy.feedback.repository import AnyRow, FeedbackRepository
-from proxy.runs.service import RunDirectory
+from proxy.errors import BaseRlError, InvalidRequest
+from proxy.feedback.preferences import PreferenceItem, PreferenceReceipt, prefer
+from proxy.feedback.repository import FeedbackRepository
+from proxy.feedback.rules import apply_changed_rules
+from proxy.feedback.targets import Finder, Target
 
 _KEY_END = "\x1f"
 """Closes the client's part of a stored idempotency key, before the entry's name; clients' keys hold no controls."""
@@ -37,11 +39,13 @@ class Effect(StrEnum):
 
 class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
     """One statement: entries by name, each name once, about a session or a turn; about the session key's own where
-    neither is named. `final` None: a session's rewards end it, a turn's do not."""
+    neither is named. `run`: whose name for the session it is, where the key has no run. `final` None: a session's
+    rewards end it, a turn's do not."""
 
     entries: tuple[tuple[str, float], ...]
     session_id: str | None = None
     turn_id: str | None = None
+    run: str | None = None
     source: str = DEFAULT_SOURCE
     comment: str | None = None
     final: bool | None = None
@@ -62,25 +66,18 @@ class FeedbackObserver(Protocol):
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None: ...
 
-
-class _Target(msgspec.Struct, frozen=True):
-    session_id: SessionId
-    run_id: RunId
-    training: str
-    turn_id: TurnId | None
+    def preference_recorded(self) -> None: ...
 
 
 class FeedbackService:
     def __init__(
         self,
         database: Database,
-        runs: RunDirectory,
         signals: Signals,
         clock: Clock,
         observer: FeedbackObserver | None = None,
     ) -> None:
         self._database = database
-        self._runs = runs
         self._signals = signals
         self._clock = clock
         self._observer = observer
@@ -88,15 +85,12 @@ class FeedbackService:
     async def record(self, principal: Principal, items: Sequence[FeedbackItem]) -> list[Receipt]:
         """Records all items or, on any error, none; durable when it returns.
 
-        Raises NotFound for an unknown session or turn, PermissionDenied for another session than the key's,
-        InvalidRequest where nothing is named; of several items, `param` says which.
+        Raises NotFound for an unknown session or turn, Gone for one that was erased, PermissionDenied for another
+        session than the key's, InvalidRequest where nothing is named; of several items, `param` says which.
         """
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
-        weights = await self._weights(principal)
         now = self._clock()
-        recorded = await self._database.transact(
-            lambda connection: _record(connection, principal, items, weights=weights, now=now)
-        )
+        recorded = await self._database.transact(lambda connection: _record(connection, principal, items, now=now))
         if recorded.ended:
             self._signals.endings.notify(recorded.ended)
         if recorded.changed:
@@ -106,11 +100,27 @@ class FeedbackService:
                 self._observer.rewards_recorded(count, effect=effect.value)
         return recorded.receipts
 
-    async def _weights(self, principal: Principal) -> dict[RunId, dict[str, float]]:
-        """The reward weights of every run that this key may speak about."""
-        if principal.run_id is not None:
-            return {principal.run_id: (await self._runs.settings_of(principal.run_id)).reward_weights}
-        return {run.id: run.settings.reward_weights for run in await self._runs.list_()}
+    async def prefer(self, principal: Principal, item: PreferenceItem) -> PreferenceReceipt:
+        """Records a preference; durable when it returns. It is no reward: no session is ended or trained for it.
+
+        Raises NotFound for an unknown session or turn, InvalidRequest where both are the same, one holds the other,
+        or they are of different runs.
+        """
+        require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN)
+        now = self._clock()
+        receipt, is_new = await self._database.transact(
+            lambda connection: prefer(connection, principal, item, now=now)
+        )
+        if is_new:
+            self._signals.events.notify()
+            if self._observer is not None:
+                self._observer.preference_recorded()
+        return receipt
+
+    async def apply_changed_rules(self) -> None:
+        """To be called at the start: rewards are combined anew in runs whose rules have changed."""
+        if await apply_changed_rules(self._database, self._clock):
+            self._signals.trajectories.notify()
 
 
 class _Recorded(msgspec.Struct, frozen=True):
@@ -127,53 +137,28 @@ def _record(
     principal: Principal,
     items: Sequence[FeedbackItem],
     *,
-    weights: Mapping[RunId, Mapping[str, float]],
     now: float,
 ) -> _Recorded:
     found = _Recorded([], [], [], [])
-    touched: dict[RunId, dict[str, None]] = {}
+    touched: dict[str, None] = {}
     for index, item in enumerate(items):
         try:
-            target = _target(connection, principal, item)
+            target = Finder(connection, principal, item.run).of_reward(item.session_id, item.turn_id)
             receipt = _repeated(connection, target, item)
         except BaseRlError as error:
             raise _placed(error, index if len(items) > 1 else None) from error
         if receipt is None:
             receipt = _append(connection, target, item, now)
-            touched.setdefault(target.run_id, {})[target.session_id] = None
+            touched[target.session_id] = None
             found.new_entries.append((len(item.entries), receipt.effect))
             if _is_final(item, target):
                 found.ended.append(target.session_id)
         found.receipts.append(receipt)
-    for run_id, sessions in touched.items():
-        found.changed.extend(settle(connection, list(sessions), reward_weights=weights[run_id], now=now))
+    found.changed.extend(settle(connection, list(touched), now=now))
     return found
 
 
-def _target(connection: Connection, principal: Principal, item: FeedbackItem) -> _Target:
-    repository = FeedbackRepository(connection)
-    named = item.session_id
-    if item.turn_id is not None:
-        of_turn = repository.session_of_turn(item.turn_id, run_id=principal.run_id)
-        if of_turn is None:
-            raise NotFound(f"there is no turn {item.turn_id!r}", param="turn_id")
-        row = _session(repository, of_turn if named is None else named, principal)
-        if row.id != of_turn:
-            raise InvalidRequest(f"the turn {item.turn_id} belongs to another session", param="turn_id")
-    elif named is not None:
-        row = _session(repository, named, principal)
-    elif principal.session_id is not None:
-        row = _session(repository, principal.session_id, principal)
-    else:
-        raise InvalidRequest(
-            "name a session_id, a turn_id or a completion_id; only a session's own key needs none",
-            param="session_id",
-        )
-    turn_id = TurnId(item.turn_id) if item.turn_id is not None else None
-    return _Target(SessionId(row.id), RunId(row.run_id), row.training, turn_id)
-
-
-def _repeated(connection: Connection, target: _Target, item: FeedbackItem) -> Receipt | None:
+def _repeated(connection: Connection, target: Target, item: FeedbackItem) -> Receipt | None:
     """The answer of the first time this idempotency key came."""
     if item.idempotency_key is None:
         return None
@@ -192,7 +177,7 @@ def _repeated(connection: Connection, target: _Target, item: FeedbackItem) -> Re
     )
 
 
-def _append(connection: Connection, target: _Target, item: FeedbackItem, now: float) -> Receipt:
+def _append(connection: Connection, target: Target, item: FeedbackItem, now: float) -> Receipt:
     after_training = target.training in _WITH_THE_TRAINER
     rows: list[dict[str, Any]] = [
         {
@@ -221,17 +206,8 @@ def _append(connection: Connection, target: _Target, item: FeedbackItem, now: fl
     )
 
 
-def _is_final(item: FeedbackItem, target: _Target) -> bool:
+def _is_final(item: FeedbackItem, target: Target) -> bool:
     return item.final if item.final is not None else target.turn_id is None
-
-
-def _session(repository: FeedbackRepository, name: str, principal: Principal) -> AnyRow:
-    row = repository.session(name, run_id=principal.run_id)
-    if principal.session_id is not None and (row is None or row.id != principal.session_id):
-        raise PermissionDenied(f"this key belongs to the session {principal.session_id} alone", param="session_id")
-    if row is None:
-        raise NotFound(f"there is no session {name!r}", param="session_id")
-    return row
 
 
 def _receipt(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Row, case, func, insert, select, update
@@ -14,12 +14,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from proxy.contract.claim import CommitRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.policy import VersionState
-from proxy.database.lifecycle import TrainingState
-from proxy.database.tables import ClaimedSessionRow, ClaimRow, PolicyVersionRow, RunRow, SessionRow
+from proxy.contract.step import TokenAudit
+from proxy.database.arrays import pack_ids, pack_logprobs
+from proxy.database.lifecycle import TrainingState, settle
+from proxy.database.tables import (
+    ClaimedSessionRow,
+    ClaimRow,
+    PolicyVersionRow,
+    RewardRow,
+    RunRow,
+    SessionRow,
+    TokenAuditRow,
+)
 from proxy.errors import Conflict
 
 AnyRow = Row[*tuple[Any, ...]]
 
+_CHUNK = 500
 _LEASED = "leased"
 _COMMITTED = "committed"
 
@@ -46,7 +57,9 @@ class VersionRepository:
         """Name, base model, head and serving version. With `lock`, nobody else claims or commits meanwhile."""
         statement = select(RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version)
         statement = statement.where(RunRow.id == run_id)
-        return (await self._connection.execute(statement.with_for_update() if lock else statement)).one()
+        return (
+            await self._connection.execute(statement.with_for_update(key_share=True) if lock else statement)
+        ).one()
 
     async def version(self, run_id: str, version: int) -> AnyRow:
         statement = select(PolicyVersionRow.__table__).where(
@@ -82,7 +95,7 @@ class VersionRepository:
                 ClaimRow.state == _LEASED,
                 ClaimRow.lease_expires_at > now,
             )
-            .with_for_update()
+            .with_for_update(key_share=True)
         )
         live = set((await self._connection.execute(statement)).scalars())
         return [claim_id for claim_id in claim_ids if claim_id not in live]
@@ -106,13 +119,18 @@ class VersionRepository:
                     seed=step.seed,
                     metrics=storable(step.metrics),
                     audit=storable(step.audit),
+                    inputs=storable(step.inputs),
                     created_at=now,
                 )
             )
         except IntegrityError as error:
             raise Conflict(f"version {version} has been committed by somebody else") from error
+        if step.tokens:
+            await self._connection.execute(
+                insert(TokenAuditRow), [_token_columns(run_id, version, audit) for audit in step.tokens]
+            )
 
-    async def consume(self, run_id: str, claim_ids: Sequence[ClaimId], version: int) -> int:
+    async def consume(self, run_id: str, claim_ids: Sequence[ClaimId], version: int, *, now: float) -> int:
         """The claims and their sessions belong to `version` from now on, which is the head. How many sessions.
 
         Raises Conflict unless every session that was handed out is still leased.
@@ -134,7 +152,57 @@ class VersionRepository:
         if consumed.rowcount != handed_out:
             raise Conflict(f"of {handed_out} claimed sessions only {consumed.rowcount} are still leased")
         await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=version))
+        await self._connection.run_sync(settle, await self._rewarded_meanwhile(claim_ids), now=now)
         return int(handed_out)
+
+    async def _rewarded_meanwhile(self, claim_ids: Sequence[ClaimId]) -> list[str]:
+        """The claims' sessions with rewards that came after they were handed out: these were not trained on."""
+        statement = (
+            select(SessionRow.id)
+            .distinct()
+            .join(RewardRow, RewardRow.session_id == SessionRow.id)
+            .where(SessionRow.claim_id.in_(claim_ids), RewardRow.after_training)
+        )
+        return list((await self._connection.execute(statement)).scalars())
+
+    async def weights_at(self, run_id: str, uris: Sequence[str]) -> list[tuple[str, int]]:
+        """(uri, version) of those of the uris that are weights of the run, oldest version first."""
+        found: list[tuple[str, int]] = []
+        for part in _chunks(uris):
+            statement = select(PolicyVersionRow.weights_uri, PolicyVersionRow.version).where(
+                PolicyVersionRow.run_id == run_id, PolicyVersionRow.weights_uri.in_(part)
+            )
+            found += [(str(row.weights_uri), row.version) for row in await self._connection.execute(statement)]
+        return sorted(found, key=lambda each: each[1])
+
+    async def mark_removed(self, run_id: str, versions: Sequence[int], *, now: float) -> list[int]:
+        """Which of them were not marked before."""
+        marked: list[int] = []
+        for part in _chunks(versions):
+            statement = (
+                update(PolicyVersionRow)
+                .where(
+                    PolicyVersionRow.run_id == run_id,
+                    PolicyVersionRow.version.in_(part),
+                    PolicyVersionRow.weights_removed_at.is_(None),
+                )
+                .values(weights_removed_at=now)
+                .returning(PolicyVersionRow.version)
+            )
+            marked += (await self._connection.execute(statement)).scalars()
+        return marked
+
+    async def removed(self, run_id: str, versions: Sequence[int]) -> set[int]:
+        """Which of them are marked."""
+        found: set[int] = set()
+        for part in _chunks(versions):
+            statement = select(PolicyVersionRow.version).where(
+                PolicyVersionRow.run_id == run_id,
+                PolicyVersionRow.version.in_(part),
+                PolicyVersionRow.weights_removed_at.is_not(None),
+            )
+            found.update((await self._connection.execute(statement)).scalars())
+        return found
 
     async def mark_served(self, run_id: str, version: int, *, swap_seconds: float | None, now: float) -> None:
         """`version` is what the engine holds. Earlier ones are retired, those that were skipped as well."""
@@ -161,6 +229,28 @@ class VersionRepository:
         )
 
 
+_Value = TypeVar("_Value")
+
+
+def _chunks(values: Sequence[_Value]) -> Iterable[list[_Value]]:
+    """Databases bound the number of parameters of a statement."""
+    return (list(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK))
+
+
+def _token_columns(run_id: str, version: int, audit: TokenAudit) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "version": version,
+        "turn_id": audit.turn_id,
+        "session_id": audit.session_id,
+        "logprobs": pack_logprobs(audit.logprobs),
+        "engine_logprobs": pack_logprobs(audit.engine_logprobs),
+        "advantages": pack_logprobs(audit.advantages),
+        "staleness": pack_ids(audit.staleness),
+        "clipped": bytes(audit.clipped),
+    }
+
+
 _VERSIONS = select(
     PolicyVersionRow.version,
     PolicyVersionRow.parent_version,
@@ -169,6 +259,7 @@ _VERSIONS = select(
     PolicyVersionRow.weights_format,
     PolicyVersionRow.weights_sha256,
     PolicyVersionRow.weights_bytes,
+    PolicyVersionRow.weights_removed_at,
     PolicyVersionRow.metrics,
     PolicyVersionRow.created_at,
     PolicyVersionRow.served_at,

@@ -12,7 +12,7 @@ from proxy.contract.claim import CommitReply, CommitRequest
 from proxy.contract.policy import Head, VersionState, WeightsFormat, WeightsReference
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
-from proxy.database.unit_of_work import Database
+from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, InvalidRequest
 from proxy.policies.repository import AnyRow, VersionRepository, storable
 from proxy.policies.weights import verify_weights
@@ -22,12 +22,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A version as people list it. `weights` is None for the base model; times are seconds since the epoch."""
+    """A version as people list it. `weights` is None for the base model; times are seconds since the epoch.
+    `weights_removed_at`: since when its files may have been deleted to save space."""
 
     version: int
     parent: int | None
     state: VersionState
     weights: WeightsReference | None
+    weights_removed_at: float | None
     metrics: dict[str, float | None]
     created_at: float
     served_at: float | None
@@ -66,6 +68,7 @@ class VersionService:
                 parent=row.parent_version,
                 state=VersionState(row.state),
                 weights=_weights(row),
+                weights_removed_at=row.weights_removed_at,
                 metrics=row.metrics,
                 created_at=row.created_at,
                 served_at=row.served_at,
@@ -74,6 +77,7 @@ class VersionService:
             for row in rows
         ]
 
+    @retried
     async def commit(self, run: RunView, request: CommitRequest) -> CommitReply:
         """Makes the next version and consumes the claims' trajectories, both or neither.
 
@@ -103,7 +107,7 @@ class VersionService:
                 raise Conflict(f"no live lease for {', '.join(dead)}", param="claim_ids")
             version = head + 1
             await repository.insert_version(run.id, version, request, now=now)
-            sessions = await repository.consume(run.id, request.claim_ids, version)
+            sessions = await repository.consume(run.id, request.claim_ids, version, now=now)
             data = {
                 "version": version,
                 "parent": head,
@@ -127,6 +131,9 @@ def _check(request: CommitRequest) -> None:
         raise InvalidRequest("a commit names the claims that it consumes", param="claim_ids")
     if len(set(request.claim_ids)) != len(request.claim_ids):
         raise InvalidRequest("a claim is named twice", param="claim_ids")
+    turns = [audit.turn_id for audit in request.step.tokens]
+    if len(set(turns)) != len(turns):
+        raise InvalidRequest("a turn's tokens are told twice", param="step.tokens")
     if not _SHA256.fullmatch(request.weights.sha256):
         raise InvalidRequest("weights.sha256 is 64 hexadecimal digits in lower case", param="weights.sha256")
 

@@ -28,7 +28,16 @@ class RunRepository:
     def all_by_age(self) -> list[Row[*tuple[Any, ...]]]:
         return list(self._connection.execute(_RUNS.order_by(RunRow.created_at, RunRow.id)).all())
 
-    def insert(self, *, run_id: RunId, name: str, base_model: str, config: dict[str, Any], now: float) -> None:
+    def insert(
+        self,
+        *,
+        run_id: RunId,
+        name: str,
+        base_model: str,
+        config: dict[str, Any],
+        reward_rules: dict[str, Any],
+        now: float,
+    ) -> None:
         """The run with its version 0, which is the base model and serves at once."""
         self._connection.execute(
             insert(RunRow).values(
@@ -37,6 +46,7 @@ class RunRepository:
                 state=ACTIVE,
                 base_model=base_model,
                 config=config,
+                reward_rules=reward_rules,
                 head_version=0,
                 serving_version=0,
                 created_at=now,

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
 from proxy.database.events import append_event
-from proxy.database.unit_of_work import Database
+from proxy.database.unit_of_work import Database, retried
 from proxy.errors import ModelNotFound, NotFound
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
@@ -41,6 +41,7 @@ class RunDirectory:
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
         self._recent: dict[str, tuple[RunSettings, float]] = {}
 
+    @retried
     async def ensure(self, settings: RunSettings) -> RunView:
         """The run of this name, created with version 0 if it is new, reconfigured if its settings changed.
 
@@ -60,7 +61,12 @@ class RunDirectory:
                 run_id = new_run_id()
                 await connection.run_sync(
                     lambda found: RunRepository(found).insert(
-                        run_id=run_id, name=settings.name, base_model=base_model, config=config, now=now
+                        run_id=run_id,
+                        name=settings.name,
+                        base_model=base_model,
+                        config=config,
+                        reward_rules=msgspec.to_builtins(settings.reward_rules),
+                        now=now,
                     )
                 )
                 data = {"name": settings.name, "base_model": base_model}

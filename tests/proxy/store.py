@@ -10,6 +10,7 @@ from sqlalchemy import insert, select, update
 
 from proxy.contract.identifiers import new_turn_id
 from proxy.credentials.service import Credentials, Principal, PrincipalKind
+from proxy.database.arrays import pack_ids
 from proxy.database.signals import Signals
 from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.database.unit_of_work import Database
@@ -70,8 +71,8 @@ class Store:
                     session_id=session_id,
                     ordinal=session.turn_count,
                     prefix_tokens=0,
-                    prompt_ids=b"\1\0\0\0",
-                    output_ids=b"\2\0\0\0\3\0\0\0",
+                    prompt_ids=pack_ids((1,)),
+                    output_ids=pack_ids((2, 3)),
                     output_logprobs=b"\0" * 8,
                     spans=[[0, 0, 2]],
                     sampling={},

@@ -9,9 +9,13 @@ from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, 
 from proxy.metrics import Metrics
 
 
-def values(metrics: Metrics, sessions: dict[tuple[str, str], int] | None = None) -> dict[tuple[str, str], float]:
+def values(
+    metrics: Metrics,
+    sessions: dict[tuple[str, str], int] | None = None,
+    revised: dict[str, int] | None = None,
+) -> dict[tuple[str, str], float]:
     """(sample name, labels as text) → value."""
-    exposition = metrics.render(sessions or {}).decode()
+    exposition = metrics.render(sessions or {}, revised or {}).decode()
     return {
         (sample.name, ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(exposition)
@@ -84,7 +88,7 @@ def test_the_exposition_is_the_librarys() -> None:
         metrics.request_finished(method="GET", route=route, status=status, seconds=seconds)
         requests.labels("GET", route, str(status)).inc()
         measured.labels(route).observe(seconds)
-    ours = [line for line in metrics.render({}).decode().splitlines() if "base_rl_request" in line]
+    ours = [line for line in metrics.render({}, {}).decode().splitlines() if "base_rl_request" in line]
     theirs = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
     assert sorted(ours) == sorted(theirs)
 

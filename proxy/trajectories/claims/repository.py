@@ -12,10 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId
-from proxy.database.lifecycle import TrainingState, settle
-from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RewardRow, RunRow, SessionRow
+from proxy.contract.reward import RewardRules
+from proxy.database.combining import LedgerEntry, SessionRewards
+from proxy.database.lifecycle import TrainingState, ledger_of, settle
+from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
 from proxy.settings import RunSettings
-from proxy.trajectories.claims.rewards import HandedRewards, NumberedEntry
 from proxy.trajectories.claims.selection import Candidate, GroupStanding
 
 _CHUNK = 500
@@ -34,7 +35,7 @@ class RunStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     is_active: bool
     head_version: int
-    reward_weights: dict[str, float]
+    reward_rules: RewardRules
 
 
 class ClaimRepository:
@@ -46,11 +47,11 @@ class ClaimRepository:
     async def run(self, run_id: str, *, lock: bool = False) -> RunStanding:
         """With `lock`, nobody else claims or commits in this run until the transaction's end."""
         statement = select(RunRow.state, RunRow.head_version, RunRow.config).where(RunRow.id == run_id)
-        row = (await self._connection.execute(statement.with_for_update() if lock else statement)).one()
+        row = (await self._connection.execute(statement.with_for_update(key_share=True) if lock else statement)).one()
         return RunStanding(
             is_active=row.state == _ACTIVE,
             head_version=row.head_version,
-            reward_weights=RunSettings.model_validate(row.config).reward_weights,
+            reward_rules=RunSettings.model_validate(row.config).reward_rules,
         )
 
     async def ready_count(self, run_id: str, limit: int) -> int:
@@ -85,15 +86,12 @@ class ClaimRepository:
                 )
         return standings
 
-    async def ledger(self, session_ids: Sequence[str]) -> dict[str, list[NumberedEntry]]:
+    async def ledger(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
         """All entries by session, in order of arrival."""
-        entries: dict[str, list[NumberedEntry]] = {session_id: [] for session_id in session_ids}
-        for part in _chunks(session_ids):
-            for row in await self._connection.execute(_LEDGER, {"ids": part}):
-                entries[row.session_id].append(
-                    NumberedEntry(id=row.id, turn_id=row.turn_id, name=row.name, source=row.source, value=row.value)
-                )
-        return entries
+        return await self._connection.run_sync(ledger_of, session_ids)
+
+    async def settle(self, session_ids: Sequence[str], *, now: float) -> None:
+        await self._connection.run_sync(settle, session_ids, now=now)
 
     async def insert_claim(
         self,
@@ -101,7 +99,7 @@ class ClaimRepository:
         run_id: RunId,
         request: ClaimRequest,
         *,
-        base_version: int,
+        standing: RunStanding,
         now: float,
         lease_expires_at: float,
     ) -> None:
@@ -110,20 +108,26 @@ class ClaimRepository:
                 id=claim_id,
                 run_id=run_id,
                 trainer=request.trainer,
+                process=request.process,
                 state=ClaimState.LEASED.value,
-                base_version=base_version,
+                base_version=standing.head_version,
                 created_at=now,
                 lease_expires_at=lease_expires_at,
+                reward_rules=msgspec.to_builtins(standing.reward_rules),
             )
         )
 
-    async def lease(
-        self, claim_id: ClaimId, candidates: Sequence[Candidate], rewards: Mapping[str, HandedRewards]
-    ) -> int:
-        """Moves ready sessions into the claim; how many still were ready."""
+    async def lease(self, claim_id: ClaimId, session_ids: Sequence[str]) -> int:
+        """Moves ready sessions into the claim; how many still were ready. Rewards that come from here on are late."""
         leased = 0
-        for part in _chunks([candidate.id for candidate in candidates]):
+        for part in _chunks(session_ids):
             leased += (await self._connection.execute(_LEASE, {"claim": claim_id, "ids": part})).rowcount
+        return leased
+
+    async def hand_out(
+        self, claim_id: ClaimId, candidates: Sequence[Candidate], rewards: Mapping[str, SessionRewards]
+    ) -> None:
+        """Writes down what the claim consists of."""
         await self._connection.execute(
             insert(ClaimedSessionRow),
             [
@@ -133,12 +137,12 @@ class ClaimRepository:
                     "position": position,
                     "reward": rewards[candidate.id].reward,
                     "reward_ids": list(rewards[candidate.id].reward_ids),
+                    "turn_rewards": rewards[candidate.id].turn_rewards,
                     "turn_count": candidate.turn_count,
                 }
                 for position, candidate in enumerate(candidates)
             ],
         )
-        return leased
 
     async def mark_stale(self, session_ids: Sequence[str]) -> None:
         for part in _chunks(session_ids):
@@ -155,13 +159,43 @@ class ClaimRepository:
         statement = select(ClaimRow.state, ClaimRow.lease_expires_at).where(
             ClaimRow.id == claim_id, ClaimRow.run_id == run_id
         )
-        row = (await self._connection.execute(statement.with_for_update())).one_or_none()
+        row = (await self._connection.execute(statement.with_for_update(key_share=True))).one_or_none()
         return None if row is None else (ClaimState(row.state), row.lease_expires_at)
 
     async def extend(self, claim_id: str, lease_expires_at: float) -> None:
         await self._connection.execute(
             update(ClaimRow).where(ClaimRow.id == claim_id).values(lease_expires_at=lease_expires_at)
         )
+
+    async def of_process(self, run_id: str, process: str) -> list[ClaimId]:
+        """The claims that a trainer's process holds."""
+        statement = (
+            select(ClaimRow.id)
+            .where(ClaimRow.run_id == run_id, ClaimRow.process == process, ClaimRow.state == ClaimState.LEASED.value)
+            .order_by(ClaimRow.created_at, ClaimRow.id)
+            .with_for_update(key_share=True)
+        )
+        return [ClaimId(claim_id) for claim_id in (await self._connection.execute(statement)).scalars()]
+
+    async def listed(self, run_id: str, limit: int) -> list[Row[*tuple[Any, ...]]]:
+        """Those that are leased, then the others, newest first each; with how many sessions they handed out."""
+        sessions = (
+            select(func.count())
+            .select_from(ClaimedSessionRow)
+            .where(ClaimedSessionRow.claim_id == ClaimRow.id)
+            .scalar_subquery()
+        )
+        statement = (
+            select(ClaimRow.__table__, sessions.label("sessions"))
+            .where(ClaimRow.run_id == run_id)
+            .order_by(
+                case((ClaimRow.state == ClaimState.LEASED.value, 0), else_=1),
+                ClaimRow.created_at.desc(),
+                ClaimRow.id.desc(),
+            )
+            .limit(limit)
+        )
+        return list((await self._connection.execute(statement)).all())
 
     async def overdue(self, now: float, limit: int) -> list[Row[*tuple[Any, ...]]]:
         """Claims whose lease has passed: their ids and runs."""
@@ -173,7 +207,7 @@ class ClaimRepository:
         )
         return list((await self._connection.execute(statement)).all())
 
-    async def end(self, claim_id: str, state: ClaimState, *, reward_weights: Mapping[str, float], now: float) -> int:
+    async def end(self, claim_id: str, state: ClaimState, *, now: float) -> int:
         """Ends a leased claim without a commit; its sessions are ready again. How many.
 
         Rewards that came during the lease count from here on.
@@ -188,7 +222,7 @@ class ClaimRepository:
                 )
             ).scalars()
         )
-        await self._connection.run_sync(settle, session_ids, reward_weights=reward_weights, now=now)
+        await self.settle(session_ids, now=now)
         return len(session_ids)
 
 
@@ -220,12 +254,6 @@ _GROUPS = (
     .join(SessionRow, SessionRow.group_id == GroupRow.id)
     .where(GroupRow.id.in_(bindparam("ids", expanding=True)))
     .group_by(GroupRow.id, GroupRow.size)
-)
-
-_LEDGER = (
-    select(RewardRow.id, RewardRow.session_id, RewardRow.turn_id, RewardRow.name, RewardRow.source, RewardRow.value)
-    .where(RewardRow.session_id.in_(bindparam("ids", expanding=True)))
-    .order_by(RewardRow.sequence)
 )
 
 _READY_AMONG = (

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.clock import Clock
-from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply
-from proxy.contract.identifiers import ClaimId, GroupId, SessionId, new_claim_id
-from proxy.contract.trajectory import Trajectory, TrajectoryGroup
-from proxy.contract.turn import Turn
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply, ReleasedClaims
+from proxy.contract.identifiers import ClaimId, new_claim_id
+from proxy.database.combining import session_rewards
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
-from proxy.database.unit_of_work import Database
+from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, InvalidRequest
 from proxy.runs.service import RunView
-from proxy.trajectories.assembly import BrokenTree, assemble
+from proxy.trajectories.claims.handing_out import Lease, hand_out, nothing
 from proxy.trajectories.claims.repository import ClaimRepository, ClaimState, RunStanding
-from proxy.trajectories.claims.rewards import HandedRewards, handed_rewards
 from proxy.trajectories.claims.selection import Bounds, Candidate, Selection, select_units
 from proxy.trajectories.repository import TurnRepository
 
 MAX_WAIT_SECONDS = 60.0
 MAX_WANT = 8192
+MAX_PROCESS = 64
 _RECHECK_SECONDS = 1.0
 _PAGE = 512
 _EXPIRED_AT_ONCE = 16
@@ -38,22 +42,31 @@ async def _never() -> bool:
     return False
 
 
+class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim as people list it. `state`: leased, committed, released or expired; one past its lease is expired even
+    before anybody has looked. `sessions` is how many trajectories it handed out."""
+
+    id: ClaimId
+    trainer: str
+    process: str | None
+    state: ClaimState
+    sessions: int
+    base_version: int
+    committed_version: int | None
+    created_at: float
+    lease_expires_at: float
+
+
 class _Raced(Exception):
     """Another process took a selected session first."""
 
 
-class _Lease:
-    """A claim as committed, before its turns are read."""
+class _Unrewarded(Exception):
+    """By the run's rules as they are now, these ready sessions have no reward."""
 
-    def __init__(
-        self,
-        reply: ClaimedBatch,
-        units: list[tuple[Candidate, ...]],
-        rewards: dict[str, HandedRewards],
-    ) -> None:
-        self.reply = reply
-        self.units = units
-        self.rewards = rewards
+    def __init__(self, session_ids: Sequence[str]) -> None:
+        super().__init__(session_ids)
+        self.session_ids = session_ids
 
 
 class ClaimService:
@@ -73,7 +86,8 @@ class ClaimService:
     async def claim(self, run: RunView, request: ClaimRequest, *, abandoned: Abandoned = _never) -> ClaimedBatch:
         """Leases about `want` trajectories, waiting up to `wait_s` for them; an empty batch if there are too few.
 
-        Nothing is leased once `abandoned` says that nobody waits for the answer any more.
+        Nothing is leased once `abandoned` says that nobody waits for the answer any more; what was leased while the
+        one who asked went away is given back.
         """
         _check(request)
         loop = asyncio.get_running_loop()
@@ -89,14 +103,17 @@ class ClaimService:
                 break
             batch = await self._attempt(run, request, minimum)
             if batch is not None:
+                if batch.claim_id is not None and await abandoned():
+                    await self.release(run, batch.claim_id)
                 return batch
             if remaining <= 0:
                 break
             woken = await self._signals.trajectories.wait(min(remaining, _RECHECK_SECONDS), since=seen)
         async with self._database.read() as connection:
             head = (await ClaimRepository(connection).run(run.id)).head_version
-        return _batch(None, lease_expires_at=self._clock(), base_version=head)
+        return nothing(base_version=head, now=self._clock())
 
+    @retried
     async def heartbeat(self, run: RunView, claim_id: ClaimId) -> LeaseReply:
         """Extends a live lease. Raises Conflict for one that has passed."""
         now = self._clock()
@@ -109,23 +126,45 @@ class ClaimService:
             await repository.extend(claim_id, expires_at)
         return LeaseReply(claim_id=claim_id, lease_expires_at=expires_at)
 
+    @retried
     async def release(self, run: RunView, claim_id: ClaimId) -> None:
         """Gives a claim's trajectories back at once. Released before: nothing changes. Raises Conflict otherwise."""
-        now = self._clock()
         async with self._database.write() as connection:
             repository = ClaimRepository(connection)
+            await repository.run(run.id, lock=True)
             known = await repository.state(claim_id, run.id)
             if known is not None and known[0] is ClaimState.RELEASED:
                 return
             if known is None or known[0] is not ClaimState.LEASED:
                 raise _gone(claim_id, known)
-            standing = await repository.run(run.id, lock=True)
-            count = await repository.end(
-                claim_id, ClaimState.RELEASED, reward_weights=standing.reward_weights, now=now
-            )
-            data = {"claim": claim_id, "sessions": count}
-            await append_event(connection, run_id=run.id, kind="claim.released", data=data, now=now)
+            await self._release(connection, run, claim_id)
         self._changed()
+
+    @retried
+    async def release_abandoned(self, run: RunView, process: str) -> ReleasedClaims:
+        """Gives back what a trainer's process holds, which the caller knows to be dead. Again: nothing is left."""
+        async with self._database.write() as connection:
+            repository = ClaimRepository(connection)
+            await repository.run(run.id, lock=True)
+            claim_ids = await repository.of_process(run.id, process)
+            for claim_id in claim_ids:
+                await self._release(connection, run, claim_id)
+        if claim_ids:
+            self._changed()
+        return ReleasedClaims(claim_ids=tuple(claim_ids))
+
+    async def _release(self, connection: AsyncConnection, run: RunView, claim_id: ClaimId) -> None:
+        now = self._clock()
+        count = await ClaimRepository(connection).end(claim_id, ClaimState.RELEASED, now=now)
+        data = {"claim": claim_id, "sessions": count}
+        await append_event(connection, run_id=run.id, kind="claim.released", data=data, now=now)
+
+    async def list_(self, run: RunView, *, limit: int) -> list[ClaimView]:
+        """The leased ones first, newest first."""
+        now = self._clock()
+        async with self._database.read() as connection:
+            rows = await ClaimRepository(connection).listed(run.id, limit)
+        return [_view(row, now) for row in rows]
 
     async def expire(self) -> int:
         """Returns the sessions of claims whose lease has passed, of all runs; how many claims there were."""
@@ -144,15 +183,17 @@ class ClaimService:
         """For the background: what claims also do before they look."""
         await self.expire()
 
+    @retried
     async def _expire_some(self, now: float) -> int:
         async with self._database.write() as connection:
             repository = ClaimRepository(connection)
             overdue = await repository.overdue(now, _EXPIRED_AT_ONCE)
-            for row in overdue:
-                standing = await repository.run(row.run_id, lock=True)
-                count = await repository.end(
-                    row.id, ClaimState.EXPIRED, reward_weights=standing.reward_weights, now=now
-                )
+            for row in sorted(overdue, key=lambda claim: (claim.run_id, claim.id)):
+                await repository.run(row.run_id, lock=True)
+                known = await repository.state(row.id, row.run_id)
+                if known is None or known[0] is not ClaimState.LEASED or known[1] > now:
+                    continue  # another proxy ended or extended it meanwhile
+                count = await repository.end(row.id, ClaimState.EXPIRED, now=now)
                 data = {"claim": row.id, "sessions": count}
                 await append_event(connection, run_id=row.run_id, kind="claim.expired", data=data, now=now)
         return len(overdue)
@@ -170,6 +211,10 @@ class ClaimService:
         try:
             lease = await self._lease(run, request, minimum)
         except _Raced:
+            return None
+        except _Unrewarded as found:
+            async with self._database.write() as connection:
+                await ClaimRepository(connection).settle(found.session_ids, now=self._clock())
             return None
         return await self._hand_out(run, lease) if lease is not None else None
 
@@ -194,7 +239,8 @@ class ClaimService:
             last = page[-1]
         return selection
 
-    async def _lease(self, run: RunView, request: ClaimRequest, minimum: int) -> _Lease | None:
+    @retried
+    async def _lease(self, run: RunView, request: ClaimRequest, minimum: int) -> Lease | None:
         """Selects again under the lock, and leases what it finds; marks what has become stale in any case."""
         async with self._database.write() as connection:
             repository = ClaimRepository(connection)
@@ -211,66 +257,53 @@ class ClaimService:
             if selection.count < minimum:
                 return None
             candidates = selection.candidates
-            ledger = await repository.ledger([candidate.id for candidate in candidates])
-            rewards = {
-                session_id: handed_rewards(entries, standing.reward_weights) for session_id, entries in ledger.items()
-            }
+            session_ids = [candidate.id for candidate in candidates]
             claim_id = new_claim_id()
             expires_at = now + run.settings.lease_seconds
             await repository.insert_claim(
                 claim_id,
                 run.id,
                 request,
-                base_version=standing.head_version,
+                standing=standing,
                 now=now,
                 lease_expires_at=expires_at,
             )
-            if await repository.lease(claim_id, candidates, rewards) != len(candidates):
+            if await repository.lease(claim_id, session_ids) != len(candidates):
                 raise _Raced
-        reply = _batch(claim_id, lease_expires_at=expires_at, base_version=standing.head_version)
-        return _Lease(reply, selection.units, rewards)
-
-    async def _hand_out(self, run: RunView, lease: _Lease) -> ClaimedBatch | None:
-        """The lease with its trajectories, without those that have nothing to train; None if none is left.
-
-        Turns are read outside the writing transaction: they never change, and which ones belong is written down.
-        """
-        counts = {candidate.id: candidate.turn_count for unit in lease.units for candidate in unit}
-        async with self._database.read() as connection:
-            turns = await connection.run_sync(lambda found: TurnRepository(found).turns_of(counts))
-        groups: list[TrajectoryGroup] = []
-        untrainable: list[str] = []
-        for unit in lease.units:
-            trajectories: list[Trajectory] = []
-            for candidate in unit:
-                trajectory = _trajectory(candidate, turns[candidate.id], lease.rewards[candidate.id])
-                if trajectory is None:
-                    untrainable.append(candidate.id)
-                else:
-                    trajectories.append(trajectory)
-            if trajectories:
-                groups.append(TrajectoryGroup(id=trajectories[0].group_id, trajectories=tuple(trajectories)))
-        claim_id = lease.reply.claim_id
-        if untrainable and claim_id is not None:
-            await self._exclude(run, claim_id, untrainable, nothing_left=not groups)
-        if not groups:
-            return None
-        return _batch(
-            claim_id,
-            lease_expires_at=lease.reply.lease_expires_at,
-            base_version=lease.reply.base_version,
-            groups=groups,
+            ledger = await repository.ledger(session_ids)
+            rewards = {name: session_rewards(entries, standing.reward_rules) for name, entries in ledger.items()}
+            unrewarded = [name for name, found in rewards.items() if not found.is_rewarded]
+            if unrewarded:
+                raise _Unrewarded(unrewarded)
+            await repository.hand_out(claim_id, candidates, rewards)
+        return Lease(
+            claim_id=claim_id,
+            expires_at=expires_at,
+            base_version=standing.head_version,
+            units=selection.units,
+            rewards=rewards,
         )
 
+    async def _hand_out(self, run: RunView, lease: Lease) -> ClaimedBatch | None:
+        """The lease with its trajectories, without those that have nothing to train; None if none is left."""
+        async with self._database.read() as connection:
+            turns = await connection.run_sync(lambda found: TurnRepository(found).turns_of(lease.turn_counts))
+        batch, untrainable = hand_out(lease, turns)
+        if untrainable:
+            await self._exclude(run, lease.claim_id, untrainable, nothing_left=not batch.groups)
+        return batch if batch.groups else None
+
+    @retried
     async def _exclude(
         self, run: RunView, claim_id: ClaimId, session_ids: Sequence[str], *, nothing_left: bool
     ) -> None:
         now = self._clock()
         async with self._database.write() as connection:
             repository = ClaimRepository(connection)
+            await repository.run(run.id, lock=True)
             await repository.exclude(claim_id, session_ids)
             if nothing_left:
-                await repository.end(claim_id, ClaimState.RELEASED, reward_weights={}, now=now)
+                await repository.end(claim_id, ClaimState.RELEASED, now=now)
             data = {"count": len(session_ids), "reason": "no trainable turn"}
             await append_event(connection, run_id=run.id, kind="sessions.excluded", data=data, now=now)
         self._changed()
@@ -280,31 +313,20 @@ class ClaimService:
         self._signals.events.notify()
 
 
-def _trajectory(candidate: Candidate, turns: Sequence[Turn], rewards: HandedRewards) -> Trajectory | None:
-    """None where nothing can be trained: no turn drawn from the policy, or turns that do not fit together."""
-    try:
-        trajectory = assemble(
-            turns,
-            session_id=SessionId(candidate.id),
-            group_id=None if candidate.group_id is None else GroupId(candidate.group_id),
-            task=candidate.task,
-            reward=rewards.reward,
-            turn_rewards=rewards.turn_rewards,
-        )
-    except BrokenTree:
-        return None
-    return trajectory if any(turn.trainable for turn in trajectory.turns) else None
-
-
-def _batch(
-    claim_id: ClaimId | None,
-    *,
-    lease_expires_at: float,
-    base_version: int,
-    groups: Sequence[TrajectoryGroup] = (),
-) -> ClaimedBatch:
-    return ClaimedBatch(
-        claim_id=claim_id, lease_expires_at=lease_expires_at, base_version=base_version, groups=tuple(groups)
+def _view(row: Row[*tuple[Any, ...]], now: float) -> ClaimView:
+    state = ClaimState(row.state)
+    if state is ClaimState.LEASED and row.lease_expires_at <= now:
+        state = ClaimState.EXPIRED
+    return ClaimView(
+        id=ClaimId(row.id),
+        trainer=row.trainer,
+        process=row.process,
+        state=state,
+        sessions=row.sessions,
+        base_version=row.base_version,
+        committed_version=row.committed_version,
+        created_at=row.created_at,
+        lease_expires_at=row.lease_expires_at,
     )
 
 
@@ -313,6 +335,8 @@ def _check(request: ClaimRequest) -> None:
         raise InvalidRequest(f"want is 1 to {MAX_WANT}, not {request.want}", param="want")
     if not 1 <= request.at_least <= request.want:
         raise InvalidRequest(f"at_least is 1 to want, not {request.at_least}", param="at_least")
+    if request.process is not None and not 1 <= len(request.process) <= MAX_PROCESS:
+        raise InvalidRequest(f"process is a name of 1 to {MAX_PROCESS} characters", param="process")
     if request.max_staleness < 0:
         raise InvalidRequest(f"max_staleness is 0 or more, not {request.max_staleness}", param="max_staleness")
     if not 0 <= request.wait_s <= MAX_WAIT_SECONDS:

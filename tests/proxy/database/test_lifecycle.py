@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,52 +8,12 @@ from msgspec.structs import replace
 from proxy.contract.trajectory import Purpose
 from proxy.database.lifecycle import (
     OUT_OF_OUR_HANDS,
-    LedgerEntry,
     Outcome,
     SessionFacts,
     SessionState,
     TrainingState,
-    combine,
     training_state,
 )
-
-entries = st.builds(
-    LedgerEntry,
-    turn_id=st.none(),
-    name=st.sampled_from(["reward", "format", "speed"]),
-    source=st.sampled_from(["api", "judge"]),
-    value=st.integers(-1000, 1000).map(float),
-)
-weights = st.dictionaries(st.sampled_from(["reward", "format", "unused"]), st.integers(-3, 3).map(float))
-
-
-@given(st.lists(entries, min_size=1), weights)
-def test_the_reward_is_the_weighted_sum_of_what_stands(ledger: list[LedgerEntry], by_name: dict[str, float]) -> None:
-    expected = 0.0
-    for name in ("reward", "format", "speed"):
-        for source in ("api", "judge"):
-            values = [entry.value for entry in ledger if (entry.name, entry.source) == (name, source)]
-            if values:
-                expected += by_name.get(name, 1.0) * values[-1]
-    assert combine(ledger, by_name) == expected
-
-
-@given(st.lists(entries), weights)
-def test_only_an_empty_ledger_has_no_reward(ledger: list[LedgerEntry], by_name: dict[str, float]) -> None:
-    combined = combine(ledger, by_name)
-    assert (combined is None) == (not ledger)
-    assert combined is None or math.isfinite(combined)
-
-
-@given(st.lists(entries, min_size=1), st.lists(entries), weights)
-def test_saying_the_same_again_changes_nothing(
-    ledger: list[LedgerEntry], later: list[LedgerEntry], by_name: dict[str, float]
-) -> None:
-    """Entries that are superseded anyway may be dropped or kept."""
-    whole = ledger + later
-    standing = list({(entry.name, entry.source): entry for entry in whole}.values())
-    assert combine(whole, by_name) == combine(standing, by_name) == combine(whole + standing, by_name)
-
 
 facts = st.builds(
     SessionFacts,

@@ -228,7 +228,10 @@ async def test_the_observer_hears_of_new_entries_alone(store: Store) -> None:
         def rewards_recorded(self, entries: int, *, effect: str) -> None:
             heard.append((entries, effect))
 
-    feedback = FeedbackService(store.database, store.runs, store.signals, store.clock, Observer())
+        def preference_recorded(self) -> None:
+            heard.append((1, "preferred"))
+
+    feedback = FeedbackService(store.database, store.signals, store.clock, Observer())
     session_id, _ = await session_with_turn(store)
     for _ in range(2):
         await feedback.record(store.owner, [reward(session_id=session_id, idempotency_key="k")])

@@ -1,0 +1,132 @@
+"""Entries of the ledger as the rewards of a session and of its turns. Pure: what a claim hands out, what a session
+shows and what a step is compared with later are all made here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from proxy.contract.identifiers import TurnId
+from proxy.contract.reward import NameRule, RewardRules, SourceRule
+
+_BOUND = 1e30
+"""No combined reward is larger: a product of many stays a number, in float32 too."""
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """What combining needs of an entry. `turn_id` None means the whole session."""
+
+    id: str
+    turn_id: str | None
+    name: str
+    source: str
+    value: float
+    created_at: float
+
+
+class SessionRewards(msgspec.Struct, frozen=True, kw_only=True):
+    """What one session's ledger comes to. `reward_ids`: the entries that stand, in order of arrival; superseded ones
+    are not among them."""
+
+    reward: float | None
+    turn_rewards: dict[TurnId, float]
+    reward_ids: tuple[str, ...]
+
+    @property
+    def is_rewarded(self) -> bool:
+        return self.reward is not None or bool(self.turn_rewards)
+
+    def differs_from(self, other: SessionRewards) -> bool:
+        """In a number, whichever entries it is made of."""
+        return (self.reward, self.turn_rewards) != (other.reward, other.turn_rewards)
+
+
+def standing(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """The last about each turn (or the session), name and source; `entries` are one session's in order of arrival."""
+    latest: dict[tuple[str | None, str, str], LedgerEntry] = {}
+    for entry in entries:
+        about = (entry.turn_id, entry.name, entry.source)
+        latest.pop(about, None)
+        latest[about] = entry
+    return list(latest.values())
+
+
+def session_rewards(entries: Iterable[LedgerEntry], rules: RewardRules) -> SessionRewards:
+    """`entries` are one session's, in order of arrival."""
+    valid = standing(entries)
+    about: dict[str | None, list[LedgerEntry]] = {}
+    for entry in valid:
+        about.setdefault(entry.turn_id, []).append(entry)
+    of_turns = {TurnId(turn): combine(own, rules) for turn, own in about.items() if turn is not None}
+    return SessionRewards(
+        reward=combine(about.get(None, ()), rules),
+        turn_rewards={turn: reward for turn, reward in of_turns.items() if reward is not None},
+        reward_ids=tuple(entry.id for entry in valid),
+    )
+
+
+def revised_at(entries: Sequence[LedgerEntry], trained_ids: Iterable[str], rules: RewardRules) -> float | None:
+    """When the newest entry came that makes a difference to what was trained; None where there is no difference.
+
+    `trained_ids` are the entries that the step used, `rules` those that it was trained by.
+    """
+    trained = set(trained_ids)
+    now = session_rewards(entries, rules)
+    if not now.differs_from(session_rewards((entry for entry in entries if entry.id in trained), rules)):
+        return None
+    return max((entry.created_at for entry in entries if entry.id not in trained), default=None)
+
+
+def combine(entries: Iterable[LedgerEntry], rules: RewardRules) -> float | None:
+    """One reward out of entries about the same thing, given in order of arrival.
+
+    Of each name and source the latest value stands. None where no entry takes part: absent is not zero.
+    """
+    latest = {(entry.name, entry.source): entry.value for entry in entries}
+    by_name: dict[str, list[float]] = {}
+    for (name, _source), value in sorted(latest.items()):
+        by_name.setdefault(name, []).append(value)
+    weighted = {
+        name: rules.weights.get(name, 1.0) * _of_sources(values, rules.sources)
+        for name, values in by_name.items()
+        if rules.weights.get(name, 1.0) != 0
+    }
+    reward = _of_names(weighted, rules)
+    return None if reward is None else _bounded(reward, rules)
+
+
+def _of_sources(values: Sequence[float], rule: SourceRule) -> float:
+    return sum(values) if rule is SourceRule.SUM else sum(values) / len(values)
+
+
+def _of_names(weighted: Mapping[str, float], rules: RewardRules) -> float | None:
+    """`weighted` are values times weights, by name."""
+    if rules.combine is NameRule.FIRST_OF:
+        return next((weighted[name] for name in rules.order if name in weighted), None)
+    values = list(weighted.values())
+    if not values:
+        return None
+    if rules.combine is NameRule.MEAN:
+        return sum(values) / sum(abs(rules.weights.get(name, 1.0)) for name in weighted)
+    return _PLAIN[rules.combine](values)
+
+
+def _product(values: Sequence[float]) -> float:
+    """0 wins over factors whose product is too large for a number."""
+    return 0.0 if 0 in values else math.prod(values)
+
+
+_PLAIN: dict[NameRule, Callable[[Sequence[float]], float]] = {
+    NameRule.WEIGHTED_SUM: sum,
+    NameRule.MIN: min,
+    NameRule.MAX: max,
+    NameRule.PRODUCT: _product,
+}
+
+
+def _bounded(reward: float, rules: RewardRules) -> float:
+    low = -_BOUND if rules.low is None else rules.low
+    high = _BOUND if rules.high is None else rules.high
+    return min(max(reward, low), high)

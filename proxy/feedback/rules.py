@@ -1,0 +1,55 @@
+"""Rewards combined anew where a run's rules have changed: of all sessions but those that a trainer has or had."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from proxy.clock import Clock
+from proxy.contract.reward import RewardRules
+from proxy.database.lifecycle import settle
+from proxy.database.unit_of_work import Database
+from proxy.feedback.repository import RulesRepository
+from proxy.settings import RunSettings
+
+_AT_ONCE = 500
+
+
+async def apply_changed_rules(database: Database, clock: Clock) -> bool:
+    """Whether any run's rules had changed. In bounded transactions; one that is cut off is begun again by the next
+    call, as a run's rules count as applied only after the last of its sessions."""
+    changed = {
+        row.id: rules
+        for row in await database.look(lambda connection: RulesRepository(connection).runs())
+        if (rules := _rules(row.config)) != _applied(row.reward_rules)
+    }
+    after: int | None = 0
+    while changed and after is not None:
+        after = await database.transact(partial(_settle_some, run_ids=set(changed), after=after, now=clock()))
+    for run_id, rules in changed.items():
+        await database.transact(partial(_note, run_id=run_id, rules=rules))
+    return bool(changed)
+
+
+def _settle_some(connection: Connection, *, run_ids: set[str], after: int, now: float) -> int | None:
+    """Settles the sessions of the next entries of the ledger; where to go on, None at its end."""
+    entries = RulesRepository(connection).entries(after, _AT_ONCE)
+    settle(connection, list(dict.fromkeys(row.session_id for row in entries if row.run_id in run_ids)), now=now)
+    return entries[-1].sequence if len(entries) == _AT_ONCE else None
+
+
+def _note(connection: Connection, *, run_id: str, rules: RewardRules) -> None:
+    repository = RulesRepository(connection)
+    if _rules(repository.config(run_id)) == rules:
+        repository.set_applied(run_id, msgspec.to_builtins(rules))
+
+
+def _rules(config: dict[str, Any]) -> RewardRules:
+    return RunSettings.model_validate(config).reward_rules
+
+
+def _applied(stored: dict[str, Any] | None) -> RewardRules | None:
+    return None if stored is None else msgspec.convert(stored, RewardRules)
