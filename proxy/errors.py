@@ -16,6 +16,7 @@ BaseRlError
 ├── Unavailable               503  with Retry-After
 │   ├── EngineUnavailable     503  no engine takes traffic
 │   └── StoreUnavailable      503  the database is down or the disk is full
+│       └── StoreContended    503  several proxies were at the same in it, again and again
 └── EngineTimeout             504
 """
 
@@ -121,6 +122,10 @@ class EngineUnavailable(Unavailable):
 
 class StoreUnavailable(Unavailable):
     code = "store_unavailable"
+
+
+class StoreContended(StoreUnavailable):
+    """The same again may well succeed."""
 
 
 class EngineTimeout(BaseRlError):

@@ -12,11 +12,12 @@ import itertools
 import os
 import pwd
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -63,8 +64,8 @@ class PostgresServer:
             [
                 *self._as_owner(),
                 str(programs / "initdb"),
-                *("--pgdata", str(self._data), "--username", _USER, "--auth", "trust", "--no-sync", "--no-locale"),
-                *("--encoding", "UTF8"),
+                *("--pgdata", str(self._data), "--username", _USER, "--auth", "trust", "--no-sync"),
+                *("--encoding", "UTF8", "--locale-provider", "icu", "--icu-locale", "en-US"),
             ],
             check=True,
             stdout=subprocess.DEVNULL,
@@ -184,6 +185,8 @@ def _migrated_file() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "store.sqlite3"
         upgrade(f"sqlite:///{path}")
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("VACUUM")  # no free pages: what a full disk does is seen at once
         return path.read_bytes()
 
 

@@ -10,6 +10,9 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+BIG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+BYTE_ORDERED = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
 
 def upgrade() -> None:
     op.create_table(
@@ -42,7 +45,7 @@ def upgrade() -> None:
 
     op.create_table(
         "events",
-        sa.Column("id", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("id", BIG, autoincrement=True, nullable=False),
         sa.Column("run_id", sa.String(length=40), nullable=True),
         sa.Column("kind", sa.String(length=48), nullable=False),
         sa.Column("data", sa.JSON(), nullable=False),
@@ -72,10 +75,10 @@ def upgrade() -> None:
         sa.Column("weights_uri", sa.Text(), nullable=True),
         sa.Column("weights_format", sa.String(length=32), nullable=True),
         sa.Column("weights_sha256", sa.String(length=64), nullable=True),
-        sa.Column("weights_bytes", sa.Integer(), nullable=True),
+        sa.Column("weights_bytes", BIG, nullable=True),
         sa.Column("claim_ids", sa.JSON(), nullable=False),
         sa.Column("config_hash", sa.String(length=64), nullable=True),
-        sa.Column("seed", sa.Integer(), nullable=True),
+        sa.Column("seed", BIG, nullable=True),
         sa.Column("metrics", sa.JSON(), nullable=False),
         sa.Column("audit", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
@@ -220,7 +223,7 @@ def upgrade() -> None:
 
     op.create_table(
         "rewards",
-        sa.Column("sequence", sa.Integer(), autoincrement=True, nullable=False),
+        sa.Column("sequence", BIG, autoincrement=True, nullable=False),
         sa.Column("id", sa.String(length=40), nullable=False),
         sa.Column("run_id", sa.String(length=40), nullable=False),
         sa.Column("session_id", sa.String(length=40), nullable=False),
@@ -229,7 +232,7 @@ def upgrade() -> None:
         sa.Column("value", sa.Float(), nullable=False),
         sa.Column("source", sa.String(length=128), nullable=False),
         sa.Column("comment", sa.Text(), nullable=True),
-        sa.Column("idempotency_key", sa.Text(), nullable=True),
+        sa.Column("idempotency_key", BYTE_ORDERED, nullable=True),
         sa.Column("after_training", sa.Boolean(), nullable=False),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_rewards_run_id_runs")),

@@ -85,6 +85,23 @@ def missing_columns(connection: Connection) -> list[str]:
     return missing
 
 
+@contextmanager
+def opened(url: str) -> Iterator[Connection]:
+    """A look at one committed state of the database, which keeps nobody from writing. Raises like `upgrade`."""
+    target = make_url(url)
+    target = target.set(drivername=_DRIVERS[target.get_backend_name()])
+    if target.get_backend_name() == "sqlite":
+        engine = create_engine(target, poolclass=NullPool)
+        event.listen(engine, "connect", _on_sqlite_connect)
+        event.listen(engine, "begin", _on_sqlite_look)
+    else:
+        arguments = connect_arguments(_CONNECT_SECONDS)
+        level = "REPEATABLE READ"
+        engine = create_engine(target, poolclass=NullPool, connect_args=arguments, isolation_level=level)
+    with _errors_told(url), engine.connect() as connection:
+        yield connection
+
+
 def _scripts() -> Path:
     return Path(migrations.__file__).parent
 
@@ -169,11 +186,16 @@ def _connection(url: str) -> Iterator[Connection]:
 def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
     """Tables are made and dropped inside the transaction, and the file is in WAL mode before anybody reads it."""
     connection.isolation_level = None
+    connection.execute("PRAGMA page_size = 16384").close()  # of a new file: a page holds seven turns, and not one
     connection.execute("PRAGMA journal_mode = WAL").close()
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _on_sqlite_look(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
 
 
 def _on_postgresql_begin(connection: Connection) -> None:

@@ -2,13 +2,13 @@
 
 A function of a connection (`transact`, `look`) runs in one go, on a thread that keeps its connection: one hop, where
 an async driver makes several for each statement, and functions that write and arrive together share a transaction. It
-is the way of what a model call waits for. A block (`write`, `read`) may wait for other things in between; `change`
-is a block as a function.
+is the way of what a model call waits for. A block (`write`, `read`) may wait for other things in between; it is for
+everything else.
 
 SQLite has one writer at a time, so writes queue here, in order and without lock errors, instead of in SQLite's busy
 handler, and start with BEGIN IMMEDIATE. On PostgreSQL other proxies write meanwhile: what gets in each other's way
-there (deadlocks, two inserts of one name) is run again, so a function or a `change` may run several times before its
-transaction commits once.
+there (deadlocks, two inserts of one name) is run again, a function of itself, a method with a `write` block where it
+is `retried`. So it may run several times before its transaction commits once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import NoReturn, TypeVar
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from functools import wraps
+from typing import NoReturn, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, make_url
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
@@ -28,9 +29,24 @@ from proxy.database.backend import Backend
 from proxy.database.group_commit import ATTEMPTS, GroupCommit
 from proxy.database.postgresql import open_postgresql
 from proxy.database.sqlite import open_sqlite, scrub
-from proxy.errors import InvalidRequest, StoreUnavailable
+from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
 
 _Result = TypeVar("_Result")
+_Parameters = ParamSpec("_Parameters")
+
+
+def retried(method: Callable[_Parameters, Awaitable[_Result]]) -> Callable[_Parameters, Awaitable[_Result]]:
+    """For a method with one `write` block and nothing before it that must not be done twice: it is run again where
+    other proxies got in the way of the block, a few times at most."""
+
+    @wraps(method)
+    async def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        for _ in range(ATTEMPTS - 1):
+            with suppress(StoreContended):
+                return await method(*args, **kwargs)
+        return await method(*args, **kwargs)
+
+    return run
 
 
 class Database:
@@ -81,23 +97,12 @@ class Database:
         except (DBAPIError, PoolExhausted) as error:
             self._raise_told(error)
 
-    async def change(self, block: Callable[[AsyncConnection], Awaitable[_Result]]) -> _Result:
-        """What `block` returned, once what it wrote is committed: `write`, where other proxies may be at the same."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                async with self._sole_writer(), self._backend.writer.begin() as connection:
-                    return await block(connection)
-            except (DBAPIError, PoolExhausted) as error:
-                if attempt == ATTEMPTS or not self._backend.may_do_again(error):
-                    self._raise_told(error)
-        raise AssertionError("unreachable")
-
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """A transaction that commits at the end of the block and rolls back on any exception.
 
         Nothing else is written meanwhile on SQLite: do not wait in it for what may take long, nor for `transact`.
-        Raises StoreUnavailable like `transact`, also where other proxies got in the way: see `change`.
+        Raises StoreUnavailable like `transact`, and StoreContended where other proxies got in the way (`retried`).
         """
         try:
             async with self._sole_writer(), self._backend.writer.begin() as connection:
@@ -131,6 +136,8 @@ class Database:
 
     def _raise_told(self, error: DBAPIError | PoolExhausted) -> NoReturn:
         """What callers are told of it."""
+        if self._backend.may_do_again(error):
+            raise StoreContended("other proxies are at the same in the trajectory store; try again") from error
         if isinstance(error, PoolExhausted):
             raise StoreUnavailable("the trajectory store is busy: all connections are in use") from error
         if error.connection_invalidated or isinstance(error, InterfaceError):

@@ -18,7 +18,7 @@ from proxy.contract.identifiers import RunId
 from proxy.contract.policy import parse_weight_label, weight_label
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
-from proxy.database.unit_of_work import Database
+from proxy.database.unit_of_work import Database, retried
 from proxy.engines.interface import Engine, EngineInfo, PauseMode
 from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, StoreUnavailable
 from proxy.log import logger
@@ -217,6 +217,7 @@ class SwapController:
                 return True
         return False
 
+    @retried
     async def _record(self, version: int, recorded: int) -> None:
         """Writes down what is served, where the store does not say so yet."""
         now = self._clock()
@@ -255,6 +256,7 @@ class SwapController:
             return  # it is still starting
         await self._event("engine.ready" if ready else "engine.lost", data)
 
+    @retried
     async def _event(self, kind: str, data: dict[str, object]) -> None:
         async with self._database.write() as connection:
             await append_event(connection, run_id=self._run_id, kind=kind, data=data, now=self._clock())

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_history, add_run
 from tests.proxy.domain_client import DomainClient, open_domain
 from tests.proxy.overview.site import Site, open_site
@@ -14,6 +15,13 @@ from tests.proxy.store import Store, open_store
 @pytest.fixture
 async def store(database_url: str) -> AsyncIterator[Store]:
     async with open_store(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def sqlite_store(tmp_path: Path) -> AsyncIterator[Store]:
+    """Where a test is about SQLite's own ways."""
+    async with open_store(sqlite_database(tmp_path)) as opened:
         yield opened
 
 

@@ -9,39 +9,40 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine, inspect, make_url, text
+from sqlalchemy.pool import NullPool
 
 import migrations
 from proxy.database.migrate import current, downgrade, upgrade
 from proxy.database.tables import Base
+from proxy.errors import StoreUnavailable
 from proxy.settings import ConfigurationError
+from tests.database import needs_postgresql, shared_server
 
 _SCRIPTS = ScriptDirectory(str(Path(migrations.__file__).parent))
 NEWEST = str(_SCRIPTS.get_current_head())
 
 
-def tables(path: Path) -> set[str]:
-    with sqlite3.connect(path) as connection:
-        names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    connection.close()
-    return names
+def plain_engine(url: str) -> Engine:
+    drivers = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
+    return create_engine(make_url(url).set(drivername=drivers[make_url(url).get_backend_name()]), poolclass=NullPool)
 
 
-def differences(path: Path) -> list[object]:
-    engine = create_engine(f"sqlite:///{path}")
-    try:
-        with engine.connect() as connection:
-            context = MigrationContext.configure(connection, opts={"compare_type": True})
-            return list(compare_metadata(context, Base.metadata))
-    finally:
-        engine.dispose()
+def tables(url: str) -> set[str]:
+    with plain_engine(url).connect() as connection:
+        return set(inspect(connection).get_table_names())
 
 
-def test_an_upgraded_database_has_exactly_the_declared_tables(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite3"
-    upgrade(f"sqlite+aiosqlite:///{path}")
-    assert differences(path) == []
-    assert tables(path) >= set(Base.metadata.tables)
+def differences(url: str) -> list[object]:
+    with plain_engine(url).connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, Base.metadata))
+
+
+def test_an_upgraded_database_has_exactly_the_declared_tables(empty_database_url: str) -> None:
+    upgrade(empty_database_url)
+    assert differences(empty_database_url) == []
+    assert tables(empty_database_url) >= set(Base.metadata.tables)
 
 
 def test_constraints_and_indexes_are_those_of_the_metadata(tmp_path: Path) -> None:
@@ -76,28 +77,54 @@ def clauses(sql: str) -> list[str]:
     return [clause.strip().replace("( ", "(").replace(" )", ")") for clause in found if clause.strip()]
 
 
-def test_down_to_nothing_and_up_again(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite3"
-    url = f"sqlite+aiosqlite:///{path}"
+def test_down_to_nothing_and_up_again(empty_database_url: str) -> None:
+    url = empty_database_url
     assert current(url) is None
     upgrade(url)
     assert current(url) == NEWEST
     downgrade(url, "base")
     assert current(url) is None
-    assert tables(path) == {"alembic_version"}
+    assert tables(url) == {"alembic_version"}
     upgrade(url)
     upgrade(url)
-    assert differences(path) == []
+    assert differences(url) == []
 
 
-def test_a_database_of_a_newer_version_is_refused_with_a_remedy(tmp_path: Path) -> None:
-    path = tmp_path / "store.sqlite3"
-    upgrade(f"sqlite:///{path}")
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
+def changed(url: str, *statements: str) -> None:
+    with plain_engine(url).begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def test_a_database_of_a_newer_version_is_refused_with_a_remedy(database_url: str) -> None:
+    changed(database_url, "UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(ConfigurationError, match="newer"):
-        upgrade(f"sqlite:///{path}")
+        upgrade(database_url)
+
+
+def test_a_database_that_lacks_a_table_or_a_column_is_refused_with_a_remedy(database_url: str) -> None:
+    changed(database_url, "ALTER TABLE events DROP COLUMN data", "DROP TABLE claimed_sessions")
+    with pytest.raises(ConfigurationError, match=r"claimed_sessions, events\.data.*backup"):
+        upgrade(database_url)
+
+
+def test_a_database_of_somebody_else_is_refused_and_left_as_it_is(empty_database_url: str) -> None:
+    changed(empty_database_url, "CREATE TABLE sessions (name TEXT)")
+    with pytest.raises(ConfigurationError, match="name an empty database"):
+        upgrade(empty_database_url)
+    assert tables(empty_database_url) == {"sessions"}
+
+
+@needs_postgresql
+def test_an_address_that_leads_nowhere_is_told_by_its_kind() -> None:
+    url = shared_server().url("store")
+    with pytest.raises(ConfigurationError, match="createdb"):
+        upgrade(url)
+    with pytest.raises(ConfigurationError, match="no such database or user"):
+        upgrade(url.replace("postgres@", "nobody:secret@"))
+    with pytest.raises(StoreUnavailable, match="cannot be reached") as refused:
+        upgrade("postgresql://somebody:secret@127.0.0.1:1/store?connect_timeout=2")
+    assert "secret" not in refused.value.message
 
 
 def test_a_file_that_is_no_database_is_refused_with_a_remedy_and_left_as_it_is(tmp_path: Path) -> None:
@@ -109,8 +136,8 @@ def test_a_file_that_is_no_database_is_refused_with_a_remedy_and_left_as_it_is(t
     assert path.read_bytes() == content
 
 
-def test_processes_that_start_at_once_migrate_once(tmp_path: Path) -> None:
-    url = f"sqlite+aiosqlite:///{tmp_path / 'store.sqlite3'}"
+def test_processes_that_start_at_once_migrate_once(empty_database_url: str) -> None:
+    url = empty_database_url
     script = f"from proxy.database.migrate import upgrade, current; upgrade({url!r}); print(current({url!r}))"
     processes = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

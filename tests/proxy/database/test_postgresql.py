@@ -1,0 +1,292 @@
+"""What PostgreSQL does that SQLite cannot: other writers, and a server that goes and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from sqlalchemy import Connection, text
+
+from proxy.database.unit_of_work import Database, retried
+from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
+from tests.database import PostgresServer, needs_postgresql, postgresql_database
+
+pytestmark = needs_postgresql
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with postgresql_database(migrated=False) as made:
+        yield made
+
+
+@pytest.fixture
+async def pair(url: str) -> AsyncIterator[tuple[Database, Database]]:
+    """Two proxies' views of one database with a table of two accounts."""
+    first, second = Database(url), Database(url)
+    async with first.write() as connection:
+        await connection.execute(text("CREATE TABLE accounts (name TEXT PRIMARY KEY, value INTEGER NOT NULL)"))
+        await connection.execute(text("INSERT INTO accounts VALUES ('a', 0), ('b', 0)"))
+    yield first, second
+    await first.aclose()
+    await second.aclose()
+
+
+def add(connection: Connection, name: str) -> None:
+    connection.execute(text("UPDATE accounts SET value = value + 1 WHERE name = :name"), {"name": name})
+
+
+async def values(database: Database) -> dict[str, int]:
+    def read(connection: Connection) -> dict[str, int]:
+        return {row[0]: row[1] for row in connection.execute(text("SELECT name, value FROM accounts"))}
+
+    return await database.look(read)
+
+
+def setting(name: str) -> Callable[[Connection], str]:
+    return lambda connection: str(connection.execute(text(f"SHOW {name}")).scalar_one())
+
+
+class Crossing:
+    """Two writes of two accounts each, in opposite order, that both hold their first before either asks for its
+    second. `begun` counts."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._both = threading.Barrier(2)
+
+    def write(self, first: str, second: str) -> Callable[[Connection], None]:
+        met = False
+
+        def write(connection: Connection) -> None:
+            nonlocal met
+            self.begun += 1
+            add(connection, first)
+            if not met:
+                met = True
+                self._both.wait(10)
+            add(connection, second)
+
+        return write
+
+
+async def test_of_two_that_lock_each_other_out_both_are_written(pair: tuple[Database, Database]) -> None:
+    crossing = Crossing()
+    await asyncio.gather(pair[0].transact(crossing.write("a", "b")), pair[1].transact(crossing.write("b", "a")))
+    assert await values(pair[0]) == {"a": 2, "b": 2}
+    assert crossing.begun == 3, "one was run again"
+
+
+async def test_who_shares_a_transaction_with_one_that_is_locked_out_is_written_once(
+    pair: tuple[Database, Database],
+) -> None:
+    crossing, mates = Crossing(), []
+
+    def mate(number: int) -> Callable[[Connection], int]:
+        def write(connection: Connection) -> int:
+            mates.append(number)
+            connection.execute(text("INSERT INTO accounts VALUES (:name, 0)"), {"name": f"mate {number}"})
+            return number
+
+        return write
+
+    results = await asyncio.gather(
+        pair[0].transact(mate(0)),
+        pair[0].transact(crossing.write("a", "b")),
+        pair[0].transact(mate(1)),
+        pair[1].transact(crossing.write("b", "a")),
+    )
+    assert (results[0], results[2]) == (0, 1)
+    assert mates == [0, 1]
+    assert await values(pair[1]) == {"a": 2, "b": 2, "mate 0": 0, "mate 1": 0}
+
+
+async def test_of_two_that_insert_the_same_name_the_second_finds_it(pair: tuple[Database, Database]) -> None:
+    both = threading.Barrier(2)
+    met = set()
+
+    def find_or_insert(who: str) -> Callable[[Connection], str]:
+        def write(connection: Connection) -> str:
+            found = connection.execute(text("SELECT name FROM accounts WHERE name = 'new'")).scalar_one_or_none()
+            if who not in met:
+                met.add(who)
+                both.wait(10)
+            if found is not None:
+                return f"{who} found it"
+            connection.execute(text("INSERT INTO accounts VALUES ('new', 0)"))
+            return f"{who} made it"
+
+        return write
+
+    results = await asyncio.gather(pair[0].transact(find_or_insert("0")), pair[1].transact(find_or_insert("1")))
+    assert sorted(result[2:] for result in results) == ["found it", "made it"]
+
+
+async def test_blocks_that_lock_each_other_out_are_run_again_where_that_is_asked_for(
+    pair: tuple[Database, Database],
+) -> None:
+    both, begun = asyncio.Barrier(2), []
+
+    class Mover:
+        def __init__(self, database: Database) -> None:
+            self._database = database
+
+        @retried
+        async def move(self, first: str, second: str) -> None:
+            async with self._database.write() as connection:
+                begun.append(first)
+                await connection.run_sync(add, first)
+                if len(begun) <= 2:
+                    await both.wait()
+                await connection.run_sync(add, second)
+
+    await asyncio.gather(Mover(pair[0]).move("a", "b"), Mover(pair[1]).move("b", "a"))
+    assert await values(pair[0]) == {"a": 2, "b": 2}
+    assert len(begun) == 3
+
+
+async def test_a_block_that_is_always_locked_out_is_unavailable_and_not_tried_forever() -> None:
+    begun = 0
+
+    @retried
+    async def contended() -> None:
+        nonlocal begun
+        begun += 1
+        raise StoreContended("again")
+
+    with pytest.raises(StoreUnavailable):
+        await contended()
+    assert begun == 5
+
+
+async def test_a_look_sees_one_state_whatever_is_written_meanwhile(pair: tuple[Database, Database]) -> None:
+    async with pair[0].read() as connection:
+        before = (await connection.execute(text("SELECT sum(value) FROM accounts"))).scalar_one()
+        await pair[1].transact(lambda writer: add(writer, "a"))
+        assert (await connection.execute(text("SELECT sum(value) FROM accounts"))).scalar_one() == before
+
+    looked, written = threading.Event(), threading.Event()
+
+    def look(reader: Connection) -> list[int]:
+        first = reader.execute(text("SELECT sum(value) FROM accounts")).scalar_one()
+        looked.set()
+        written.wait(10)
+        return [first, reader.execute(text("SELECT sum(value) FROM accounts")).scalar_one()]
+
+    looking = asyncio.create_task(pair[0].look(look))
+    await asyncio.to_thread(looked.wait, 10)
+    await pair[1].transact(lambda writer: add(writer, "a"))
+    written.set()
+    assert await looking == [1, 1]
+
+
+async def test_a_look_cannot_write(pair: tuple[Database, Database]) -> None:
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        await pair[0].look(lambda connection: add(connection, "a"))
+    assert await values(pair[0]) == {"a": 0, "b": 0}
+
+
+async def test_waiting_for_a_lock_has_an_end(url: str, pair: tuple[Database, Database]) -> None:
+    impatient = Database(url, busy_timeout_seconds=0.05)
+    try:
+        async with pair[0].write() as connection:
+            await connection.run_sync(add, "a")
+            with pytest.raises(StoreUnavailable, match="lock timeout"):
+                await impatient.transact(lambda writer: add(writer, "a"))
+        await impatient.transact(lambda writer: add(writer, "a"))
+    finally:
+        await impatient.aclose()
+    assert (await values(pair[0]))["a"] == 2
+
+
+async def test_a_statement_has_an_end(url: str) -> None:
+    impatient = Database(url, statement_timeout_seconds=0.05)
+    try:
+        with pytest.raises(StoreUnavailable, match="statement timeout"):
+            await impatient.look(lambda connection: connection.execute(text("SELECT pg_sleep(30)")))
+        assert await impatient.look(setting("statement_timeout")) == "50ms"
+    finally:
+        await impatient.aclose()
+
+
+@pytest.mark.parametrize(("asked", "waits"), [(None, "on"), ("normal", "off"), ("full", "on")])
+async def test_what_a_commit_waits_for(url: str, asked: str | None, waits: str) -> None:
+    database = Database(url, synchronous=asked)
+    try:
+        assert await database.transact(setting("synchronous_commit")) == waits
+        async with database.write() as connection:
+            assert await connection.run_sync(setting("synchronous_commit")) == waits
+    finally:
+        await database.aclose()
+
+
+async def test_a_value_that_the_database_cannot_hold_is_the_requests_fault(pair: tuple[Database, Database]) -> None:
+    for value in (2**40, "text\0more"):
+        with pytest.raises(InvalidRequest, match="cannot hold"):
+            await pair[0].transact(
+                lambda connection, value=value: connection.execute(  # type: ignore[misc]
+                    text("INSERT INTO accounts VALUES (:name, :value)"),
+                    {"name": str(value), "value": value if isinstance(value, int) else 0},
+                )
+            )
+    assert await values(pair[0]) == {"a": 0, "b": 0}
+
+
+async def test_after_a_crash_of_the_server_the_first_calls_are_served(url: str) -> None:
+    """Nothing is restarted on our side, and every kind of connection is replaced."""
+    server = PostgresServer()
+    server.start()
+    database = Database(server.url("postgres"))
+    try:
+        await database.transact(lambda connection: connection.execute(text("CREATE TABLE kept (value INTEGER)")))
+        for acknowledged, end in enumerate((server.stop, server.kill, server.kill), start=1):
+            await add_one(database, acknowledged - 1)
+            assert await counted(database) == acknowledged
+            end()
+            with pytest.raises(StoreUnavailable):
+                await add_one(database, 1000)
+            with pytest.raises(StoreUnavailable):
+                await counted(database)
+            with pytest.raises(StoreUnavailable):
+                async with database.write() as connection:
+                    await connection.execute(text("INSERT INTO kept VALUES (2000)"))
+            server.start()
+            assert await counted(database) == acknowledged
+            async with database.read() as connection:
+                rows = (await connection.execute(text("SELECT value FROM kept ORDER BY value"))).scalars().all()
+            assert list(rows) == list(range(acknowledged))
+            async with database.write() as connection:
+                await connection.execute(text("SELECT 1"))
+    finally:
+        await database.aclose()
+        server.remove()
+
+
+async def add_one(database: Database, value: int) -> None:
+    await database.transact(
+        lambda connection: connection.execute(text("INSERT INTO kept VALUES (:value)"), {"value": value})
+    )
+
+
+async def counted(database: Database) -> int:
+    return int(
+        await database.look(lambda connection: connection.execute(text("SELECT count(*) FROM kept")).scalar_one())
+    )
+
+
+async def test_a_connection_that_the_server_closed_is_replaced_without_a_word(
+    pair: tuple[Database, Database],
+) -> None:
+    await values(pair[0])
+    await pair[0].transact(lambda connection: add(connection, "a"))
+    async with pair[1].write() as connection:
+        await connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid != pg_backend_pid()"
+            )
+        )
+    await pair[0].transact(lambda connection: add(connection, "a"))
+    assert (await values(pair[0]))["a"] == 2
