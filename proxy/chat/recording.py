@@ -30,6 +30,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     served: ServedModel
     session: SessionContext
     idempotency_key: str | None
+    users: tuple[bytes, ...] = ()
 
 
 class TurnRecorder:
@@ -166,6 +167,7 @@ def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, a
         messages=prompt.messages,
         request=plan.call.body,
         response=msgspec.to_builtins(answer),
+        users=context.users,
     )
 
 

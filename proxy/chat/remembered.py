@@ -64,6 +64,10 @@ class Remembered(Generic[_State]):
         self._states.move_to_end(key)
         return known[1]
 
+    def clear(self) -> None:
+        self._states.clear()
+        self._bytes = 0
+
     def put(self, key: bytes, state: _State, *, size: int) -> None:
         """`state` is that of the list, or of what else the key stands for; nobody may change what it holds. What is
         known of the key stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -82,11 +82,20 @@ class RecentAnswers:
             else:
                 self._known[key] = msgspec.structs.replace(kept, answer=Replayed(answer=generation.answer))
 
+    def forget(self, session_ids: Collection[str]) -> None:
+        """Answers that these sessions gave, or are giving."""
+        for key in [key for key, kept in self._known.items() if _session_of(kept.answer) in session_ids]:
+            del self._known[key]
+
     def _put(self, key: Hashable, kept: _Kept) -> None:
         self._known[key] = kept
         self._known.move_to_end(key)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
+
+
+def _session_of(answer: Generation | Replayed) -> str:
+    return answer.head.session_id if isinstance(answer, Generation) else answer.answer.session_id
 
 
 class _Attempt(msgspec.Struct, kw_only=True):
@@ -152,6 +161,15 @@ class UnnamedCalls:
         answered = [one for one in equal if isinstance(one.answer, Replayed)]
         for one in answered[:-_UNCERTAIN]:
             equal.remove(one)
+
+    def forget(self, session_ids: Collection[str]) -> None:
+        """What was asked and answered in these sessions."""
+        for key, attempts in list(self._attempts.items()):
+            kept = [one for one in attempts if one.session.id not in session_ids]
+            if not kept:
+                del self._attempts[key]
+            elif len(kept) < len(attempts):
+                self._attempts[key] = kept
 
     def _recent(self, key: Hashable) -> list[_Attempt]:
         since = self._clock() - _RETRIED_WITHIN

@@ -15,7 +15,7 @@ Wiring (proxy/app.py):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -153,6 +153,16 @@ class ChatService:
         await self.models.resolve(principal, call.model)
         return await self._prompts.count(call)
 
+    def forget(self, session_ids: Collection[str]) -> None:
+        """Of erased sessions nothing is said again. What was read of messages does not say whose they were: all of it
+        goes."""
+        self._recent.forget(session_ids)
+        self._unnamed.forget(session_ids)
+        self.remembered.clear()
+        for generation in self._running:
+            if generation.head.session_id in session_ids:
+                generation.abandon()
+
     async def aclose(self) -> None:
         """Ends what still generates; each turn is recorded with what it has."""
         running = list(self._running)
@@ -187,7 +197,13 @@ class ChatService:
             prompts = await self._raw_prompts.plan(asked, session, is_large=is_large)
         else:
             prompts = (await self._prompts.plan(call, asked, session, is_large=is_large),)
-        context = CallContext(dialect=dialect, served=served, session=session, idempotency_key=caller.idempotency_key)
+        context = CallContext(
+            dialect=dialect,
+            served=served,
+            session=session,
+            idempotency_key=caller.idempotency_key,
+            users=self._sessions.users_of(call.body),
+        )
         return self._generate(call, caller, hints, context, prompts, promised)
 
     async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:

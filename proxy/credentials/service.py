@@ -24,6 +24,7 @@ from proxy.errors import AuthenticationFailed, NotFound
 from proxy.settings import ConfigurationError
 
 _SECRET_BYTES = 32
+_PSEUDONYM_BYTES = 16
 _CACHED_KEYS = 8192
 _CACHED_SECONDS = 5.0
 
@@ -168,6 +169,10 @@ class Credentials:
             raise NotFound(f"there is no key {key_id!r}")
         for digest in [digest for digest, (principal, _) in self._known.items() if principal.key_id == key_id]:
             del self._known[digest]
+
+    def pseudonym(self, name: str) -> bytes:
+        """What stands for a user's name in the store: 16 bytes that nobody without the secret can lead back to it."""
+        return self._digest(f"user\0{name}")[:_PSEUDONYM_BYTES]
 
     def _digest(self, text: str) -> bytes:
         keyed = self._hmac.copy()  # to begin one anew costs a model call more than all of the rest here

@@ -55,6 +55,7 @@ class AttributedBy(StrEnum):
     USER = "user"
     CONVERSATION = "conversation"
     NEW = "new"
+    IMPORT = "import"
 
     @property
     def outlives_sessions(self) -> bool:
@@ -91,6 +92,7 @@ _MEANINGS = {
     AttributedBy.TRACEPARENT: "Named by the trace id in the header traceparent.",
     AttributedBy.USER: "Named by user in the request: one session per user until it ends.",
     AttributedBy.CONVERSATION: "Named nothing: the messages extend a conversation of this session.",
+    AttributedBy.IMPORT: "Imported from a file.",
     AttributedBy.NEW: "Named nothing and extended no conversation, so it opened a session of its own.",
 }
 

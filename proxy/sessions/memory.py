@@ -61,6 +61,7 @@ class SessionMemory:
         self._clock = clock
         self._times_forgotten = 0
         self._forgotten: _Bounded[str, int] = _Bounded(_SESSIONS)
+        self._erased: _Bounded[str, bool] = _Bounded(_SESSIONS)
         self._sessions: _Bounded[SessionId, KnownSession] = _Bounded(_SESSIONS)
         self._names: _Bounded[tuple[RunId, str], tuple[SessionId, float]] = _Bounded(_SESSIONS)
         self._conversations: _Bounded[tuple[KeyId, bytes], dict[SessionId, _Holder]] = _Bounded(_CONVERSATIONS)
@@ -73,7 +74,8 @@ class SessionMemory:
         """Takes in a session as the store had it."""
         seen = 0.0 if self._is_outdated(context.id, look) else look.at
         known = KnownSession(context=context, external_id=external_id, seen_open_at=seen if is_open else None)
-        self._sessions.put(context.id, known)
+        if not self._erased.get(context.id):
+            self._sessions.put(context.id, known)
         return known
 
     def put_name(self, run_id: RunId, name: str, session_id: SessionId, look: Look) -> None:
@@ -114,6 +116,12 @@ class SessionMemory:
             known = self._sessions.get(SessionId(session_id))
             if known is not None and known.is_open:
                 known.seen_open_at = 0.0
+
+    def erase(self, session_ids: Iterable[str]) -> None:
+        """They are not to be known any more."""
+        for session_id in session_ids:
+            self._erased.put(session_id, True)
+            self._sessions.drop(SessionId(session_id))
 
     # Conversations
 
@@ -183,6 +191,9 @@ class _Bounded(Generic[_Key, _Value]):
         if value is not None:
             self._values.move_to_end(key)
         return value
+
+    def drop(self, key: _Key) -> None:
+        self._values.pop(key, None)
 
     def put(self, key: _Key, value: _Value) -> None:
         self._values[key] = value

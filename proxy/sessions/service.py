@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -21,15 +21,17 @@ from proxy.database.lifecycle import (
     TrainingState,
     end_session,
     end_sessions,
+    lock_sessions,
     settle,
 )
 from proxy.database.signals import Signals
-from proxy.database.unit_of_work import Database
-from proxy.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
+from proxy.database.unit_of_work import Database, retried
+from proxy.errors import Conflict, Gone, InvalidRequest, NotFound, PermissionDenied
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints, is_own_id
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
 from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
+from proxy.sessions.users import users_of
 from proxy.sessions.views import SessionView, session_view
 
 _BEFORE_PREVIOUS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
@@ -99,6 +101,7 @@ class SessionService:
         self._observer = observer
         self._memory = SessionMemory(clock)
         signals.endings.listen(self._memory.forget)
+        signals.erasures.listen(self._memory.erase)
 
     async def create(self, run: RunView, spec: SessionSpec, n: int | None = None) -> list[CreatedSession]:
         """Opens a session with a key of its own; with `n` that many of one group, in one transaction.
@@ -107,6 +110,7 @@ class SessionService:
         known with another size.
         """
         now = self._clock()
+        users = self.users_of({"metadata": spec.metadata})
 
         def insert(connection: Connection) -> tuple[list[dict[str, Any]], list[NewKey]]:
             repository = SessionRepository(connection)
@@ -125,6 +129,7 @@ class SessionService:
                 for _ in range(n or 1)
             ]
             repository.insert(rows)
+            repository.add_users(run.id, [row["id"] for row in rows], users)
             keys = [KeyRequest(kind=PrincipalKind.SESSION, run_id=run.id, session_id=row["id"]) for row in rows]
             return rows, self._credentials.create_within(connection, keys)
 
@@ -161,6 +166,10 @@ class SessionService:
                 return _attributed(known, AttributedBy.CONVERSATION)
         return await self._open(opening, None)
 
+    def users_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
+        """What stands in the store for those on whose behalf a call is made."""
+        return tuple(self._credentials.pseudonym(name) for name in users_of(body))
+
     def look(self) -> Look:
         """To be called before a turn is recorded, and given to `answered`."""
         return self._memory.look()
@@ -192,13 +201,12 @@ class SessionService:
 
         Raises NotFound, PermissionDenied.
         """
-        session_id, run_id = await self._visible(principal, name)
+        session_id, _run_id = await self._visible(principal, name)
         now = self._clock()
-        weights = (await self._runs.settings_of(run_id)).reward_weights
 
         def end(connection: Connection) -> tuple[list[str], SessionView]:
             end_session(connection, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            changed = settle(connection, [session_id], reward_weights=weights, now=now)
+            changed = settle(connection, [session_id], now=now)
             return changed, _view(connection, session_id)
 
         changed, view = await self._database.transact(end)
@@ -228,6 +236,12 @@ class SessionService:
         rows = await self._database.look(lambda connection: SessionRepository(connection).count_by_training())
         return {(row.name, row.training): row.sessions for row in rows}
 
+    async def count_revised(self) -> dict[str, int]:
+        """Run name → trained sessions whose rewards are others now; every run is there."""
+        rows = await self._database.look(lambda connection: SessionRepository(connection).count_revised())
+        return {row.name: row.sessions for row in rows}
+
+    @retried
     async def _sweep_batch(self, run: RunView) -> Swept:
         now = self._clock()
         settings = run.settings
@@ -242,8 +256,12 @@ class SessionService:
         if not idle and not overdue:
             return Swept(ended=0, expired=0)
         async with self._database.write() as connection:
+            await connection.run_sync(lock_sessions, [*idle, *overdue])
+            found = set(idle), set(overdue)
+            idle, overdue = await connection.run_sync(due)  # a call or another proxy may have come between
+            idle, overdue = [one for one in idle if one in found[0]], [one for one in overdue if one in found[1]]
             ended = await connection.run_sync(end_sessions, idle, reason=EndReason.IDLE, outcome=None, now=now)
-            await connection.run_sync(settle, idle, reward_weights=settings.reward_weights, now=now)
+            await connection.run_sync(settle, idle, now=now)
             expired = await connection.run_sync(lambda found: SessionRepository(found).expire(overdue))
             if expired:
                 await append_event(
@@ -335,6 +353,8 @@ class SessionService:
         )
         if row is None:
             return None
+        if row.erased_at is not None:
+            raise _erased(row.id)
         self._memory.put_name(run_id, name, row.id, look)
         return self._remember(row, look)
 
@@ -364,7 +384,12 @@ class SessionService:
 
 def _view(connection: Connection, session_id: str) -> SessionView:
     repository = SessionRepository(connection)
-    return session_view(repository.whole(session_id), repository.turns(session_id), repository.rewards(session_id))
+    return session_view(
+        repository.whole(session_id),
+        repository.turns(session_id),
+        repository.rewards(session_id),
+        repository.preferences(session_id),
+    )
 
 
 def _find_or_insert(
@@ -372,6 +397,8 @@ def _find_or_insert(
 ) -> tuple[ContextRow | None, dict[str, Any] | None]:
     """The session that has the name, and the one that was opened: None where the first takes the call."""
     found = repository.context(name=name.text, run_id=opening.run.id) if name is not None else None
+    if found is not None and found.erased_at is not None:
+        raise _erased(found.id)
     if name is not None and found is not None:
         is_open = found.state == SessionState.OPEN.value
         if _takes_calls_of(found.id, name, is_open=is_open):
@@ -414,6 +441,10 @@ def _group_for(
 def _takes_calls_of(session_id: SessionId, name: Name, *, is_open: bool) -> bool:
     """Whether a call by this name belongs to the session: not where the name outlived it."""
     return is_open or not name.by.outlives_sessions or session_id == name.text
+
+
+def _erased(session_id: str) -> Gone:
+    return Gone(f"the session {session_id} was erased; open another one")
 
 
 def _attributed(known: KnownSession, by: AttributedBy) -> SessionContext:
