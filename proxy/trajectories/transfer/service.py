@@ -1,0 +1,93 @@
+"""Exports a run's sessions as a stream of records, and imports records into a run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+import msgspec
+from sqlalchemy import Connection
+
+from proxy.clock import Clock
+from proxy.contract.reward import RewardRules
+from proxy.database.events import event_row
+from proxy.database.signals import Signals
+from proxy.database.unit_of_work import Database
+from proxy.errors import InvalidRequest
+from proxy.runs.service import RunView
+from proxy.trajectories.transfer.reading import ExportFilter, Place, TransferReader
+from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode
+from proxy.trajectories.transfer.writing import TransferWriter, is_whole
+
+_READ_AT_ONCE = 16
+_WRITTEN_AT_ONCE = 16
+"""Sessions in one transaction, which other writes wait for."""
+
+
+class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`skipped` came before. Of the imported, `trainable` are with the trainer or wait for a reward."""
+
+    imported: int
+    skipped: int
+    trainable: int
+
+
+class TransferService:
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
+        self._database = database
+        self._clock = clock
+        self._signals = signals
+
+    async def export(self, run: RunView, wanted: ExportFilter) -> AsyncIterator[SessionRecord]:
+        """The run's sessions, oldest first, each as it is when its turn comes; what is erased meanwhile is left
+        out. Holds a few sessions at a time."""
+        place: Place | None = None
+        rules = run.settings.reward_rules
+        while True:
+            records, place = await self._database.look(partial(_page, run.id, wanted, place, rules))
+            for record in records:
+                yield record
+            if place is None:
+                return
+
+    async def add(
+        self, run: RunView, lines: Sequence[bytes], *, first_line: int, train: bool, keep_ids: bool
+    ) -> ImportReport:
+        """Imports records, one a line; all that are new, or none where one is invalid. Raises InvalidRequest, which
+        names line and field. `first_line` is the number of the first one, for that message."""
+        records = [_decoded(line, first_line + index) for index, line in enumerate(lines) if line.strip()]
+        imported = trainable = 0
+        for start in range(0, len(records), _WRITTEN_AT_ONCE):
+            part = records[start : start + _WRITTEN_AT_ONCE]
+            write = partial(_add, run, part, train, keep_ids, self._clock())
+            added, usable = await self._database.transact(write)
+            imported, trainable = imported + added, trainable + usable
+        if imported:
+            self._signals.trajectories.notify()
+            self._signals.events.notify()
+        return ImportReport(imported=imported, skipped=len(records) - imported, trainable=trainable)
+
+
+def _page(
+    run_id: str, wanted: ExportFilter, place: Place | None, rules: RewardRules, connection: Connection
+) -> tuple[list[SessionRecord], Place | None]:
+    return TransferReader(connection).page(run_id, wanted, place, rules=rules, limit=_READ_AT_ONCE)
+
+
+def _add(
+    run: RunView, records: Sequence[SessionRecord], train: bool, keep_ids: bool, now: float, connection: Connection
+) -> tuple[int, int]:
+    writer = TransferWriter(connection, run.id, run.head_version)
+    added = [record for record in records if writer.add(record, train=train, keep_ids=keep_ids, now=now)]
+    usable = sum(train and is_whole(record, run.head_version) for record in added)
+    if added:
+        data = {"sessions": len(added), "for_training": usable}
+        connection.execute(event_row(run_id=run.id, kind="sessions.imported", data=data, now=now))
+    return len(added), usable
+
+
+def _decoded(line: bytes, number: int) -> SessionRecord:
+    try:
+        return decode(line)
+    except InvalidRecord as error:
+        raise InvalidRequest(f"line {number}: {error}", param=f"line {number}") from error
