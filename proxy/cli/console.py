@@ -24,6 +24,10 @@ out = Console()
 errors = Console(stderr=True)
 
 
+class Refused(Exception):
+    """What a command was told to do cannot be done. The message says why, and what to do."""
+
+
 def where(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, str]:
     """Address and admin key: as given, else those of the installation in the data directory."""
     from proxy.cli.local_keys import load
@@ -62,6 +66,7 @@ def finish(command: Any) -> NoReturn:
         NoFreePort,
         PartFailed,
         ProxyUnreachable,
+        Refused,
     )
     try:
         code = command()

@@ -1,0 +1,162 @@
+"""`base-rl export` and `base-rl import`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, finish, out, where
+
+_BATCH_BYTES = 4 << 20
+_BATCH_LINES = 64
+
+
+class FileFormat(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+
+
+class Purposes(StrEnum):
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class States(StrEnum):
+    OPEN = "open"
+    ENDED = "ended"
+
+
+_When = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="UTC.")]
+
+
+def export(
+    run: Annotated[str, typer.Argument(help="The run's name or id.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="A folder that is not there yet, or is empty.")],
+    file_format: Annotated[FileFormat, typer.Option("--format", help="parquet needs pyarrow.")] = FileFormat.PARQUET,
+    since: _When = None,
+    until: _When = None,
+    version: Annotated[int | None, typer.Option(min=0, help="Sessions with tokens of this policy version.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Leaves out the unrewarded as well.")] = None,
+    purpose: Annotated[Purposes | None, typer.Option(help="train or eval.")] = None,
+    state: Annotated[States | None, typer.Option(help="open or ended.")] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Write a run's sessions into a folder that `datasets.load_dataset` reads: messages, rewards, token ids.
+
+    An export that is interrupted leaves nothing behind.
+    """
+    wanted = {
+        "since": _seconds(since),
+        "until": _seconds(until),
+        "version": version,
+        "min_reward": min_reward,
+        "purpose": purpose.value if purpose is not None else None,
+        "state": state.value if state is not None else None,
+    }
+    query = {key: value for key, value in wanted.items() if value is not None}
+
+    def write() -> int:
+        from proxy.cli.datasets import DatasetWriter
+        from proxy.trajectories.transfer.parquet import ParquetNotInstalled, is_installed
+
+        address, key = where(data_dir, url, api_key)
+        if file_format is FileFormat.PARQUET and not is_installed():
+            raise Refused(str(ParquetNotInstalled()))
+        writer = DatasetWriter(out_dir, suffix=file_format.value)
+        try:
+            asyncio.run(_export(address, key, run, query, writer))
+            files = writer.finish(run)
+        except BaseException:
+            writer.abandon()
+            raise
+        out.print(
+            f"{writer.sessions} sessions with {writer.turns} turns in {len(files)} files below {out_dir}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 0
+
+    finish(write)
+
+
+def import_sessions(
+    source: Annotated[Path, typer.Argument(help="A folder that was exported, or a .jsonl or .parquet file.")],
+    run: Annotated[str, typer.Option(help="The run that takes the sessions: its name or id.")],
+    train: Annotated[bool, typer.Option("--train", help="Train on what a trainer could learn from.")] = False,
+    keep_ids: Annotated[bool, typer.Option("--keep-ids", help="Sessions, turns and rewards keep their ids.")] = False,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add exported sessions to a run. Sessions that came before are skipped: the same file twice adds nothing."""
+
+    def read() -> int:
+        from proxy.trajectories.transfer.parquet import ParquetNotInstalled
+        from proxy.trajectories.transfer.records import InvalidRecord
+
+        address, key = where(data_dir, url, api_key)
+        try:
+            total = asyncio.run(_import(address, key, run, source, train=train, keep_ids=keep_ids))
+        except (InvalidRecord, ParquetNotInstalled) as error:
+            raise Refused(str(error)) from error
+        if as_json:
+            out.print_json(json.dumps(total))
+        else:
+            skipped = f", {total['skipped']} were there already" if total["skipped"] else ""
+            trainable = f", {total['trainable']} of them for training" if train else ""
+            out.print(f"{total['imported']} sessions imported{trainable}{skipped}", highlight=False, soft_wrap=True)
+        return 0
+
+    finish(read)
+
+
+def _seconds(moment: datetime | None) -> float | None:
+    return None if moment is None else moment.replace(tzinfo=UTC).timestamp()
+
+
+async def _export(address: str, key: str, run: str, query: dict[str, Any], writer: Any) -> None:
+    from proxy.cli.operations import Operations
+
+    async with Operations(address, key) as operations:
+        async for line in operations.lines(f"/api/v1/runs/{run}/export", query):
+            writer.add(line)
+
+
+async def _import(address: str, key: str, run: str, source: Path, *, train: bool, keep_ids: bool) -> dict[str, int]:
+    from proxy.cli.datasets import lines_of
+    from proxy.cli.operations import Operations
+
+    total = {"imported": 0, "skipped": 0, "trainable": 0}
+    async with Operations(address, key) as operations:
+        for path, first, lines in _batches(lines_of(source)):
+            query = {"train": train, "keep_ids": keep_ids, "first_line": first}
+            answer = await operations.send(f"/api/v1/runs/{run}/import", query, b"\n".join(lines), told_of=path)
+            for name in total:
+                total[name] += answer[name]
+    return total
+
+
+def _batches(lines: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, list[bytes]]]:
+    """Lines of one file that follow each other, with the number of the first."""
+    path, first, batch, size = "", 0, list[bytes](), 0
+    for of, number, line in lines:
+        follows = of == path and number == first + len(batch)
+        if batch and not (follows and len(batch) < _BATCH_LINES and size + len(line) <= _BATCH_BYTES):
+            yield path, first, batch
+            batch, size = [], 0
+        if not batch:
+            path, first = of, number
+        batch.append(line)
+        size += len(line)
+    if batch:
+        yield path, first, batch
