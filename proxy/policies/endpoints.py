@@ -3,6 +3,7 @@
     GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from
     POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 where the head moved or a
                                         lease has passed
+    POST /api/v1/runs/{run}/versions/prune   PruneRequest → PruneReply, in MessagePack: which weights may be deleted
     GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…]}, in JSON, newest first
 
 {run} is a name or an id. Needs the run's trainer key or an admin key.
@@ -15,7 +16,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from proxy.contract.claim import CommitRequest
+from proxy.contract.policy import PruneRequest
 from proxy.http.messages import message_body, message_response
+from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
 from proxy.runs.http import trainers_run
 
@@ -39,6 +42,14 @@ async def commit(request: Request, run: str) -> Response:
     of_run = await trainers_run(request, run)
     commit_request = await message_body(request, CommitRequest)
     return message_response(await versions_of(request).commit(of_run, commit_request))
+
+
+@router.post("/versions/prune")
+async def prune(request: Request, run: str) -> Response:
+    """Marks old versions' weights as removed, and says which of those present may be deleted."""
+    of_run = await trainers_run(request, run)
+    retention: WeightRetention = request.app.state.retention_of_weights
+    return message_response(await retention.prune(of_run, await message_body(request, PruneRequest)))
 
 
 @router.get("/versions")
