@@ -29,11 +29,16 @@ from proxy.feedback.service import FeedbackService
 from proxy.http import errors, openapi
 from proxy.http.boundary import BodyBound, RequestBoundary, RequestObserver
 from proxy.http.plain_routes import PlainRoutes
+from proxy.keeping import endpoints as keeping_endpoints
+from proxy.keeping.erasing import EraseService
+from proxy.keeping.retention import RetentionService
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.overview import endpoints as overview_endpoints
+from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.policies import endpoints as policy_endpoints
+from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
 from proxy.policies.swap import SwapController
 from proxy.runs.service import RunDirectory, RunView
@@ -44,9 +49,15 @@ from proxy.tokens.template import ChatTemplate
 from proxy.trajectories import endpoints as claim_endpoints
 from proxy.trajectories.claims.service import ClaimService
 from proxy.trajectories.service import TrajectoryStore
+from proxy.trajectories.steps import endpoints as step_endpoints
+from proxy.trajectories.steps.service import StepService
+from proxy.trajectories.transfer import endpoints as transfer_endpoints
+from proxy.trajectories.transfer.service import TransferService
 
 _MIB = 1 << 20
 _SWEEP_SECONDS = 2.0
+_ERASURES_SECONDS = 1.0
+"""How soon what another proxy erased is forgotten here."""
 
 _LOG = logger(__name__)
 
@@ -91,8 +102,12 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         session_endpoints.router,
         feedback_endpoints.router,
         claim_endpoints.router,
+        step_endpoints.router,
         policy_endpoints.router,
+        keeping_endpoints.router,
+        transfer_endpoints.router,
         overview_endpoints.router,
+        ledger_endpoints.router,
         admin_endpoints.router,
     ):
         app.include_router(router)
@@ -143,15 +158,24 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.run = run = await runs.ensure(settings.run)
     await _register_bootstrap_keys(settings, credentials, run)
     state.sessions = sessions = SessionService(database, runs, credentials, signals, clock, observer=state.metrics)
-    state.feedback = FeedbackService(database, runs, signals, clock, observer=state.metrics)
+    state.feedback = feedback = FeedbackService(database, signals, clock, observer=state.metrics)
+    await feedback.apply_changed_rules()
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
     state.claims = claims = ClaimService(database=database, clock=clock, signals=signals)
+    state.steps = StepService(database=database)
+    state.retention_of_weights = WeightRetention(database=database, clock=clock, signals=signals)
     state.versions = VersionService(database=database, clock=clock, signals=signals)
+    state.transfer = TransferService(database=database, clock=clock, signals=signals)
+    state.erasing = erasing = EraseService(database, runs, credentials, signals, clock, observer=state.metrics)
+    retention = RetentionService(database, runs, erasing, clock)
     await _start_serving(app, engine, clock, stack)
+    signals.erasures.listen(state.chat.forget)
+    await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, erasing.listen))
 
     async def sweep() -> None:
         await sessions.sweep()
         await claims.expire()
+        await retention.sweep()
 
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
 
@@ -199,6 +223,8 @@ async def _open_database(settings: Settings) -> Database:
         settings.database_url,
         synchronous=settings.database.synchronous,
         busy_timeout_seconds=settings.database.busy_timeout_seconds,
+        connect_timeout_seconds=settings.database.connect_timeout_seconds,
+        statement_timeout_seconds=settings.database.statement_timeout_seconds,
     )
     await asyncio.to_thread(migrate.upgrade, settings.database_url)
     return database
@@ -278,4 +304,5 @@ async def metrics(request: Request) -> Response:
     """For Prometheus. Unauthenticated, like the probes: it holds counts and run names, no content; where the proxy
     listens beyond loopback, let the gateway decide who may read it."""
     state = request.app.state
-    return Response(state.metrics.render(await state.sessions.count_by_training()), media_type=CONTENT_TYPE)
+    counts = await state.sessions.count_by_training(), await state.sessions.count_revised()
+    return Response(state.metrics.render(*counts), media_type=CONTENT_TYPE)

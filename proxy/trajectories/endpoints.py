@@ -1,18 +1,23 @@
 """The trainer's side of trajectories, in MessagePack: claim, keep, give back.
 
     POST /api/v1/runs/{run}/claims                   ClaimRequest → ClaimedBatch; waits up to `wait_s`
+    GET  /api/v1/runs/{run}/claims                   {"claims": [ClaimView…]}, in JSON, leased ones first
     POST /api/v1/runs/{run}/claims/{id}/heartbeat    LeaseReply; 409 once the lease has passed
     POST /api/v1/runs/{run}/claims/{id}/release      204; 409 for a claim that is not leased
+    POST /api/v1/runs/{run}/claims/abandoned         AbandonedProcess → ReleasedClaims: all that a dead process held
 
 {run} is a name or an id. Needs the run's trainer key or an admin key.
 """
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from typing import Annotated
 
-from proxy.contract.claim import ClaimRequest
+import msgspec
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
+
+from proxy.contract.claim import AbandonedProcess, ClaimRequest
 from proxy.contract.identifiers import ClaimId
 from proxy.http.messages import message_body, message_response
 from proxy.runs.http import trainers_run
@@ -32,6 +37,21 @@ async def claim(request: Request, run: str) -> Response:
     of_run = await trainers_run(request, run)
     wish = await message_body(request, ClaimRequest)
     return message_response(await claims_of(request).claim(of_run, wish, abandoned=request.is_disconnected))
+
+
+@router.get("")
+async def claims(request: Request, run: str, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> JSONResponse:
+    """What is in trainers' hands, and what became of earlier claims."""
+    listed = await claims_of(request).list_(await trainers_run(request, run), limit=limit)
+    return JSONResponse({"claims": msgspec.to_builtins(listed)})
+
+
+@router.post("/abandoned")
+async def abandoned(request: Request, run: str) -> Response:
+    """Gives back what a trainer's process held that is known to be dead."""
+    of_run = await trainers_run(request, run)
+    dead = await message_body(request, AbandonedProcess)
+    return message_response(await claims_of(request).release_abandoned(of_run, dead.process))
 
 
 @router.post("/{claim_id}/heartbeat")

@@ -1,0 +1,1 @@
+"""Committed steps, rebuilt from the store as their trainers saw them."""
