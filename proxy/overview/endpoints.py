@@ -8,9 +8,10 @@ where the cursor goes into `?cursor=` for the next page. An admin key may do eve
     GET    /api/v1/runs/{run}                      RunSummary; {run} is a name or an id
     POST   /api/v1/runs/{run}/pause, /resume       RunSummary as it is then
     GET    /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}
-    GET    /api/v1/runs/{run}/rewards              {"rewards": [RewardItem…], "next_cursor"}
+    GET    /api/v1/rewards, /runs/{run}/rewards    see overview/rewards/endpoints.py
     GET    /api/v1/runs/{run}/steps                {"steps": [StepItem…], "next_cursor"}
     GET    /api/v1/runs/{run}/steps/{version}      StepView
+    GET    /api/v1/runs/{run}/steps/{version}/tokens   StepTokens
     GET    /api/v1/runs/{run}/curves               Curves
     GET    /api/v1/runs/{run}/events               server-sent events: `snapshot`, Snapshot
     GET    /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
@@ -71,32 +72,32 @@ class NewKeyBody(BaseModel):
 @router.get("/health")
 async def health(who: Who, overview: Overview) -> Response:
     require(who, PrincipalKind.ADMIN)
-    return _json(await overview.health())
+    return json_answer(await overview.health())
 
 
 @router.get("/runs")
 async def runs(who: Who, overview: Overview) -> Response:
     require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
     if who.kind is PrincipalKind.RUN:
-        return _json(RunList(runs=(await overview.run(str(who.run_id)),)))
-    return _json(await overview.runs())
+        return json_answer(RunList(runs=(await overview.run(str(who.run_id)),)))
+    return json_answer(await overview.runs())
 
 
 @router.get("/runs/{run}")
 async def run(run: str, who: Who, overview: Overview) -> Response:
-    return _json(await overview.run(await _readable(run, who, overview)))
+    return json_answer(await overview.run(await readable_run(run, who, overview)))
 
 
 @router.post("/runs/{run}/pause")
 async def pause(run: str, who: Who, overview: Overview) -> Response:
     require(who, PrincipalKind.ADMIN)
-    return _json(await overview.pause(run))
+    return json_answer(await overview.pause(run))
 
 
 @router.post("/runs/{run}/resume")
 async def resume(run: str, who: Who, overview: Overview) -> Response:
     require(who, PrincipalKind.ADMIN)
-    return _json(await overview.resume(run))
+    return json_answer(await overview.resume(run))
 
 
 @router.get("/runs/{run}/sessions")
@@ -122,28 +123,28 @@ async def sessions(
         min_reward=min_reward,
         max_reward=max_reward,
     )
-    run_id = await _readable(run, who, overview)
-    return _json(await overview.sessions(run_id, wanted, cursor=cursor, limit=limit))
-
-
-@router.get("/runs/{run}/rewards")
-async def rewards(run: str, who: Who, overview: Overview, cursor: str | None = None, limit: Limit = 50) -> Response:
-    return _json(await overview.rewards(await _readable(run, who, overview), cursor=cursor, limit=limit))
+    run_id = await readable_run(run, who, overview)
+    return json_answer(await overview.sessions(run_id, wanted, cursor=cursor, limit=limit))
 
 
 @router.get("/runs/{run}/steps")
 async def steps(run: str, who: Who, overview: Overview, cursor: str | None = None, limit: Limit = 50) -> Response:
-    return _json(await overview.steps(await _readable(run, who, overview), cursor=cursor, limit=limit))
+    return json_answer(await overview.steps(await readable_run(run, who, overview), cursor=cursor, limit=limit))
 
 
 @router.get("/runs/{run}/steps/{version}")
 async def step(run: str, version: int, who: Who, overview: Overview) -> Response:
-    return _json(await overview.step(await _readable(run, who, overview), version))
+    return json_answer(await overview.step(await readable_run(run, who, overview), version))
+
+
+@router.get("/runs/{run}/steps/{version}/tokens")
+async def step_tokens(run: str, version: int, who: Who, overview: Overview) -> Response:
+    return json_answer(await overview.step_tokens(await readable_run(run, who, overview), version))
 
 
 @router.get("/runs/{run}/curves")
 async def curves(run: str, who: Who, overview: Overview) -> Response:
-    return _json(await overview.curves(await _readable(run, who, overview)))
+    return json_answer(await overview.curves(await readable_run(run, who, overview)))
 
 
 @router.get(
@@ -154,7 +155,7 @@ async def curves(run: str, who: Who, overview: Overview) -> Response:
 async def events(run: str, request: Request, who: Who, overview: Overview) -> StreamingResponse:
     """Server-sent events. Each `snapshot` has as its id the last event it tells of; with that in `Last-Event-ID`, a
     client that comes back gets what it missed. Comments keep quiet streams alive."""
-    run_id = await _readable(run, who, overview)
+    run_id = await readable_run(run, who, overview)
     return StreamingResponse(
         _snapshots(overview, run_id, last_event_id(request)), media_type=EVENT_STREAM, headers=_STREAM_HEADERS
     )
@@ -166,7 +167,7 @@ async def session(session_id: str, who: Who, overview: Overview, tokens: bool = 
     found = await overview.session(session_id, with_tokens=tokens)
     if who.kind is PrincipalKind.RUN and found.session.run_id != who.run_id:
         raise NotFound(f"there is no session {session_id!r}")
-    return _json(found)
+    return json_answer(found)
 
 
 @router.get("/turns/{turn_id}")
@@ -175,7 +176,7 @@ async def turn(turn_id: str, who: Who, overview: Overview, tokens: bool = False)
     found = await overview.turn(turn_id, with_tokens=tokens)
     if who.kind is PrincipalKind.RUN and found.run_id != who.run_id:
         raise NotFound(f"there is no turn {turn_id!r}")
-    return _json(found)
+    return json_answer(found)
 
 
 @router.post("/runs/{run}/keys", status_code=201)
@@ -190,7 +191,7 @@ async def create_key(
     require(who, PrincipalKind.ADMIN)
     run_id = await overview.run_id(run)
     key = await credentials.create(PrincipalKind(body.kind), run_id=run_id, label=body.label)
-    return _json({"id": key.id, "key": key.text, "kind": body.kind, "label": body.label}, status=201)
+    return json_answer({"id": key.id, "key": key.text, "kind": body.kind, "label": body.label}, status=201)
 
 
 @router.get("/runs/{run}/keys")
@@ -198,7 +199,7 @@ async def keys(
     run: str, who: Who, overview: Overview, credentials: Annotated[Credentials, Depends(credentials_of)]
 ) -> Response:
     require(who, PrincipalKind.ADMIN)
-    return _json({"keys": await credentials.list_(await overview.run_id(run))})
+    return json_answer({"keys": await credentials.list_(await overview.run_id(run))})
 
 
 @router.delete("/runs/{run}/keys/{key_id}", status_code=204)
@@ -217,7 +218,7 @@ async def revoke_key(
     return Response(status_code=204)
 
 
-async def _readable(run: str, who: Principal, overview: OverviewService) -> str:
+async def readable_run(run: str, who: Principal, overview: OverviewService) -> str:
     """The run's id. Raises NotFound, and PermissionDenied for another run's key."""
     require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
     if who.kind is PrincipalKind.ADMIN:
@@ -251,7 +252,8 @@ async def _snapshots(overview: OverviewService, run_id: str, after: int | None) 
             yield server_sent("snapshot", msgspec.json.encode(snapshot).decode(), event_id=snapshot.last_event_id)
 
 
-def _json(answer: Any, *, status: int = 200) -> Response:
+def json_answer(answer: Any, *, status: int = 200) -> Response:
+    """A view as JSON, which nobody keeps."""
     return Response(
         msgspec.json.encode(answer),
         status_code=status,

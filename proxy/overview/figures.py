@@ -13,6 +13,7 @@ from proxy.overview import assembly
 from proxy.overview.assembly import StepFacts
 from proxy.overview.live import RateHistory, Remembered
 from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, Curves, RunSummary, StepPoint
 
 _STEP_POINTS = 600
@@ -38,6 +39,7 @@ class _Recent(msgspec.Struct, frozen=True, kw_only=True):
     inexact_share: float | None
     unattributed_share: float | None
     late_rewards: int
+    revised_sessions: int
     tokens_per_second: float
 
 
@@ -79,6 +81,7 @@ class RunFigures:
             staleness_max=step.staleness_max if step is not None else None,
             tokens_per_second=recent.tokens_per_second,
             late_rewards=recent.late_rewards,
+            revised_sessions=recent.revised_sessions,
             inexact_share=recent.inexact_share,
             unattributed_share=recent.unattributed_share,
             last_activity_at=totals.last_activity_at,
@@ -113,6 +116,7 @@ class RunFigures:
                 inexact_share=1.0 - continuations.get("exact", 0) / continued if continued else None,
                 unattributed_share=attributions.get("new", 0) / recorded if recorded else None,
                 late_rewards=await self._late_rewards(repository, run_id),
+                revised_sessions=await LedgerRepository(connection).revised_count(run_id),
                 tokens_per_second=rate.last_minute(self._clock()),
             )
 

@@ -39,5 +39,9 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("cursor is not one that a page gave out", param="cursor") from error
 
 
+def page_size(limit: int) -> int:
+    return max(1, min(limit, MAX_PAGE))
+
+
 def _fail() -> str:
     raise ValueError

@@ -292,13 +292,6 @@ class OverviewRepository:
         )
         return {row.version: row.audit for row in await self._all(statement)}
 
-    async def rewards_now(self, session_ids: Sequence[str]) -> dict[str, AnyRow]:
-        """`reward` and `revised_at` by session."""
-        if not session_ids:
-            return {}
-        statement = select(SessionRow.id, SessionRow.reward, SessionRow.revised_at)
-        return {row.id: row for row in await self._all(statement.where(SessionRow.id.in_(session_ids)))}
-
     async def swap_count(self, run_id: str) -> int:
         statement = select(func.count()).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version > 0, PolicyVersionRow.served_at.is_not(None)

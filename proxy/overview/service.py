@@ -27,22 +27,24 @@ from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.overview import assembly
 from proxy.overview.assembly import TokenText
 from proxy.overview.figures import RunFigures
-from proxy.overview.filters import MAX_PAGE, Cursor, SessionFilter
+from proxy.overview.filters import Cursor, SessionFilter, page_size
 from proxy.overview.health import HealthCheck, ServingStatus
 from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.rewards.assembly import preference_view, reward_items, used_by
+from proxy.overview.rewards.repository import LedgerRepository
+from proxy.overview.rewards.service import LedgerOverview
+from proxy.overview.steps.service import StepOverview
+from proxy.overview.steps.views import StepTokens, StepView
 from proxy.overview.views import (
     Curves,
     Health,
     KeyHolder,
-    RewardPage,
     RunList,
     RunSummary,
     SessionPage,
     SessionView,
     Snapshot,
     StepPage,
-    StepTrajectory,
-    StepView,
     TurnView,
 )
 
@@ -74,6 +76,8 @@ class OverviewService:
         self._clock = clock
         self._signals = signals
         self._token_text = token_text
+        self.ledger = LedgerOverview(database)
+        self._steps = StepOverview(database, token_text)
         self._figures = RunFigures(database=database, clock=clock, hold_seconds=hold_seconds)
         self._health = HealthCheck(database=database, clock=clock, swaps=swaps, data_dir=data_dir)
         self._closed = asyncio.Event()
@@ -137,7 +141,7 @@ class OverviewService:
     ) -> SessionPage:
         """Newest first. Raises InvalidRequest for a cursor that no page gave out."""
         run_id = await self.run_id(name_or_id)
-        size = _page_size(limit)
+        size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
         async with self._database.read() as connection:
             rows = await OverviewRepository(connection).sessions(run_id, wanted, after=after, limit=size + 1)
@@ -158,16 +162,17 @@ class OverviewService:
             turns = await repository.turns_of(session_id)
             ledger = await repository.rewards_of([session_id])
             trainings = await repository.trainings_of([session_id])
+            preferences = await LedgerRepository(connection).preferences_of(session_id)
         item = assembly.session_item(row)
-        rewards = assembly.reward_items(ledger, assembly.used_by(trainings))
         return SessionView(
             session=item,
             run=run.name if run is not None else item.run_id,
             metadata=row._mapping["metadata"],
             trainability=assembly.trainability(item),
-            trained=assembly.trained(item, trainings, rewards),
+            trained=assembly.trained(item, trainings),
             turns=tuple(self._turn_view(turn, with_tokens) for turn in turns),
-            rewards=tuple(rewards),
+            rewards=tuple(reward_items(ledger, used_by(trainings))),
+            preferences=tuple(preference_view(preference) for preference in preferences),
         )
 
     async def turn(self, turn_id: str, *, with_tokens: bool = False) -> TurnView:
@@ -180,32 +185,12 @@ class OverviewService:
     def _turn_view(self, row: AnyRow, with_tokens: bool) -> TurnView:
         return assembly.turn_view(row, with_tokens=with_tokens, text=self._token_text)
 
-    async def rewards(self, name_or_id: str, *, cursor: str | None = None, limit: int = 50) -> RewardPage:
-        """The ledger, newest first. Raises InvalidRequest for a cursor that no page gave out."""
-        run_id = await self.run_id(name_or_id)
-        size = _page_size(limit)
-        after = Cursor.decode(cursor) if cursor else None
-        if after is not None and not after.key.isdecimal():
-            raise InvalidRequest("cursor is not one that a page gave out", param="cursor")
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            rows = await repository.rewards(run_id, after=after, limit=size + 1)
-            touched = sorted({row.session_id for row in rows[:size]})
-            ledger = await repository.rewards_of(touched)
-            trainings = await repository.trainings_of(touched)
-        items = {item.id: item for item in assembly.reward_items(ledger, assembly.used_by(trainings))}
-        last = rows[size - 1] if len(rows) > size else None
-        return RewardPage(
-            rewards=tuple(items[row.id] for row in rows[:size]),
-            next_cursor=Cursor(at=last.created_at, key=str(last.sequence)).encode() if last is not None else None,
-        )
-
     # Steps
 
     async def steps(self, name_or_id: str, *, cursor: str | None = None, limit: int = 50) -> StepPage:
         """Newest first. The cursor is the last version of the page before; raises InvalidRequest for another."""
         run_id = await self.run_id(name_or_id)
-        size = _page_size(limit)
+        size = page_size(limit)
         if cursor is not None and not cursor.isdecimal():
             raise InvalidRequest("cursor is not one that a page gave out", param="cursor")
         below = int(cursor) if cursor else None
@@ -220,32 +205,11 @@ class OverviewService:
 
     async def step(self, name_or_id: str, version: int) -> StepView:
         run = await self._run_row(name_or_id)
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            row = await repository.version(run.id, version)
-            if row is None:
-                raise NotFound(f"the run {run.name!r} has no version {version}")
-            audit = assembly.audit_of(row.audit)
-            ids = [entry.session_id for entry in audit]
-            now = await repository.reward_now(ids)
-            then = {entry.session_id: entry.reward for entry in await repository.trainings_of(ids)}
-        trajectories = tuple(
-            StepTrajectory(
-                audit=entry,
-                reward_now=now.get(entry.session_id),
-                revised=entry.session_id in then and then[entry.session_id] != now.get(entry.session_id),
-            )
-            for entry in audit
-        )
-        return StepView(
-            step=assembly.step_item(row, assembly.step_facts(audit)),
-            run=run.name,
-            config_hash=row.config_hash,
-            seed=row.seed,
-            claim_ids=tuple(row.claim_ids),
-            trajectories=trajectories,
-            rewards_revised=sum(entry.revised for entry in trajectories),
-        )
+        return await self._steps.step(run.id, run.name, version)
+
+    async def step_tokens(self, name_or_id: str, version: int) -> StepTokens:
+        run = await self._run_row(name_or_id)
+        return await self._steps.tokens(run.id, run.name, version)
 
     # Live
 
@@ -311,7 +275,3 @@ class OverviewService:
         if row is None or row.revoked_at is not None:
             return None
         return KeyHolder(key_id=row.id, kind=row.kind, run_id=row.run_id)
-
-
-def _page_size(limit: int) -> int:
-    return max(1, min(limit, MAX_PAGE))

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.policy import WeightsReference
 from proxy.contract.turn import VersionSpan
+from proxy.overview.rewards.views import PreferenceView, RewardItem
 
 TRAINING_STATES = ("pending", "ready", "leased", "consumed", "stale", "expired", "excluded")
 REWARD_WINDOW = 128
@@ -28,7 +28,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     the last 200 sessions that had an earlier turn to build on, whose past was not reused token for token.
     `unattributed_share` is the share of turns, among all of these sessions, whose calls named no session and extended
     no conversation: each opened a session of its own.
-    `late_rewards` counts entries that came when their session had been trained already.
+    `late_rewards` counts entries that came when a trainer had their session already, `revised_sessions` the trained
+    sessions whose rewards are others now than those they were trained on.
     """
 
     id: str
@@ -49,13 +50,15 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     staleness_max: int | None
     tokens_per_second: float
     late_rewards: int
+    revised_sessions: int
     inexact_share: float | None
     unattributed_share: float | None
     last_activity_at: float | None
 
 
 class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in a list. `reward` is the combined one as of now; `group` the group's name."""
+    """A session in a list. `reward` is the combined one as of now; `group` the group's name. Of an erased one the
+    content is gone, and with it the client's name, the task and the texts."""
 
     id: str
     run_id: str
@@ -74,27 +77,12 @@ class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
     oldest_version: int | None
     newest_version: int | None
     consumed_by: int | None
+    revised_at: float | None
     created_at: float
     last_active_at: float
     ended_at: float | None
-
-
-class RewardItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger. `superseded`: a later entry of the same scope, name and source counts instead.
-    `used_by` is the version whose step trained on this very entry."""
-
-    sequence: int
-    id: str
-    session_id: str
-    turn_id: str | None
-    name: str
-    value: float
-    source: str
-    comment: str | None
-    created_at: float
-    after_training: bool
-    superseded: bool
-    used_by: int | None
+    erased_at: float | None = None
+    erased_reason: str | None = None
 
 
 class TurnTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +124,8 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step that consumed a session saw, against what the ledger says now."""
+    """What the step that consumed a session saw, against what the ledger says now. `revised`: the session's reward
+    or that of one of its turns is another now."""
 
     version: int
     claim_id: str | None
@@ -162,12 +151,13 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     trained: Trained | None
     turns: tuple[TurnView, ...]
     rewards: tuple[RewardItem, ...]
+    preferences: tuple[PreferenceView, ...]
 
 
 class StepItem(msgspec.Struct, frozen=True, kw_only=True):
     """A committed version and the step that made it; version 0 is the base model and has no step.
 
-    `rewards_revised` counts sessions whose reward is another one now than the step trained on.
+    `weights_removed_at`: since when the files of its weights may have been deleted to save space.
     """
 
     version: int
@@ -182,27 +172,8 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True):
     reward_mean: float | None
     staleness_mean: float | None
     staleness_max: int | None
-    metrics: dict[str, float]
-
-
-class StepTrajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One trajectory of a step: its audit, and its reward as it is now."""
-
-    audit: TrajectoryAudit
-    reward_now: float | None
-    revised: bool
-
-
-class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with the batch it trained on."""
-
-    step: StepItem
-    run: str
-    config_hash: str | None
-    seed: int | None
-    claim_ids: tuple[str, ...]
-    trajectories: tuple[StepTrajectory, ...]
-    rewards_revised: int
+    metrics: dict[str, float | None]
+    weights_removed_at: float | None = None
 
 
 class RewardPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,13 +270,6 @@ class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
     """A page of sessions, newest first. `next_cursor` None: this was the last page."""
 
     sessions: tuple[SessionItem, ...]
-    next_cursor: str | None
-
-
-class RewardPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the ledger, newest first. `next_cursor` None: this was the last page."""
-
-    rewards: tuple[RewardItem, ...]
     next_cursor: str | None
 
 

@@ -118,6 +118,21 @@ async def test_wrong_bodies_name_the_field(domain: DomainClient, body: str, para
     assert (error["param"], error["type"]) == (param, "invalid_request_error"), answer.text
 
 
+async def test_a_comment_alone_is_told_what_to_do(domain: DomainClient) -> None:
+    created = await session(domain)
+    answer = await domain.http.post("/v1/feedback", json={"comment": "well done", "session_id": created["id"]})
+    error = error_of(answer)
+    assert (answer.status_code, error["param"]) == (400, "reward")
+    assert "reward_weights" in error["message"]
+
+
+async def test_feedback_on_an_erased_session_is_410(domain: DomainClient) -> None:
+    created = await session(domain)
+    await domain.store.set_session(created["id"], erased_at=1.0, erased_reason="requested")
+    answer = await domain.http.post("/v1/feedback", json={"reward": 1, "session_id": created["id"]})
+    assert (answer.status_code, error_of(answer)["code"]) == (410, "gone")
+
+
 async def test_the_sessions_own_key_needs_no_name(domain: DomainClient) -> None:
     created = await session(domain)
     headers = {"authorization": f"Bearer {created['api_key']}"}

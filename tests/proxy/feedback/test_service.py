@@ -3,14 +3,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, insert, select
 
 from proxy.contract.identifiers import new_turn_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.service import PrincipalKind
 from proxy.database.lifecycle import Outcome
-from proxy.database.tables import RewardRow
-from proxy.errors import InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
+from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow
+from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService, Receipt
 from proxy.sessions.identification import SessionHints
 from proxy.sessions.service import SessionSpec
@@ -215,6 +215,83 @@ async def test_keys_reach_as_far_as_their_run(store: Store) -> None:
     assert await store.reward_values(foreign.id) == [1.0]
 
 
+async def test_an_expired_session_is_said_to_be_and_a_reward_brings_it_back(store: Store) -> None:
+    session_id, _ = await session_with_turn(store)
+    await store.sessions.end(store.owner, session_id, Outcome.COMPLETED)
+    store.clock.now += store.run.settings.reward_timeout_seconds
+    assert (await store.sessions.sweep()).expired == 1
+    view = await store.sessions.get(store.owner, session_id)
+    assert (view.training, view.trainable) == ("expired", False)
+    assert "no reward came in time" in view.explanation
+    assert (await store.sessions.count_by_training())["policy", "expired"] == 1
+    notified = store.signals.trajectories.count
+    receipt = await record(store, reward(0.5, session_id=session_id))
+    assert receipt.effect is Effect.RECORDED
+    view = await store.sessions.get(store.owner, session_id)
+    assert (view.training, view.reward) == ("ready", 0.5)
+    assert store.signals.trajectories.count > notified
+    assert (await store.sessions.sweep()).expired == 0
+
+
+@pytest.mark.parametrize(("reason", "said"), [("requested", "on request"), ("retention", "by retention")])
+async def test_an_erased_session_takes_no_rewards_and_says_why(store: Store, reason: str, said: str) -> None:
+    session_id, turn_id = await session_with_turn(store)
+    await store.set_session(session_id, erased_at=store.clock(), erased_reason=reason)
+    for item in (reward(session_id=session_id), reward(turn_id=turn_id)):
+        with pytest.raises(Gone, match=said):
+            await record(store, item)
+    assert await store.reward_values(session_id) == []
+
+
+async def test_an_admin_key_says_whose_name_it_means(store: Store) -> None:
+    elsewhere = await store.runs.ensure(RunSettings(name="elsewhere", model="base/model"))
+    key = await store.credentials.create(PrincipalKind.RUN, run_id=elsewhere.id)
+    other = await store.credentials.authenticate(key.text)
+    ours = await store.sessions.identify(store.owner, store.run, SessionHints(path="attempt-1"))
+    theirs = await store.sessions.identify(other, elsewhere, SessionHints(path="attempt-1"))
+    admin = await store.principal(PrincipalKind.ADMIN, run_id=None)
+    for run, session in (("policy", ours), ("elsewhere", theirs), (elsewhere.id, theirs)):
+        (receipt,) = await store.feedback.record(admin, [reward(session_id="attempt-1", run=run)])
+        assert receipt.session_id == session.id
+    with pytest.raises(NotFound, match='give the "run"'):
+        await store.feedback.record(admin, [reward(session_id="attempt-1")])
+    with pytest.raises(NotFound) as unknown:
+        await store.feedback.record(admin, [reward(session_id="attempt-1", run="nowhere")])
+    assert unknown.value.param == "run"
+    assert (await record(store, reward(session_id="attempt-1", run="policy"))).session_id == ours.id
+    with pytest.raises(PermissionDenied):
+        await record(store, reward(session_id="attempt-1", run="elsewhere"))
+
+
+async def test_what_only_explains_is_no_reward(store: Store) -> None:
+    """A component of weight 0 is kept; the session still waits for its reward."""
+    await store.runs.ensure(RunSettings(name="policy", model="base/model", reward_weights={"note": 0.0}))
+    session_id, _ = await session_with_turn(store)
+    await record(store, FeedbackItem(entries=(("note", 3.0),), session_id=session_id, comment="it gave up early"))
+    view = await store.sessions.get(store.owner, session_id)
+    assert (view.state, view.training, view.reward) == ("ended", "pending", None)
+    assert [entry.comment for entry in view.rewards] == ["it gave up early"]
+
+
+async def test_a_session_tells_what_it_was_trained_on(store: Store) -> None:
+    session_id, _ = await session_with_turn(store)
+    receipt = await record(store, reward(1.0, session_id=session_id))
+    async with store.database.write() as connection:
+        claim = {"id": "clm_1", "run_id": store.run.id, "trainer": "t", "state": "committed", "base_version": 0}
+        await connection.execute(insert(ClaimRow).values(claim | {"created_at": 0.0, "lease_expires_at": 0.0}))
+        handed = {"claim_id": "clm_1", "session_id": session_id, "position": 0, "turn_count": 1}
+        await connection.execute(
+            insert(ClaimedSessionRow).values(handed | {"reward": 1.0, "reward_ids": list(receipt.rewards)})
+        )
+    await store.set_session(session_id, training="consumed", consumed_by=1, claim_id="clm_1")
+    store.clock.now += 1
+    await record(store, reward(0.0, session_id=session_id, source="ada"))
+    await record(store, reward(0.0, session_id=session_id))
+    view = await store.sessions.get(store.owner, session_id)
+    assert (view.trained_reward, view.reward, view.revised_at) == (1.0, 0.0, store.clock.now)
+    assert [entry.trained for entry in view.rewards] == [True, False, False]
+
+
 async def test_a_clients_own_name_can_be_rewarded(store: Store) -> None:
     context = await store.sessions.identify(store.owner, store.run, SessionHints(path="task-17"))
     receipt = await record(store, reward(session_id="task-17"))
@@ -252,9 +329,10 @@ async def test_the_ledger_only_grows(store: Store) -> None:
     assert (await rows())[: len(before)] == before
 
 
-async def test_a_full_disk_is_said_and_passes(store: Store) -> None:
+async def test_a_full_disk_is_said_and_passes(sqlite_store: Store) -> None:
+    store = sqlite_store
     session_id, _ = await session_with_turn(store)
-    long = reward(session_id=session_id, comment="x" * 16_000)
+    long = reward(session_id=session_id, comment="x" * 64_000)
 
     def bound(connection: Connection, more: int) -> None:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()

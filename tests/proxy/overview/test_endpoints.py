@@ -18,6 +18,8 @@ READABLE = [
     "/api/v1/runs/calculator",
     "/api/v1/runs/calculator/sessions",
     "/api/v1/runs/calculator/rewards",
+    "/api/v1/runs/calculator/rewards/revised",
+    "/api/v1/rewards?run=calculator",
     "/api/v1/runs/calculator/steps",
     "/api/v1/runs/calculator/steps/1",
     "/api/v1/runs/calculator/curves",
@@ -36,7 +38,8 @@ async def test_the_answers_that_the_command_line_reads(site: Site, run_id: str) 
     assert {
         "id", "name", "state", "base_model", "created_at", "head_version", "serving_version", "sessions",
         "session_count", "open_sessions", "turn_count", "swaps", "mean_reward", "reward_count", "staleness_mean",
-        "staleness_max", "tokens_per_second", "late_rewards", "inexact_share", "unattributed_share",
+        "staleness_max", "tokens_per_second", "late_rewards", "revised_sessions", "inexact_share",
+        "unattributed_share",
         "last_activity_at",
     } == set(run)  # fmt: skip
     assert run["name"] == "calculator"

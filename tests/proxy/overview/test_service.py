@@ -8,10 +8,12 @@ from sqlalchemy import insert, select, update
 
 from proxy.contract.identifiers import new_reward_id
 from proxy.database.events import append_event
+from proxy.database.lifecycle import settle
 from proxy.database.tables import ClaimRow, EventRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.overview.filters import SessionFilter
 from proxy.overview.live import RateHistory
+from proxy.overview.rewards.views import RewardFilter
 from proxy.overview.views import SessionItem, Snapshot
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import Site
@@ -169,8 +171,7 @@ async def test_a_revised_reward_shows_on_ledger_session_step_and_run(site: Site,
     ).sessions
     assert item.consumed_by is not None
     late = await _reward(site, item.id, run_id, 0.25, after_training=True)
-    async with site.database.write() as connection:
-        await connection.execute(update(SessionRow).where(SessionRow.id == item.id).values(reward=0.25))
+    await site.database.transact(lambda connection: settle(connection, [item.id], now=NOW))
     view = await site.overview.session(item.id)
     assert view.trained is not None
     assert (view.trained.reward_then, view.trained.reward_now, view.trained.revised) == (1.0, 0.25, True)
@@ -179,9 +180,10 @@ async def test_a_revised_reward_shows_on_ledger_session_step_and_run(site: Site,
     assert step.rewards_revised == 1
     (revised,) = [entry for entry in step.trajectories if entry.revised]
     assert (revised.audit.session_id, revised.audit.reward, revised.reward_now) == (item.id, 1.0, 0.25)
-    assert (await site.overview.run(run_id)).late_rewards == 1
+    run = await site.overview.run(run_id)
+    assert (run.late_rewards, run.revised_sessions) == (1, 1)
     assert (await site.overview.run(run_id)).late_rewards == 1  # counted once, however often asked
-    page = await site.overview.rewards(run_id, limit=1)
+    page = await site.overview.ledger.page(run_id, RewardFilter(), limit=1)
     assert [(reward.id, reward.superseded) for reward in page.rewards] == [(late, False)]
 
 
@@ -189,7 +191,7 @@ async def test_the_ledger_comes_page_by_page_each_entry_once(site: Site, run_id:
     seen: list[int] = []
     cursor: str | None = None
     while True:
-        page = await site.overview.rewards(run_id, cursor=cursor, limit=30)
+        page = await site.overview.ledger.page(run_id, RewardFilter(), cursor=cursor, limit=30)
         seen.extend(reward.sequence for reward in page.rewards)
         cursor = page.next_cursor
         if cursor is None:
@@ -222,7 +224,7 @@ async def test_curves_hold_every_rewarded_session_and_every_version(site: Site, 
 @pytest.mark.parametrize("cursor", ["x", "-1", "0x1p0~abc"])
 async def test_cursors_that_nobody_gave_are_refused(site: Site, run_id: str, cursor: str) -> None:
     with pytest.raises(InvalidRequest):
-        await site.overview.rewards(run_id, cursor=cursor)
+        await site.overview.ledger.page(run_id, RewardFilter(), cursor=cursor)
     with pytest.raises(InvalidRequest):
         await site.overview.steps(run_id, cursor=cursor)
 

@@ -1,0 +1,192 @@
+"""`base-rl rewards …`: the ledger from the shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
+
+rewards_app = typer.Typer(no_args_is_help=True, help="What was said about sessions and turns.")
+
+Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=200)]
+
+
+@rewards_app.command("list")
+def rewards_list(
+    run: Annotated[str | None, typer.Option(help="Of this run; default: of all.")] = None,
+    session: Annotated[str | None, typer.Option(help="A session's id or, with --run, its own name.")] = None,
+    turn: Annotated[str | None, typer.Option(help="A turn's id.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of this name.")] = None,
+    source: Annotated[str | None, typer.Option(help="From this source.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Recorded then (UTC) or later.")] = None,
+    late: Annotated[
+        bool | None, typer.Option("--late/--in-time", help="Came when a trainer had the session, or before.")
+    ] = None,
+    limit: Limit = 50,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """List entries of the ledger, newest first; those that a later one supersedes are struck."""
+    from proxy.cli.operations import Operations
+
+    given: dict[str, str | None] = {
+        "run": run,
+        "session": session,
+        "turn": turn,
+        "name": name,
+        "source": source,
+        "since": None if since is None else repr(since.replace(tzinfo=since.tzinfo or UTC).timestamp()),
+        "after_training": None if late is None else str(late).lower(),
+        "limit": str(limit),
+    }
+    wanted = {key: value for key, value in given.items() if value is not None}
+
+    async def ask() -> list[dict[str, Any]]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            return await operations.rewards(wanted)
+
+    def show() -> int:
+        rewards = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(rewards))
+        else:
+            out.print(_ledger_table(rewards, time.time()))
+        return 0
+
+    finish(show)
+
+
+@rewards_app.command("revised")
+def rewards_revised(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    limit: Limit = 50,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """List trained sessions whose rewards are others now than those they were trained on."""
+    from proxy.cli.operations import Operations
+
+    async def ask() -> list[dict[str, Any]]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            return await operations.revised_rewards(run, limit)
+
+    def show() -> int:
+        sessions = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(sessions))
+        elif not sessions:
+            out.print("Every trained session still has the rewards that it was trained on.")
+        else:
+            out.print(_revised_table(sessions, time.time()))
+        return 0
+
+    finish(show)
+
+
+@rewards_app.command("add", context_settings={"ignore_unknown_options": True})
+def rewards_add(
+    session: Annotated[str, typer.Argument(help="The session's id, or the client's own name for it.")],
+    value: Annotated[float, typer.Argument(help="The reward.")],
+    name: Annotated[str, typer.Option(help="Which component it is.")] = "reward",
+    turn: Annotated[str | None, typer.Option(help="A turn of the session, which the reward is then about.")] = None,
+    source: Annotated[str, typer.Option(help="Who says so. A later entry of one source supersedes its earlier.")] = (
+        "api"
+    ),
+    comment: Annotated[str | None, typer.Option(help="Why.")] = None,
+    final: Annotated[
+        bool | None, typer.Option(help="Whether the session ends. Default: not for a turn.", show_default=False)
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Whose name SESSION is; needed with an admin key.")] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="The same key again records nothing.")] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Record a reward of a session, or of one of its turns. `--api-key` may be the run's own.
+
+    With the default name and source it corrects what the agent's own harness posted: that entry is superseded.
+    """
+    from proxy.cli.operations import Operations
+
+    given: dict[str, Any] = {
+        "session_id": session,
+        "reward": value,
+        "name": name,
+        "turn_id": turn,
+        "source": source,
+        "comment": comment,
+        "final": final,
+        "run": run,
+        "idempotency_key": idempotency_key,
+    }
+    body = {key: item for key, item in given.items() if item is not None}
+
+    async def ask() -> dict[str, Any]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            return await operations.add_reward(body)
+
+    def add() -> int:
+        receipt = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(receipt))
+            return 0
+        late = receipt["effect"] == "recorded_after_training"
+        about = receipt["turn_id"] or receipt["session_id"]
+        note = ", after a trainer had taken its session: see `base-rl rewards revised`" if late else ""
+        out.print(f"{receipt['rewards'][0]} of {about} is recorded{note}", highlight=False, soft_wrap=True)
+        return 0
+
+    finish(add)
+
+
+def _ledger_table(rewards: list[dict[str, Any]], now: float) -> Table:
+    from proxy.admin.formatting import ago, reward
+
+    table = _table("session", "turn", "name", "reward", "source", "when", "", "comment")
+    for one in rewards:
+        marks = [
+            "superseded" if one["superseded"] else "",
+            f"trained in v{one['used_by']}" if one["used_by"] is not None else "",
+            "late" if one["after_training"] and one["used_by"] is None else "",
+        ]
+        table.add_row(
+            *(one["session_id"], one["turn_id"] or "", Text(one["name"])),
+            Text(reward(one["value"]), style="strike dim" if one["superseded"] else "bold"),
+            *(Text(one["source"]), ago(one["created_at"], now), ", ".join(filter(None, marks))),
+            Text(one["comment"] or ""),
+        )
+    return table
+
+
+def _revised_table(sessions: list[dict[str, Any]], now: float) -> Table:
+    from proxy.admin.formatting import ago, reward
+
+    table = _table("session", "trained by", "trained on", "now", "turns", "what came since", "when")
+    for one in sessions:
+        turns = [f"{reward(turn['reward_then'])} → {reward(turn['reward_now'])}" for turn in one["turns"]]
+        since = [f"{entry['name']} {reward(entry['value'])} by {entry['source']}" for entry in one["entries"]]
+        table.add_row(
+            *(one["session_id"], f"v{one['version']}", reward(one["reward_then"]), reward(one["reward_now"])),
+            *(", ".join(turns), Text(", ".join(since)), ago(one["revised_at"], now)),
+        )
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading)
+    return table

@@ -1,0 +1,57 @@
+"""From rows of the ledger to views, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Row
+
+from proxy.overview.rewards.views import PreferenceView, RewardItem
+
+AnyRow = Row[*tuple[Any, ...]]
+
+
+def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[RewardItem]:
+    """Whole sessions' entries in order of arrival; of those about the same thing, all but the last are superseded."""
+    rows = list(ledger)
+    latest = {_about(row): row.sequence for row in rows}
+    return [
+        RewardItem(
+            sequence=row.sequence,
+            id=row.id,
+            session_id=row.session_id,
+            turn_id=row.turn_id,
+            name=row.name,
+            value=row.value,
+            source=row.source,
+            comment=row.comment,
+            created_at=row.created_at,
+            after_training=row.after_training,
+            superseded=latest[_about(row)] != row.sequence,
+            used_by=used_by.get(row.id),
+        )
+        for row in rows
+    ]
+
+
+def used_by(trainings: Iterable[AnyRow]) -> dict[str, int]:
+    """Reward id → the version whose step trained on it."""
+    return {reward_id: training.version for training in trainings for reward_id in training.reward_ids}
+
+
+def preference_view(row: AnyRow) -> PreferenceView:
+    return PreferenceView(
+        id=row.id,
+        chosen_session_id=row.chosen_session_id,
+        chosen_turn_id=row.chosen_turn_id,
+        rejected_session_id=row.rejected_session_id,
+        rejected_turn_id=row.rejected_turn_id,
+        source=row.source,
+        comment=row.comment,
+        created_at=row.created_at,
+    )
+
+
+def _about(row: AnyRow) -> tuple[str, str | None, str, str]:
+    return (row.session_id, row.turn_id, row.name, row.source)

@@ -1,0 +1,71 @@
+"""The ledger over HTTP.
+
+GET    /api/v1/rewards                         RewardPage; filters below
+GET    /api/v1/runs/{run}/rewards              RewardPage of the run; the same filters
+GET    /api/v1/runs/{run}/rewards/revised      RevisedPage
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+
+from proxy.credentials.service import PrincipalKind
+from proxy.errors import PermissionDenied
+from proxy.overview.endpoints import Limit, Overview, Who, json_answer, readable_run
+from proxy.overview.rewards.views import RewardFilter
+
+router = APIRouter(prefix="/api/v1")
+
+
+def _filter(
+    session: str | None = None,
+    turn: str | None = None,
+    name: str | None = None,
+    source: str | None = None,
+    since: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    after_training: bool | None = None,
+) -> RewardFilter:
+    """`session` is an id or, within a run, the client's own name; `since` is in seconds since the epoch."""
+    return RewardFilter(
+        session=session, turn=turn, name=name, source=source, since=since, after_training=after_training
+    )
+
+
+Wanted = Annotated[RewardFilter, Depends(_filter)]
+
+
+@router.get("/rewards")
+async def all_rewards(
+    who: Who,
+    overview: Overview,
+    wanted: Wanted,
+    run: str | None = None,
+    cursor: str | None = None,
+    limit: Limit = 50,
+) -> Response:
+    """The ledger, newest first: of the run that is named, of a run key's own, or of all runs."""
+    if run is not None or who.kind is PrincipalKind.RUN:
+        run_id: str | None = await readable_run(run or str(who.run_id), who, overview)
+    elif who.kind is PrincipalKind.ADMIN:
+        run_id = None
+    else:
+        raise PermissionDenied(f"this needs a key of kind admin or run, and yours is of kind {who.kind.value}")
+    return json_answer(await overview.ledger.page(run_id, wanted, cursor=cursor, limit=limit))
+
+
+@router.get("/runs/{run}/rewards")
+async def rewards(
+    run: str, who: Who, overview: Overview, wanted: Wanted, cursor: str | None = None, limit: Limit = 50
+) -> Response:
+    """The ledger of a run, newest first."""
+    run_id = await readable_run(run, who, overview)
+    return json_answer(await overview.ledger.page(run_id, wanted, cursor=cursor, limit=limit))
+
+
+@router.get("/runs/{run}/rewards/revised")
+async def revised(run: str, who: Who, overview: Overview, cursor: str | None = None, limit: Limit = 50) -> Response:
+    """Trained sessions whose rewards are others now than those they were trained on; the last revised first."""
+    run_id = await readable_run(run, who, overview)
+    return json_answer(await overview.ledger.revised(run_id, cursor=cursor, limit=limit))

@@ -1,0 +1,120 @@
+"""The queries of the ledger. Each finds its page by an index, whatever it is filtered by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Row, and_, func, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.database.combining import LedgerEntry
+from proxy.database.lifecycle import ledger_of
+from proxy.database.preferences import preferences_about
+from proxy.database.session_names import sessions_called
+from proxy.database.tables import (
+    ClaimedSessionRow,
+    ClaimRow,
+    PolicyVersionRow,
+    RewardRow,
+    RunRow,
+    SessionRow,
+    TurnRow,
+)
+from proxy.overview.filters import Cursor
+from proxy.overview.rewards.views import RewardFilter
+
+AnyRow = Row[*tuple[Any, ...]]
+
+
+class LedgerRepository:
+    """Reads of one look at the store."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def run_ids(self) -> list[str]:
+        return list((await self._connection.execute(select(RunRow.id))).scalars())
+
+    async def session_id(self, run_id: str, name: str) -> str | None:
+        """By our id or the client's own name: the newest that has it."""
+        found = list((await self._connection.execute(sessions_called(name, run_id))).scalars())
+        return next((session_id for session_id in found if session_id == name), next(iter(found), None))
+
+    async def session_of_turn(self, turn_id: str) -> str | None:
+        statement = select(TurnRow.session_id).where(TurnRow.id == turn_id)
+        return (await self._connection.execute(statement)).scalar_one_or_none()
+
+    async def page(self, run_id: str, wanted: RewardFilter, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
+        """Entries of the run, newest first; the cursor's key is a sequence number. `wanted.session` is an id."""
+        conditions: list[ColumnElement[bool]] = [RewardRow.run_id == run_id]
+        for column, value in (
+            (RewardRow.session_id, wanted.session),
+            (RewardRow.turn_id, wanted.turn),
+            (RewardRow.name, wanted.name),
+            (RewardRow.source, wanted.source),
+        ):
+            if value is not None:
+                conditions.append(column == value)
+        if wanted.since is not None:
+            conditions.append(RewardRow.created_at >= wanted.since)
+        if wanted.after_training is not None:
+            late: ColumnElement[bool] = RewardRow.after_training.expression
+            conditions.append(late if wanted.after_training else ~late)
+        if after is not None:
+            conditions.append(tuple_(RewardRow.created_at, RewardRow.sequence) < (after.at, int(after.key)))
+        statement = select(RewardRow.__table__).where(*conditions)
+        statement = statement.order_by(RewardRow.created_at.desc(), RewardRow.sequence.desc()).limit(limit)
+        return (await self._connection.execute(statement)).all()
+
+    async def ledgers(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
+        """All entries by session, in order of arrival."""
+        return await self._connection.run_sync(ledger_of, session_ids)
+
+    async def revised(self, run_id: str, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
+        """Sessions with what they were trained on, the last revised first; the cursor's key is a session's id."""
+        conditions = [SessionRow.run_id == run_id, SessionRow.revised_at.is_not(None)]
+        if after is not None:
+            conditions.append(tuple_(SessionRow.revised_at, SessionRow.id) < (after.at, after.key))
+        statement = _REVISED.where(*conditions)
+        statement = statement.order_by(SessionRow.revised_at.desc(), SessionRow.id.desc()).limit(limit)
+        return (await self._connection.execute(statement)).all()
+
+    async def entries(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
+        """Whole rows of the sessions' ledgers, in order of arrival."""
+        statement = select(RewardRow.__table__).where(RewardRow.session_id.in_(session_ids))
+        return (await self._connection.execute(statement.order_by(RewardRow.sequence))).all()
+
+    async def preferences_of(self, session_id: str) -> Sequence[AnyRow]:
+        """In order of arrival."""
+        return (await self._connection.execute(preferences_about(session_id))).all()
+
+    async def revised_count(self, run_id: str) -> int:
+        statement = select(func.count()).where(SessionRow.run_id == run_id, SessionRow.revised_at.is_not(None))
+        return int((await self._connection.execute(statement)).scalar_one())
+
+
+_REVISED = (
+    select(
+        SessionRow.id,
+        SessionRow.external_id,
+        SessionRow.task,
+        SessionRow.consumed_by,
+        SessionRow.claim_id,
+        SessionRow.revised_at,
+        SessionRow.reward.label("reward_now"),
+        ClaimedSessionRow.reward.label("reward_then"),
+        ClaimedSessionRow.reward_ids,
+        ClaimRow.reward_rules,
+        PolicyVersionRow.created_at.label("trained_at"),
+    )
+    .join(
+        ClaimedSessionRow,
+        and_(ClaimedSessionRow.session_id == SessionRow.id, ClaimedSessionRow.claim_id == SessionRow.claim_id),
+    )
+    .join(ClaimRow, ClaimRow.id == SessionRow.claim_id)
+    .join(
+        PolicyVersionRow,
+        and_(PolicyVersionRow.run_id == SessionRow.run_id, PolicyVersionRow.version == SessionRow.consumed_by),
+    )
+)

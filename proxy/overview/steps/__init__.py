@@ -1,0 +1,1 @@
+"""Single training steps, explained: what they trained on, what they were made with, and some of their tokens."""

@@ -1,0 +1,102 @@
+"""The queries of one step. Each is bounded by the step's own batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Row, bindparam, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from proxy.database.tables import (
+    ClaimedSessionRow,
+    GroupRow,
+    PolicyVersionRow,
+    RewardRow,
+    SessionRow,
+    TokenAuditRow,
+    TurnRow,
+)
+
+AnyRow = Row[*tuple[Any, ...]]
+
+_CHUNK = 500
+
+
+class StepRepository:
+    """Reads of one look at the store."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def version(self, run_id: str, version: int) -> AnyRow | None:
+        statement = select(PolicyVersionRow.__table__).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
+        )
+        return (await self._connection.execute(statement)).one_or_none()
+
+    async def handed_out(self, claim_ids: Sequence[str]) -> list[AnyRow]:
+        """The sessions of the claims, with their groups and how their rewards stand now."""
+        return [
+            row for part in _chunks(claim_ids) for row in await self._connection.execute(_SESSIONS, {"ids": part})
+        ]
+
+    async def rewards_of(self, session_ids: Sequence[str]) -> list[AnyRow]:
+        """All entries, in order of arrival."""
+        rows = [
+            row for part in _chunks(session_ids) for row in await self._connection.execute(_LEDGER, {"ids": part})
+        ]
+        return sorted(rows, key=lambda row: row.sequence)
+
+    async def sampled(self, run_id: str, version: int) -> set[str]:
+        """The sessions whose tokens are kept."""
+        statement = (
+            select(TokenAuditRow.session_id)
+            .where(TokenAuditRow.run_id == run_id, TokenAuditRow.version == version)
+            .distinct()
+        )
+        return set((await self._connection.execute(statement)).scalars())
+
+    async def tokens(self, run_id: str, version: int) -> list[AnyRow]:
+        """Audited turns, each with its `ordinal` and `output_ids` where the turn is still there."""
+        statement = (
+            select(TokenAuditRow.__table__, TurnRow.ordinal, TurnRow.output_ids)
+            .outerjoin(TurnRow, TurnRow.id == TokenAuditRow.turn_id)
+            .where(TokenAuditRow.run_id == run_id, TokenAuditRow.version == version)
+            .order_by(TokenAuditRow.session_id, TurnRow.ordinal, TokenAuditRow.turn_id)
+        )
+        return list((await self._connection.execute(statement)).all())
+
+
+_SESSIONS = (
+    select(
+        ClaimedSessionRow.claim_id,
+        ClaimedSessionRow.session_id,
+        ClaimedSessionRow.position,
+        ClaimedSessionRow.reward_ids,
+        SessionRow.task,
+        SessionRow.group_id,
+        SessionRow.reward.label("reward_now"),
+        SessionRow.revised_at,
+        GroupRow.name.label("group_name"),
+    )
+    .join(SessionRow, SessionRow.id == ClaimedSessionRow.session_id)
+    .outerjoin(GroupRow, GroupRow.id == SessionRow.group_id)
+    .where(ClaimedSessionRow.claim_id.in_(bindparam("ids", expanding=True)))
+    .order_by(ClaimedSessionRow.claim_id, ClaimedSessionRow.position)
+)
+
+_LEDGER = select(
+    RewardRow.sequence,
+    RewardRow.id,
+    RewardRow.session_id,
+    RewardRow.turn_id,
+    RewardRow.name,
+    RewardRow.source,
+    RewardRow.value,
+).where(RewardRow.session_id.in_(bindparam("ids", expanding=True)))
+
+
+def _chunks(ids: Sequence[str]) -> Iterable[list[str]]:
+    """Databases bound the number of parameters of a statement."""
+    return (list(ids[start : start + _CHUNK]) for start in range(0, len(ids), _CHUNK))

@@ -1,0 +1,135 @@
+"""Explains a step out of what its commit and its claims wrote down."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.step import StepInputs
+from proxy.database.arrays import unpack_ids, unpack_logprobs
+from proxy.database.unit_of_work import Database
+from proxy.errors import NotFound
+from proxy.overview.assembly import TokenText, audit_of, step_facts, step_item
+from proxy.overview.steps.repository import AnyRow, StepRepository
+from proxy.overview.steps.views import AuditedTurn, StepTokens, StepTrajectory, StepView, UsedReward
+
+_LARGEST_EXPONENT = 700.0
+
+
+class StepOverview:
+    """Of all runs."""
+
+    def __init__(self, database: Database, token_text: TokenText | None) -> None:
+        self._database = database
+        self._token_text = token_text
+
+    async def step(self, run_id: str, run_name: str, version: int) -> StepView:
+        """Raises NotFound."""
+        async with self._database.read() as connection:
+            repository = StepRepository(connection)
+            row = await repository.version(run_id, version)
+            if row is None:
+                raise NotFound(f"the run {run_name!r} has no version {version}")
+            handed_out = {each.session_id: each for each in await repository.handed_out(row.claim_ids)}
+            rewards = _used(handed_out, await repository.rewards_of(list(handed_out)))
+            sampled = await repository.sampled(run_id, version)
+        inputs = None if row.inputs is None else msgspec.convert(row.inputs, StepInputs)
+        audit = audit_of(row.audit)
+        trajectories = tuple(
+            _trajectory(entry, handed_out.get(entry.session_id), rewards, inputs, entry.session_id in sampled)
+            for entry in audit
+        )
+        return StepView(
+            step=step_item(row, step_facts(audit)),
+            run=run_name,
+            config_hash=row.config_hash,
+            seed=row.seed,
+            claim_ids=tuple(row.claim_ids),
+            trajectories=trajectories,
+            rewards_revised=sum(entry.revised for entry in trajectories),
+            inputs=inputs,
+        )
+
+    async def tokens(self, run_id: str, run_name: str, version: int) -> StepTokens:
+        """Raises NotFound."""
+        async with self._database.read() as connection:
+            repository = StepRepository(connection)
+            if await repository.version(run_id, version) is None:
+                raise NotFound(f"the run {run_name!r} has no version {version}")
+            rows = await repository.tokens(run_id, version)
+        return StepTokens(version=version, turns=tuple(self._turn(row) for row in rows))
+
+    def _turn(self, row: AnyRow) -> AuditedTurn:
+        logprobs, engine = unpack_logprobs(row.logprobs), unpack_logprobs(row.engine_logprobs)
+        ids = unpack_ids(row.output_ids) if row.output_ids is not None else None
+        if ids is not None and len(ids) != len(logprobs):  # its content was taken out
+            ids = None
+        return AuditedTurn(
+            session_id=row.session_id,
+            turn_id=row.turn_id,
+            ordinal=row.ordinal,
+            output_ids=ids,
+            texts=tuple(map(self._token_text, ids)) if ids is not None and self._token_text is not None else None,
+            logprobs=logprobs,
+            engine_logprobs=engine,
+            ratios=tuple(
+                math.exp(min(mine - its, _LARGEST_EXPONENT)) for mine, its in zip(logprobs, engine, strict=True)
+            ),
+            advantages=unpack_logprobs(row.advantages),
+            staleness=unpack_ids(row.staleness),
+            clipped=tuple(map(bool, row.clipped)),
+        )
+
+
+def _trajectory(
+    audit: TrajectoryAudit,
+    session: AnyRow | None,
+    rewards: Mapping[str, tuple[UsedReward, ...]],
+    inputs: StepInputs | None,
+    sampled: bool,
+) -> StepTrajectory:
+    if session is None:
+        return StepTrajectory(audit=audit, reward_now=None, revised=False, sampled=sampled)
+    return StepTrajectory(
+        audit=audit,
+        reward_now=session.reward_now,
+        revised=session.revised_at is not None,
+        claim_id=session.claim_id,
+        kept=inputs is not None and session.claim_id != inputs.trained_claim,
+        group_id=session.group_id,
+        group=session.group_name,
+        task=session.task,
+        sampled=sampled,
+        rewards=rewards[session.session_id],
+    )
+
+
+def _used(sessions: Mapping[str, AnyRow], ledger: Sequence[AnyRow]) -> dict[str, tuple[UsedReward, ...]]:
+    """By session, in order of arrival: the entries that were handed out, each with what stands in its place now."""
+    standing = {_about(entry): entry for entry in ledger}
+    entries: dict[str, list[UsedReward]] = {session_id: [] for session_id in sessions}
+    for entry in _handed_out(sessions, ledger):
+        now = standing[_about(entry)]
+        entries[entry.session_id].append(
+            UsedReward(
+                id=entry.id,
+                turn_id=entry.turn_id,
+                name=entry.name,
+                source=entry.source,
+                value=entry.value,
+                value_now=None if now.id == entry.id else now.value,
+            )
+        )
+    return {session_id: tuple(used) for session_id, used in entries.items()}
+
+
+def _handed_out(sessions: Mapping[str, AnyRow], ledger: Iterable[AnyRow]) -> Iterable[AnyRow]:
+    used = {session_id: set(session.reward_ids) for session_id, session in sessions.items()}
+    return (entry for entry in ledger if entry.id in used[entry.session_id])
+
+
+def _about(entry: AnyRow) -> tuple[str, str | None, str, str]:
+    return entry.session_id, entry.turn_id, entry.name, entry.source

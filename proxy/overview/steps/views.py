@@ -1,0 +1,76 @@
+"""A step as the operating API, the admin page and the CLI read it. Fields are added over time, never renamed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.step import StepInputs
+from proxy.overview.views import StepItem
+
+
+class UsedReward(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the ledger that a step trained on. `value_now`: what has superseded it since; None: it stands."""
+
+    id: str
+    turn_id: str | None
+    name: str
+    source: str
+    value: float
+    value_now: float | None
+
+
+class StepTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """One trajectory of a step: its audit, the rewards that it was trained on, and its reward as it is now.
+
+    `kept`: its batch taught nothing by itself, and was consumed together with a later one. `group` is the group's
+    name; `sampled`: its tokens are kept.
+    """
+
+    audit: TrajectoryAudit
+    reward_now: float | None
+    revised: bool
+    claim_id: str | None = None
+    kept: bool = False
+    group_id: str | None = None
+    group: str | None = None
+    task: str | None = None
+    sampled: bool = False
+    rewards: tuple[UsedReward, ...] = ()
+
+
+class StepView(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with the batch it trained on. `inputs` is None where the trainer did not tell what it was made with."""
+
+    step: StepItem
+    run: str
+    config_hash: str | None
+    seed: int | None
+    claim_ids: tuple[str, ...]
+    trajectories: tuple[StepTrajectory, ...]
+    rewards_revised: int
+    inputs: StepInputs | None = None
+
+
+class AuditedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A trained turn token by token. `ratios` are train over engine probability. `output_ids` and `texts` are None
+    where the turn has been erased, `texts` also where the proxy cannot decode them."""
+
+    session_id: str
+    turn_id: str
+    ordinal: int | None
+    output_ids: tuple[int, ...] | None
+    texts: tuple[str, ...] | None
+    logprobs: tuple[float, ...]
+    engine_logprobs: tuple[float, ...]
+    ratios: tuple[float, ...]
+    advantages: tuple[float, ...]
+    staleness: tuple[int, ...]
+    clipped: tuple[bool, ...]
+
+
+class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The turns of a step's sampled trajectories."""
+
+    version: int
+    turns: tuple[AuditedTurn, ...]
