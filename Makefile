@@ -37,7 +37,7 @@ types: setup-dev  ## mypy --strict
 layers: setup-dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
-test-fast: setup-dev  ## the tests without the slow suites below
+test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients"
 
 test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)

@@ -1,0 +1,105 @@
+"""`base-rl db`: the store without a proxy, running or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from proxy.cli.console import AsJson, Config, errors, finish, out
+
+db_app = typer.Typer(no_args_is_help=True, help="The trajectory store: upgrade it, check it, back it up.")
+
+StoreDir = Annotated[Path | None, typer.Option("--data-dir", help="The data directory whose store is meant.")]
+
+
+@db_app.command()
+def upgrade(config: Config = None, data_dir: StoreDir = None) -> None:
+    """Bring the store to the tables of this version. The proxy does so itself when it starts."""
+
+    def run() -> int:
+        from proxy.database import migrate
+
+        url = _url(config, data_dir)
+        migrate.upgrade(url)
+        out.print(f"the store is at revision {migrate.current(url)}", highlight=False)
+        return 0
+
+    finish(_told(run))
+
+
+@db_app.command()
+def check(config: Config = None, data_dir: StoreDir = None, as_json: AsJson = False) -> None:
+    """Look whether the store is whole and its accounts agree. The exit status is non-zero if not."""
+
+    def run() -> int:
+        import msgspec
+
+        from proxy.database.check import check as findings_of
+
+        findings = findings_of(_url(config, data_dir))
+        if as_json:
+            out.print_json(json.dumps(msgspec.to_builtins(findings)))
+        for finding in findings if not as_json else ():
+            out.print(f"[red]✗[/] [bold]{finding.name}[/] ", end="")
+            examples = f": {', '.join(finding.examples)}{', …' if finding.count > len(finding.examples) else ''}"
+            told = f"{finding.detail} ({finding.count}{examples if finding.examples else ''})"
+            out.print(told, markup=False, highlight=False, soft_wrap=True)
+        if not findings and not as_json:
+            out.print("[green]✓[/] the store is whole")
+        return 1 if findings else 0
+
+    finish(_told(run))
+
+
+@db_app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")],
+    config: Config = None,
+    data_dir: StoreDir = None,
+) -> None:
+    """Copy the store to a file while it is in use; of PostgreSQL, by pg_dump. Weights are files: copy them too."""
+
+    def run() -> int:
+        from proxy.database.backup import backup as write
+
+        size = write(_url(config, data_dir), target)
+        out.print(f"{target}: {size:,} bytes, checked", highlight=False, soft_wrap=True)
+        return 0
+
+    finish(_told(run))
+
+
+def _url(config: Path | None, data_dir: Path | None) -> str:
+    """Of a store that is there: SQLite would make an empty one."""
+    from sqlalchemy import make_url
+
+    from proxy.settings import ConfigurationError, load_settings
+
+    settings = load_settings(config, {"server": {"data_dir": data_dir}} if data_dir is not None else None)
+    url = settings.database_url
+    if url.startswith("sqlite") and not Path(str(make_url(url).database)).exists():
+        raise ConfigurationError(
+            f"there is no store at {make_url(url).database}: name its data directory with --data-dir, or its "
+            "configuration with --config"
+        )
+    return url
+
+
+def _told(command: Callable[[], int]) -> Callable[[], Any]:
+    """A store that cannot be reached is told in one line, too."""
+
+    def run() -> int:
+        from proxy.errors import StoreUnavailable
+
+        try:
+            return command()
+        except StoreUnavailable as error:
+            errors.print("[bold red]error:[/] ", end="")
+            errors.print(error.message, markup=False, highlight=False, soft_wrap=True)
+            return 1
+
+    return run
