@@ -21,6 +21,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 from proxy.admin.boundary import PageRoute
 from proxy.admin.sign_in import SignIn, Visitor, check_origin, local_path
 from proxy.admin.templating import STATIC, content_hash, render
+from proxy.admin.token_audit import Colouring, draw_audit
 from proxy.admin.transcript import draw
 from proxy.errors import AuthenticationFailed, NotFound, PermissionDenied
 from proxy.http.openapi import EVENT_STREAM
@@ -160,11 +161,33 @@ async def sessions(
     return HTMLResponse(render(template, visitor=visitor, run=summary, now=overview.now(), **values))
 
 
+@router.get("/runs/{run}/revised")
+async def revised(run: str, overview: Overview, visitor: Guest, cursor: str = "") -> Response:
+    """What was trained on other rewards than there are now."""
+    summary = await _visible(run, overview, visitor)
+    page = await overview.ledger.revised(summary.id, cursor=cursor or None, limit=_PAGE)
+    following = _query({"cursor": page.next_cursor}) if page.next_cursor else None
+    values = {"page": page, "is_first": not cursor, "following": following, "now": overview.now()}
+    return HTMLResponse(render("revised.html", visitor=visitor, run=summary, **values))
+
+
 @router.get("/runs/{run}/steps/{version}")
-async def step(run: str, version: int, overview: Overview, visitor: Guest) -> Response:
+async def step(run: str, version: int, overview: Overview, visitor: Guest, by: str = "") -> Response:
+    """`by` is what the tokens of the sampled trajectories are coloured by: ratio, advantage or gap."""
     summary = await _visible(run, overview, visitor)
     found = await overview.step(summary.id, version)
-    return HTMLResponse(render("step.html", visitor=visitor, run=summary, view=found, now=overview.now()))
+    tokens = await overview.step_tokens(summary.id, version)
+    colouring = Colouring(by) if by in set(Colouring) else Colouring.RATIO
+    page = render(
+        "step.html",
+        visitor=visitor,
+        run=summary,
+        view=found,
+        drawn=draw_audit(tokens.turns, colouring),
+        colouring=colouring.value,
+        now=overview.now(),
+    )
+    return HTMLResponse(page)
 
 
 # Sessions

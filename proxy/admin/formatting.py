@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
 
 from proxy.sessions.identification import AttributedBy
 
@@ -119,6 +123,15 @@ def attribution(rule: str) -> str:
         return AttributedBy(rule).meaning
     except ValueError:
         return ""
+
+
+def fields(struct: msgspec.Struct) -> list[tuple[str, Any]]:
+    return [(name, getattr(struct, name)) for name in struct.__struct_fields__]
+
+
+def pretty(value: Any) -> str:
+    """JSON to read."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
 
 
 def heat(logprob: float) -> int:

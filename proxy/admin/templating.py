@@ -27,6 +27,8 @@ _FILTERS = [
     "words",
     "attribution",
     "model",
+    "fields",
+    "pretty",
 ]
 
 

@@ -10,7 +10,8 @@ import msgspec
 
 from proxy.admin.formatting import heat, probability
 from proxy.contract.turn import Continuation
-from proxy.overview.views import RewardItem, TurnView
+from proxy.overview.rewards.views import RewardItem
+from proxy.overview.views import TurnView
 
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _ONE_LINE = 72

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import httpx
 
 _TIMEOUT_S = 10.0
+_STREAM_TIMEOUT_S = 120.0
+"""Of silence, where much is read or written."""
 
 
 class ProxyUnreachable(Exception):
@@ -39,8 +44,67 @@ class Operations:
     async def curves(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}/curves")
 
+    async def steps(self, run: str, limit: int) -> list[dict[str, Any]]:
+        """Newest first."""
+        answer = await self._get(f"/api/v1/runs/{run}/steps?limit={limit}")
+        steps: list[dict[str, Any]] = answer["steps"]
+        return steps
+
+    async def step(self, run: str, version: int) -> dict[str, Any]:
+        return await self._get(f"/api/v1/runs/{run}/steps/{version}")
+
+    async def claims(self, run: str, limit: int) -> list[dict[str, Any]]:
+        """Leased ones first."""
+        answer = await self._get(f"/api/v1/runs/{run}/claims?limit={limit}")
+        claims: list[dict[str, Any]] = answer["claims"]
+        return claims
+
+    async def release_claim(self, run: str, claim: str) -> None:
+        await self._ask("POST", f"/api/v1/runs/{run}/claims/{claim}/release")
+
+    async def rewards(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Newest first; `wanted` are the filters of GET /api/v1/rewards."""
+        answer = await self._get(f"/api/v1/rewards?{urlencode(wanted)}")
+        rewards: list[dict[str, Any]] = answer["rewards"]
+        return rewards
+
+    async def revised_rewards(self, run: str, limit: int) -> list[dict[str, Any]]:
+        """The last revised first."""
+        answer = await self._get(f"/api/v1/runs/{quote(run, safe='')}/rewards/revised?limit={limit}")
+        sessions: list[dict[str, Any]] = answer["sessions"]
+        return sessions
+
+    async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self.send("/v1/feedback", {}, json.dumps(body).encode(), told_of="the reward")
+
     async def health(self) -> dict[str, Any]:
         return await self._get("/api/v1/health")
+
+    async def lines(self, path: str, query: dict[str, Any]) -> AsyncIterator[bytes]:
+        """What is streamed line by line, without the lines' ends."""
+        rest = b""
+        try:
+            async with self._client.stream("GET", path, params=query, timeout=_STREAM_TIMEOUT_S) as reply:
+                if reply.status_code != 200:
+                    await reply.aread()
+                    raise self._refusal(path, reply)
+                async for chunk in reply.aiter_bytes():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        yield line
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+
+    async def send(self, path: str, query: dict[str, Any], body: bytes, *, told_of: str = "") -> dict[str, Any]:
+        """POST. `told_of` is what an error is about."""
+        try:
+            reply = await self._client.post(path, params=query, content=body, timeout=_STREAM_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if not reply.is_success:
+            raise self._refusal(told_of or path, reply)
+        answer: dict[str, Any] = reply.json()
+        return answer
 
     async def ready(self) -> bool:
         """Whether calls would be served now. Never raises."""
@@ -50,16 +114,33 @@ class Operations:
             return False
 
     async def _get(self, path: str) -> dict[str, Any]:
-        try:
-            reply = await self._client.get(path)
-        except httpx.HTTPError as error:
-            raise ProxyUnreachable(
-                f"no base-rl answers at {self._base_url} ({error or type(error).__name__}). "
-                "Start one with `base-rl up --model …`, or name its address with --url"
-            ) from error
-        if reply.status_code in (401, 403):
-            raise ProxyUnreachable(f"{self._base_url} refuses the key; pass an admin key with --api-key")
-        if reply.status_code != 200:
-            raise ProxyUnreachable(f"{self._base_url}{path} answers {reply.status_code}: {reply.text[:300]}")
-        answer: dict[str, Any] = reply.json()
+        answer: dict[str, Any] = (await self._ask("GET", path)).json()
         return answer
+
+    async def _ask(self, method: str, path: str) -> httpx.Response:
+        try:
+            reply = await self._client.request(method, path)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if not reply.is_success:
+            raise self._refusal(path, reply)
+        return reply
+
+    def _unreachable(self, error: httpx.HTTPError) -> ProxyUnreachable:
+        return ProxyUnreachable(
+            f"no base-rl answers at {self._base_url} ({error or type(error).__name__}). "
+            "Start one with `base-rl up --model …`, or name its address with --url"
+        )
+
+    def _refusal(self, what: str, reply: httpx.Response) -> ProxyUnreachable:
+        if reply.status_code in (401, 403):
+            return ProxyUnreachable(f"{self._base_url} refuses the key; pass an admin key with --api-key")
+        return ProxyUnreachable(f"{self._base_url} answers {reply.status_code} for {what}: {_said(reply)}")
+
+
+def _said(reply: httpx.Response) -> str:
+    """The message of the error envelope; the beginning of the body where there is none."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return reply.text[:300]

@@ -8,11 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from proxy.admin.sign_in import COOKIE, SignIn, local_path
 from proxy.credentials.service import PrincipalKind
-from proxy.database.tables import EventRow, GroupRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.database.lifecycle import settle
+from proxy.database.tables import EventRow, GroupRow, PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.overview.filters import SessionFilter
 from proxy.sessions.identification import AttributedBy
 from tests.database import sqlite_database
@@ -36,6 +37,7 @@ async def _pages(site: Site, run_id: str) -> list[str]:
     run = "/admin/runs/calculator"
     return [
         "/admin", run, f"{run}/sessions", f"{run}/sessions?training=stale", f"{run}/steps/6", f"{run}/steps/0",
+        f"{run}/revised",
         f"/admin/sessions/{session}", f"/admin/sessions/{session}?tokens=1",
     ]  # fmt: skip
 
@@ -211,14 +213,26 @@ async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) ->
         ),
         (
             SessionRow,
-            {"task": HOSTILE, "metadata": {HOSTILE: HOSTILE}, "attributed_by": HOSTILE, "external_id": None},
+            {
+                "task": HOSTILE,
+                "metadata": {HOSTILE: HOSTILE},
+                "attributed_by": HOSTILE,
+                "external_id": None,
+                "revised_at": NOW,
+            },
         ),
         (RewardRow, {"name": HOSTILE, "source": HOSTILE, "comment": HOSTILE}),
         (GroupRow, {"size": 8}),
         (EventRow, {"kind": HOSTILE, "data": {"error": HOSTILE, "session_id": HOSTILE, "version": HOSTILE}}),
         (RunRow, {"base_model": HOSTILE}),
     )
+    late = {"id": "rwd_late", "run_id": run_id, "session_id": session, "after_training": True, "created_at": NOW}
+    preferred = {"id": "prf_1", "run_id": run_id, "chosen_session_id": session, "rejected_session_id": session}
     async with site.database.write() as connection:
+        await connection.execute(insert(RewardRow).values(late | {"name": "late", "value": -1.0, "source": "x"}))
+        await connection.execute(
+            insert(PreferenceRow).values(preferred | {"source": HOSTILE, "comment": HOSTILE, "created_at": NOW})
+        )
         for table, values in changes:
             await connection.execute(update(table.__table__).values(values))
     await _enter(site)
@@ -227,6 +241,46 @@ async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) ->
         assert _Foreign.in_page(text) == [], path
         assert "{{7*7}}" in text or "/steps/" in path, path
     assert "&lt;script&gt;alert(1)" in (await site.client.get(f"/admin/sessions/{session}")).text
+
+
+async def test_a_revision_is_told_wherever_the_session_is_shown(site: Site, run_id: str) -> None:
+    wanted = SessionFilter(training="consumed", min_reward=1.0)
+    one, other = (await site.overview.sessions(run_id, wanted, limit=2)).sessions
+    turn = (await site.overview.session(other.id)).turns[1].id
+    late = {"run_id": run_id, "name": "reward", "source": "checker", "after_training": True, "created_at": NOW}
+    preferred = {"id": "prf_1", "run_id": run_id, "chosen_session_id": one.id, "rejected_session_id": other.id}
+    rows = (
+        late | {"id": "rwd_1", "session_id": one.id, "value": 0.25, "comment": "the tests were wrong"},
+        late | {"id": "rwd_2", "session_id": other.id, "value": -1.0, "turn_id": turn},
+    )
+    async with site.database.write() as connection:
+        for row in rows:
+            await connection.execute(insert(RewardRow).values(row))
+        await connection.run_sync(settle, [one.id, other.id], now=NOW)
+        await connection.execute(insert(PreferenceRow).values(preferred | {"source": "ada", "created_at": NOW}))
+    await _enter(site)
+
+    async def text(path: str) -> str:
+        return " ".join(re.sub(r"<[^>]*>", " ", (await site.client.get(path)).text).split())
+
+    run = (await site.client.get("/admin/runs/calculator")).text
+    assert "<b>2</b> trained sessions have other rewards now" in run
+    assert 'href="/admin/runs/calculator/revised"' in run
+    listed = await text("/admin/runs/calculator/revised")
+    assert "0.25 reward by checker : the tests were wrong" in listed
+    assert "a turn – → −1" in listed
+    session = await site.client.get(f"/admin/sessions/{one.id}")
+    assert session.text.count('<li class="superseded">') == 1
+    shown = await text(f"/admin/sessions/{one.id}")
+    assert "Trained on 1, now 0.25." in shown
+    assert "chosen by ada over" in shown
+    shown = await text(f"/admin/sessions/{other.id}")
+    assert "A turn has another reward now than the one it was trained on." in shown
+    assert "on turn 2 · after training" in shown
+    assert "rejected by ada in favour of" in shown
+    assert "2 of its trajectories have other rewards now" in await text(
+        f"/admin/runs/calculator/steps/{one.consumed_by}"
+    )
 
 
 async def test_hostile_names_in_addresses_and_forms_come_back_as_text(site: Site, run_id: str) -> None:

@@ -18,7 +18,12 @@ from tests.proxy.overview.site import Site
 
 async def say(site: Site, session: SessionItem, value: float, **values: Any) -> str:
     """What feedback writes for a session that was trained."""
-    row = {"id": new_reward_id(), "run_id": session.run_id, "session_id": session.id, "name": "reward"}
+    row: dict[str, Any] = {
+        "id": new_reward_id(),
+        "run_id": session.run_id,
+        "session_id": session.id,
+        "name": "reward",
+    }
     row |= {"value": value, "source": "checker", "after_training": True, "created_at": NOW}
     async with site.database.write() as connection:
         await connection.execute(insert(RewardRow).values(row | values))

@@ -1,0 +1,86 @@
+"""Tokens of a step's sampled trajectories, coloured by what the step made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import groupby
+
+import msgspec
+
+from proxy.overview.steps.views import AuditedTurn
+
+_STEPS = 8
+
+
+class Colouring(StrEnum):
+    """`ratio`: how far train over engine probability is from 1, in logarithms. `advantage`: pushed up or down, and
+    how hard. `gap`: how far the trainer's log-probability is from the engine's."""
+
+    RATIO = "ratio"
+    ADVANTAGE = "advantage"
+    GAP = "gap"
+
+
+class DrawnToken(msgspec.Struct, frozen=True, kw_only=True):
+    """`style` is a class of the style sheet: h0 to h8 for more or up, d1 to d8 for less or down."""
+
+    text: str
+    style: str
+    title: str
+
+
+class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
+    number: int | None
+    turn_id: str
+    clipped: int
+    tokens: tuple[DrawnToken, ...]
+
+
+class DrawnTrajectory(msgspec.Struct, frozen=True, kw_only=True):
+    session_id: str
+    turns: tuple[DrawnTurn, ...]
+
+
+def draw_audit(turns: Sequence[AuditedTurn], by: Colouring) -> tuple[DrawnTrajectory, ...]:
+    """`turns` of one session stand together. Advantages are drawn in relation to the largest of the step."""
+    largest = max((abs(value) for turn in turns for value in turn.advantages), default=0.0)
+    return tuple(
+        DrawnTrajectory(session_id=session_id, turns=tuple(_turn(turn, by, largest) for turn in own))
+        for session_id, own in groupby(turns, key=lambda turn: turn.session_id)
+    )
+
+
+def _turn(turn: AuditedTurn, by: Colouring, largest: float) -> DrawnTurn:
+    tokens = []
+    for index, (mine, engine) in enumerate(zip(turn.logprobs, turn.engine_logprobs, strict=True)):
+        difference, advantage = mine - engine, turn.advantages[index]
+        match by:
+            case Colouring.RATIO:
+                style = _style(difference)
+            case Colouring.GAP:
+                style = _style(abs(difference))
+            case Colouring.ADVANTAGE:
+                style = _style(advantage / largest if largest else 0.0)
+        said = [
+            f"ratio {turn.ratios[index]:.4g}",
+            f"advantage {advantage:.4g}",
+            f"log-probability {mine:.4g} of the trainer, {engine:.4g} of the engine",
+            f"{turn.staleness[index]} versions old",
+        ]
+        if turn.clipped[index]:
+            said.append("clipped")
+        text = turn.texts[index] if turn.texts is not None else "·"
+        tokens.append(DrawnToken(text=text, style=style, title=" · ".join(said)))
+    return DrawnTurn(
+        number=None if turn.ordinal is None else turn.ordinal + 1,
+        turn_id=turn.turn_id,
+        clipped=sum(turn.clipped),
+        tokens=tuple(tokens),
+    )
+
+
+def _style(value: float) -> str:
+    """Of −1 to 1 and beyond."""
+    level = min(_STEPS, round(abs(value) * _STEPS))
+    return f"{'d' if value < 0 and level else 'h'}{level}"
