@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from proxy.cli.claims_commands import claims_app
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out, where
+from proxy.cli.db_commands import db_app
+from proxy.cli.erase_commands import erase
+from proxy.cli.export_commands import export, import_sessions
+from proxy.cli.replay_commands import replay
+from proxy.cli.rewards_commands import rewards_app
+from proxy.cli.steps_commands import steps_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +31,14 @@ app = typer.Typer(
 )
 runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
 app.add_typer(runs_app, name="runs")
+app.add_typer(steps_app, name="steps")
+app.add_typer(claims_app, name="claims")
+app.add_typer(rewards_app, name="rewards")
+app.add_typer(db_app, name="db")
+app.command()(replay)
+app.command()(erase)
+app.command()(export)
+app.command("import")(import_sessions)
 
 
 class DemoEngine(StrEnum):

@@ -1,0 +1,87 @@
+"""`base-rl claims …`: what is in trainers' hands, and taking it back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
+
+claims_app = typer.Typer(no_args_is_help=True, help="Trajectories in trainers' hands.")
+
+Run = Annotated[str, typer.Argument(help="The run's name.")]
+
+
+@claims_app.command("list")
+def claims_list(
+    run: Run,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=200)] = 20,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """List claims: leased ones first, then what became of earlier ones."""
+    from proxy.admin.formatting import ago
+    from proxy.cli.operations import Operations
+
+    async def ask() -> list[dict[str, Any]]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            return await operations.claims(run, limit)
+
+    def show() -> int:
+        claims = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(claims))
+            return 0
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in ("claim", "state", "trajectories", "trainer", "from", "made", "lease"):
+            table.add_column(heading)
+        now = time.time()
+        for one in claims:
+            made = one["committed_version"]
+            left = one["lease_expires_at"] - now
+            table.add_row(
+                one["id"],
+                one["state"],
+                str(one["sessions"]),
+                one["trainer"] if one["process"] is None else f"{one['trainer']} ({one['process']})",
+                f"v{one['base_version']}, {ago(one['created_at'], now)}",
+                "" if made is None else f"v{made}",
+                f"{left:.0f} s" if one["state"] == "leased" else "",
+            )
+        out.print(table)
+        return 0
+
+    finish(show)
+
+
+@claims_app.command("release")
+def claims_release(
+    run: Run,
+    claim: Annotated[str, typer.Argument(help="The claim's id, as `claims list` shows it.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Take a claim back: its trajectories are claimable at once.
+
+    A trainer that still works on it loses that work: its commit is refused, and it starts again from the head.
+    """
+    from proxy.cli.operations import Operations
+
+    async def ask() -> None:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            await operations.release_claim(run, claim)
+
+    def release() -> int:
+        asyncio.run(ask())
+        out.print(f"{claim} is released", highlight=False)
+        return 0
+
+    finish(release)
