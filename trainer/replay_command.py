@@ -103,7 +103,7 @@ def _under_torchrun(ranks: int, arguments: Sequence[str]) -> Verdict:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         ended = subprocess.run(
             [*launcher, "-m", "trainer", "replay", *arguments, "--result", str(result)],
-            stdout=sys.stderr,
+            stdout=subprocess.DEVNULL,
             check=False,
         )
         if not result.is_file():

@@ -68,6 +68,7 @@ class TrainingProxy:
     repeated: int = 0
     outage: int = 0
     lose_answers: int = 0
+    refuse_to_prune: bool = False
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -122,7 +123,7 @@ class TrainingProxy:
         if (method, rest) == ("POST", "/versions"):
             return self._commit(decode(body, CommitRequest))
         if (method, rest) == ("POST", "/versions/prune"):
-            return 200, encode(self._prune(decode(body, PruneRequest)))
+            return self._prune(decode(body, PruneRequest))
         if (method, rest) == ("POST", "/claims/abandoned"):
             return 200, encode(self._abandoned(decode(body, AbandonedProcess).process))
         match = _CLAIM.fullmatch(rest)
@@ -147,10 +148,12 @@ class TrainingProxy:
             self.released.append(claim_id)
         return ReleasedClaims(claim_ids=tuple(held))
 
-    def _prune(self, request: PruneRequest) -> PruneReply:
+    def _prune(self, request: PruneRequest) -> tuple[int, bytes]:
         """Serving is the head's business alone here."""
+        if self.refuse_to_prune:
+            return _error(503, "not now")
         old = {commit.weights.uri for commit in self.commits[: max(0, self.version - request.keep)]}
-        return PruneReply(remove=tuple(uri for uri in request.present if uri in old))
+        return 200, encode(PruneReply(remove=tuple(uri for uri in request.present if uri in old)))
 
     def _claim(self, request: ClaimRequest) -> ClaimedBatch:
         deadline = time.monotonic() + request.wait_s

@@ -263,3 +263,69 @@ def test_weights_that_are_not_what_was_committed_are_refused(start: Start, tiny_
     file.write_bytes(content)
     with pytest.raises(WeightsUnusable, match="SHA-256"):
         start(proxy, settings(tmp_path)).loop.resume()
+
+
+def test_old_weights_are_removed_but_for_those_with_a_trainer_state(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path, weights={"keep_versions": 1, "keep_optimizer_states": 2}))
+    trainer.loop.resume()
+    for _ in range(4):
+        trainer.loop.step()
+    assert sorted(path.name[:7] for path in tmp_path.glob("*/v*")) == ["v000003", "v000004"]
+    again = start(proxy, settings(tmp_path))
+    again.loop.resume()
+    assert same(again.weights(), trainer.weights())
+
+
+def test_a_proxy_that_does_not_prune_stops_nothing(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path, weights={"keep_versions": 1, "keep_optimizer_states": 1}))
+    trainer.loop.resume()
+    proxy.refuse_to_prune = True
+    for _ in range(3):
+        trainer.loop.step()
+    assert len(list(tmp_path.glob("*/v*"))) == proxy.version == 3
+    proxy.refuse_to_prune = False
+    trainer.loop.step()
+    assert [path.name[:7] for path in tmp_path.glob("*/v*")] == ["v000004"]
+
+
+def test_a_kept_claim_that_was_lost_takes_its_step_with_it(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """The running means have seen it, and it will be trained again."""
+    proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
+    trainer = start(proxy, settings(tmp_path, algorithm={"baseline": "running_mean", "scale": "none"}))
+    proxy.source = lambda version: group_of([trajectory(turn([4], version=version), reward=0.0) for _ in range(8)])
+    trainer.loop.resume()
+    trainer.loop.step()
+    (kept,) = proxy.leases
+    fresh = trainer.loop.means
+    assert fresh.session.value == 0.0
+    trainer.leases.drop(kept)
+    proxy.source = random_groups()
+    trainer.loop.step()
+    assert proxy.commits == []
+    assert trainer.loop.means.session.value is None
+    trainer.loop.step()
+    assert set(proxy.consumed.values()) == {1}
+
+
+def test_a_step_tells_what_it_was_made_with(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    configured = settings(tmp_path, audit={"sample": 2})
+    trainer = start(proxy, configured)
+    trainer.loop.resume()
+    trainer.loop.step()
+    trainer.loop.step()
+    first, second = (commit.step for commit in proxy.commits)
+    assert first.inputs is not None
+    assert second.inputs is not None
+    assert (first.inputs.optimizer_steps, first.inputs.fresh_optimizer) == (0, True)
+    assert (second.inputs.optimizer_steps, second.inputs.fresh_optimizer) == (1, False)
+    assert first.inputs.config == configured.mathematics()
+    assert "secret" not in str(first.inputs.config)
+    assert not {"api_key", "proxy_url", "weights", "audit"} & set(first.inputs.config)
+    assert len({audit.session_id for audit in first.tokens}) == 2
+    lengths = {audit.session_id: audit.trained_tokens for audit in first.audit}
+    assert all(len(audit.logprobs) == lengths[audit.session_id] for audit in first.tokens)

@@ -70,6 +70,34 @@ def test_the_end_is_prompt_and_gives_the_claim_back(tiny_model: Path, tmp_path: 
     assert "ended by a signal" in log.read_text()
 
 
+def test_who_starts_after_a_kill_has_the_dead_ones_claims_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    """And leaves those of the one that lives beside it, of the same name."""
+    proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=1000.0)
+    proxy.offer([random_groups()(0)])
+    log = tmp_path / "log"
+    weights, wait = tmp_path / "weights", ("--set", "batch.wait_seconds=1")
+
+    def cut_off() -> None:
+        raise ConnectionAbortedError
+
+    with proxy.serve() as url:
+        proxy.before_commit = cut_off  # it holds its claim, and tries again
+        with trainer_process(url, weights, log, *wait) as killed:
+            proxy.wait_for(lambda: len(proxy.leases) == 1)
+            proxy.offer([random_groups()(1)])
+            with trainer_process(url, weights, log, *wait) as lives:
+                proxy.wait_for(lambda: len(proxy.leases) == 2)
+                first, second = proxy.claimed
+                killed.kill()
+                killed.wait()
+                with trainer_process(url, weights, log, *wait):
+                    proxy.wait_for(lambda: len(proxy.claimed) == 3)
+                assert lives.poll() is None
+                assert proxy.released == [first]
+                assert second in proxy.leases
+    assert "an earlier trainer died" in log.read_text()
+
+
 def test_a_wrong_key_ends_it_with_the_reason(tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
     log = tmp_path / "log"

@@ -127,13 +127,13 @@ def draw(
     return list(zip(ids[:, len(prompt) :].tolist(), drawn.tolist(), strict=True))
 
 
-def settings(weights: Path, **changes: Any) -> TrainerSettings:
+def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
     values: dict[str, Any] = {
         "run": RUN,
         "api_key": KEY,
         "batch": {"trajectories": 8, "at_least": 1, "wait_seconds": 0.1, "row_tokens": 32},
         "optimizer": {"learning_rate": 1e-3},
-        "weights": {"directory": str(weights)},
+        "weights": {"directory": str(directory)},
     }
     for key, value in changes.items():
         values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value

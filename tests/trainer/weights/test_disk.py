@@ -178,3 +178,28 @@ def test_damaged_weights_are_refused(world: World, damage: str) -> None:
         (Path(staged.weights.uri) / "trainer_state" / "state.pt").write_bytes(b"not a state")
     with pytest.raises(WeightsUnusable):
         world.publisher.restore(world.head, world.model.named_weights())
+
+
+def test_what_may_be_removed_has_no_state_no_mark_and_is_not_the_head(world: World) -> None:
+    made = []
+    for _ in range(4):
+        staged = world.stage()
+        world.commit(staged)
+        world.publisher.settle(staged)
+        made.append(staged.weights.uri)
+    uncommitted = world.stage()
+    assert world.publisher.removable(world.head) == tuple(made[:2])
+    (Path(made[3]) / "trainer_state" / "state.pt").unlink()
+    assert world.publisher.removable(world.head) == tuple(made[:2])
+    world.publisher.discard(uncommitted)
+
+
+def test_removing_again_is_no_error_and_nothing_else_is_touched(world: World, tmp_path: Path) -> None:
+    staged = world.stage()
+    world.publisher.settle(staged)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for _ in range(2):
+        world.publisher.remove([staged.weights.uri, str(elsewhere)])
+    assert world.names() == []
+    assert elsewhere.is_dir()

@@ -1,0 +1,223 @@
+"""The real proxy, on a port and in a thread, with an engine that has no model; and trainers of its run, in-process.
+
+Sessions are written into its store the short way (`tests.proxy.trajectories.world`), everything else goes over HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import torch
+import uvicorn
+from pydantic import SecretStr
+from sqlalchemy import update
+
+from proxy.app import begin_stop, create_app
+from proxy.clock import system_clock
+from proxy.contract.identifiers import GroupId, SessionId
+from proxy.database.tables import Base, SessionRow
+from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, ServerSettings, Settings
+from tests.fakes.engine import FakeEngine
+from tests.proxy.tokens.models import write_model
+from tests.proxy.trajectories.world import World
+from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, load_tiny, save_tiny_model, settings
+from trainer.algorithm.presets import resolve
+from trainer.claims import ClaimsInHand
+from trainer.config import TrainerSettings
+from trainer.leases import LeaseKeeper
+from trainer.loop import TrainingLoop
+from trainer.proxy_client import ProxyClient
+from trainer.update import Learner
+from trainer.versions import Versions
+from trainer.weights.disk import DiskPublisher
+
+ADMIN, TRAINER, RUN = "rl-admin-real", "rl-trainer-real", "policy"
+
+_Result = TypeVar("_Result")
+
+
+def write_real_model(directory: Path) -> Path:
+    """A tiny model with a tokenizer that the proxy can load; its weights know the first ids only."""
+    write_model(directory)
+    save_tiny_model(directory)
+    return directory
+
+
+class RealProxy:
+    """`base` is the base model's directory, `weights` where trainers publish."""
+
+    def __init__(self, directory: Path, base: Path) -> None:
+        self.base = base
+        self.weights = directory / "weights"
+        self._numbers = torch.Generator().manual_seed(0)
+        configured = Settings(
+            server=ServerSettings(data_dir=directory / "data"),
+            bootstrap=BootstrapSettings(admin_key=SecretStr(ADMIN), trainer_key=SecretStr(TRAINER)),
+            engine=EngineSettings(health_interval_seconds=0.05),
+            run=RunSettings(name=RUN, model=str(base), group_timeout_seconds=0.01),
+        )
+        engine = FakeEngine(lambda _request: [40, 41, 2], model_path=str(base))
+        self.app = create_app(configured, engine=engine)
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.app, port=0, log_config=None, access_log=False, lifespan="on")
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name="real-proxy")
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._server.serve())
+        finally:
+            self._loop.close()
+
+    def start(self) -> None:
+        self._thread.start()
+        self.do(self._started())
+        (server,) = self._server.servers
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self.world = World(self.app.state.database, system_clock, self.app.state.run)  # type: ignore[arg-type]
+
+    async def _started(self) -> None:
+        async with asyncio.timeout(60):
+            while not self._server.started:
+                await asyncio.sleep(0.01)
+
+    def stop(self) -> None:
+        begin_stop(self.app)
+        self._server.should_exit = True
+        self._thread.join(60)
+
+    def do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Runs it where the proxy runs."""
+        while not self._loop.is_running():
+            threading.Event().wait(0.01)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/runs/{RUN}{path}", headers={"authorization": f"Bearer {ADMIN}"})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def wait_for_version(self, version: int, going_on: Callable[[], bool]) -> None:
+        """Blocks until the head is that version. `going_on` false: nobody will make it any more."""
+
+        async def wait() -> None:
+            signal = self.app.state.signals.versions
+            while True:
+                seen = signal.count
+                if (await self.app.state.versions.head(self.app.state.run)).version >= version:
+                    return
+                assert going_on()
+                await signal.wait(1.0, since=seen)
+
+        self.do(wait())
+
+    # What agents do
+
+    def group(self, rewards: Sequence[float | None], *, version: int = 0) -> list[SessionId]:
+        """A group of sessions of two turns each, by a policy of `version`, with random tokens."""
+        group_id = self.do(self.world.group(size=len(rewards)))
+        return [self.session(reward, version=version, group=group_id) for reward in rewards]
+
+    def session(
+        self,
+        reward: float | None,
+        *,
+        version: int = 0,
+        group: GroupId | None = None,
+        turn_reward: float | None = None,
+        highest: int = VOCABULARY,
+    ) -> SessionId:
+        async def make() -> SessionId:
+            session = await self.world.session(group=group)
+            first = await self.world.turn(
+                session, prompt_ids=self._ids(3), output_ids=self._ids(4, highest), version=version, conversation="a"
+            )
+            second = await self.world.turn(
+                session,
+                parent=first,
+                prefix_tokens=7,
+                prompt_ids=self._ids(2),
+                output_ids=self._ids(5, highest),
+                version=version,
+                conversation="b",
+            )
+            if turn_reward is not None:
+                await self.world.reward(session, turn_reward, turn_id=second.turn.id, final=False)
+            if reward is not None:
+                await self.world.reward(session, reward)
+            else:
+                await self.world.end(session)
+            return session
+
+        return self.do(make())
+
+    def _ids(self, count: int, highest: int = VOCABULARY) -> list[int]:
+        ids: list[int] = torch.randint(highest - 32, highest, (count,), generator=self._numbers).tolist()
+        return ids
+
+    def set_session(self, session: SessionId, **values: Any) -> None:
+        self.change(SessionRow, SessionRow.id == session, **values)
+
+    def change(self, table: type[Base], condition: Any, **values: Any) -> None:
+        """What no client could do."""
+
+        async def write() -> None:
+            async with self.world.database.write() as connection:
+                await connection.execute(update(table).where(condition).values(**values))
+
+        self.do(write())
+
+    # Trainers
+
+    def settings(self, **changes: Any) -> TrainerSettings:
+        """What a trainer has that is told nothing else; small steps that one sees."""
+        given: dict[str, Any] = {
+            "proxy_url": self.url,
+            "api_key": TRAINER,
+            "optimizer": {"learning_rate": 1e-2, "warmup_steps": 4, "weight_decay": 0.1},
+            "batch": {"max_tokens_per_microbatch": 64},
+        }
+        for key, value in changes.items():
+            given[key] = {**given.get(key, {}), **value} if isinstance(value, dict) else value
+        return settings(self.weights, **given)
+
+    @contextmanager
+    def trainer(self, process: str = "a-process", **changes: Any) -> Iterator[InProcess]:
+        """One that has resumed from the head. At the end it just stops, as one that is killed."""
+        configured = self.settings(**changes)
+        client = ProxyClient(self.url, configured.api_key.get_secret_value(), RUN)
+        leases = LeaseKeeper(client)
+        claims = ClaimsInHand(client, leases, configured.batch, configured.name, process)
+        algorithm = resolve(configured.algorithm)
+        model = load_tiny(self.base)
+        learner = Learner(model, algorithm, configured.optimizer, ALONE)
+        publisher = DiskPublisher(self.weights, self.base, configured.weights.keep_optimizer_states)
+        versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
+        loop = TrainingLoop(
+            configured.batch, algorithm, ALONE, claims, versions, learner, sample=configured.audit.sample
+        )
+        try:
+            loop.resume()
+            yield InProcess(loop=loop, model=model, learner=learner, claims=claims, leases=leases, pauses=[])
+        finally:
+            leases.stop()
+            publisher.close()
+            client.close()
+
+
+@contextmanager
+def real_proxy(directory: Path, base: Path) -> Iterator[RealProxy]:
+    proxy = RealProxy(directory, base)
+    proxy.start()
+    try:
+        yield proxy
+    finally:
+        proxy.stop()

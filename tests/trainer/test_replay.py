@@ -1,0 +1,298 @@
+"""Past steps made again, on what the real proxy kept of them: the same bits, or why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from proxy.contract.claim import decode
+from proxy.contract.replay import StepBatch
+from proxy.database.tables import Base, ClaimedSessionRow, PolicyVersionRow, SessionRow
+from tests.trainer.real_proxy import ADMIN, RUN, TRAINER, RealProxy, real_proxy, write_real_model
+from tests.trainer.serve_trainer import trainer_process
+from trainer.replay_command import DIFFERENT, IMPOSSIBLE, main
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealProxy]:
+    """A run of six steps with whatever makes steps differ from each other.
+
+    1: groups and single sessions, which meet the running mean. 2: two kept claims first. 3: by a trainer that was
+    started again; trajectories that are skipped, one of them as stale. 4: turn rewards, and older versions. 5: kept
+    claims alone, with unchanged weights. 6: another configuration.
+    """
+    directory = tmp_path_factory.mktemp("replay")
+    with real_proxy(directory, write_real_model(directory / "base")) as proxy:
+        _train(proxy)
+        yield proxy
+
+
+def _train(proxy: RealProxy) -> None:
+    strict = {"max_staleness": 1}
+    with pytest.MonkeyPatch.context() as patch, proxy.trainer(batch=strict) as trainer:
+        patch.setattr("trainer.claims.MOST_KEPT", 3)
+        mixed(proxy, version=0)
+        trainer.loop.step()
+        for reward in (0.75, 0.5):
+            without_signal(proxy, reward, version=1)
+            trainer.loop.step()
+        assert trainer.loop.head.version == 1
+        mixed(proxy, version=1)
+        trainer.loop.step()
+        assert trainer.loop.head.version == 2
+
+    with pytest.MonkeyPatch.context() as patch, proxy.trainer(batch=strict) as trainer:
+        patch.setattr("trainer.claims.MOST_KEPT", 3)
+        proxy.group([1.0, 0.0, 0.5], version=2)
+        proxy.session(1.0, version=2)
+        proxy.session(1.0, version=2, highest=64 + 32)  # ids that the model does not have
+        late = proxy.session(0.0, version=0)
+        proxy.set_session(late, oldest_version=2)  # the trainer looks for itself
+        for reward in (0.0, 1.0):
+            proxy.session(reward, version=2)
+        trainer.loop.step()
+        for session_reward in (1.0, 0.0, None, None):
+            proxy.session(session_reward, version=2, turn_reward=0.5)
+        proxy.group([1.0, 1.0, 0.0, 0.0], version=3)
+        trainer.loop.step()
+        for reward in (0.25, 0.5, 0.75):
+            without_signal(proxy, reward, version=4)
+            trainer.loop.step()
+        assert trainer.loop.head.version == 5
+
+    with proxy.trainer(algorithm={"baseline": "batch_mean", "scale": "none"}, seed=7) as trainer:
+        mixed(proxy, version=5)
+        trainer.loop.step()
+        assert trainer.loop.head.version == STEPS
+
+
+def mixed(proxy: RealProxy, *, version: int) -> None:
+    """A batch of eight: a group, and sessions of their own."""
+    proxy.group([1.0, 0.0, 0.5, 0.0], version=version)
+    for reward in (1.0, -1.0, 0.25, 2.0):
+        proxy.session(reward, version=version)
+
+
+def without_signal(proxy: RealProxy, reward: float, *, version: int) -> None:
+    for _ in range(2):
+        proxy.group([reward] * 4, version=version)
+
+
+def replay(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, Any]:
+    """(exit status, verdict)."""
+    status = main([RUN, str(version), "--proxy", proxy.url, "--json", *options])
+    return status, json.loads(capsys.readouterr().out or "null")
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASE_RL_TRAINER__API_KEY", TRAINER)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.parametrize("version", range(1, STEPS + 1))
+def test_every_step_comes_out_bit_for_bit(
+    trained: RealProxy, version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, verdict = replay(trained, version, capsys, "--verify")
+    assert status == 0
+    assert verdict["identical"]
+    assert verdict["committed_sha256"] == verdict["replayed_sha256"]
+    assert (verdict["conditions"], verdict["tensors"]) == ([], [])
+    if version != 5:
+        assert verdict["committed_loss"] == verdict["replayed_loss"]
+        assert verdict["committed_gradient_norm"] == verdict["replayed_gradient_norm"]
+
+
+def test_the_run_has_what_makes_steps_differ(trained: RealProxy) -> None:
+    """Otherwise the test above proves little."""
+    steps = {version: trained.get(f"/steps/{version}") for version in range(1, STEPS + 1)}
+    assert [len(steps[version]["claim_ids"]) for version in steps] == [1, 3, 1, 1, 3, 1]
+    skipped = {entry["audit"]["skipped"] for entry in steps[3]["trajectories"]}
+    assert skipped == {None, "stale", "malformed"}
+    assert steps[5]["step"]["weights"]["sha256"] == steps[4]["step"]["weights"]["sha256"]
+    assert steps[1]["step"]["metrics"]["baseline_fallbacks"] > 0
+    assert len({steps[version]["config_hash"] for version in steps}) == 2
+
+
+def batch_of(proxy: RealProxy, version: int) -> StepBatch:
+    answer = httpx.get(
+        f"{proxy.url}/api/v1/runs/{RUN}/steps/{version}/batch", headers={"authorization": f"Bearer {ADMIN}"}
+    )
+    assert answer.status_code == 200, answer.text
+    return decode(answer.content, StepBatch)
+
+
+@contextmanager
+def changed(proxy: RealProxy, table: type[Base], condition: Any, **values: Any) -> Iterator[None]:
+    """What the store says meanwhile."""
+
+    async def read() -> dict[str, Any]:
+        async with proxy.world.database.read() as connection:
+            row = (await connection.execute(select(table.__table__).where(condition))).first()
+        assert row is not None
+        return {name: getattr(row, name) for name in values}
+
+    before = proxy.do(read())
+    proxy.change(table, condition, **values)
+    try:
+        yield
+    finally:
+        proxy.change(table, condition, **before)
+
+
+def test_rewards_that_came_after_the_training_change_nothing(
+    trained: RealProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = batch_of(trained, 4)
+    trajectory = before.claims[0].groups[0].trajectories[0]
+
+    async def revise() -> None:
+        world = trained.world
+        await world.reward(trajectory.session_id, -5.0, after_training=True)
+        await world.reward(
+            trajectory.session_id, 9.0, turn_id=trajectory.turns[1].id, final=False, after_training=True
+        )
+        await world.turn(trajectory.session_id, conversation="later")
+
+    trained.do(revise())
+    assert batch_of(trained, 4) == before
+    status, verdict = replay(trained, 4, capsys, "--verify")
+    assert (status, verdict["identical"]) == (0, True)
+    view = trained.get("/steps/4")
+    (entry,) = (e for e in view["trajectories"] if e["audit"]["session_id"] == trajectory.session_id)
+    assert [(used["value"], used["value_now"]) for used in entry["rewards"]] == [(0.5, 9.0), (1.0, -5.0)]
+
+
+def test_another_reward_makes_other_weights_and_the_verdict_says_which(
+    trained: RealProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = batch_of(trained, 6).claims[0].groups[0].trajectories[0].session_id
+    with changed(trained, ClaimedSessionRow, ClaimedSessionRow.session_id == session, reward=-3.0):
+        status, verdict = replay(trained, 6, capsys, "--verify")
+        assert status == DIFFERENT
+        assert not verdict["identical"]
+        assert verdict["compared"]
+        assert {tensor["name"] for tensor in verdict["tensors"]} >= {"model.embed_tokens.weight"}
+        assert all(0 < tensor["elements"] <= tensor["of"] and tensor["largest"] > 0 for tensor in verdict["tensors"])
+        assert replay(trained, 6, capsys)[0] == 0
+        assert main([RUN, "6", "--proxy", trained.url]) == 0
+        said = capsys.readouterr().out
+        assert "version 6 of policy: differs" in said
+        assert "model.embed_tokens.weight" in said
+        assert "conditions      the same as then" in said
+
+
+def test_a_kept_claim_moved_the_means_that_a_step_stands_on(
+    trained: RealProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = batch_of(trained, 2).claims[0].groups[0].trajectories
+    with changed(trained, ClaimedSessionRow, ClaimedSessionRow.session_id == kept[0].session_id, reward=9.0):
+        assert replay(trained, 2, capsys, "--verify")[0] == DIFFERENT
+    assert replay(trained, 2, capsys, "--verify")[0] == 0
+
+
+def test_what_was_different_then_is_named(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    session = batch_of(trained, 6).claims[0].groups[0].trajectories[0].session_id
+    inputs = trained.get("/steps/6")["inputs"]
+    older = {**inputs, "conditions": {**inputs["conditions"], "torch": "1.0.0"}}
+    with (
+        changed(trained, PolicyVersionRow, PolicyVersionRow.version == 6, inputs=older),
+        changed(trained, ClaimedSessionRow, ClaimedSessionRow.session_id == session, reward=-3.0),
+    ):
+        _, verdict = replay(trained, 6, capsys)
+    assert [(each["name"], each["then"]) for each in verdict["conditions"]] == [("torch", "1.0.0")]
+
+
+def test_the_states_that_were_not_kept_are_made_again_first(
+    trained: RealProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(trained, 4, capsys, "--verify")[1]["replayed"] == [1, 2, 3, 4]
+    assert replay(trained, 6, capsys, "--verify")[1]["replayed"] == [6]
+
+
+def test_weights_that_are_gone_are_made_again_first(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = Path(batch_of(trained, 5).weights.uri)
+    aside = directory.with_name("aside")
+    directory.rename(aside)
+    try:
+        status, verdict = replay(trained, 6, capsys, "--verify")
+    finally:
+        aside.rename(directory)
+    assert (status, verdict["replayed"]) == (0, [1, 2, 3, 4, 5, 6])
+
+
+def impossible(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main([RUN, str(version), "--proxy", proxy.url, "--verify"]) == IMPOSSIBLE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_why_a_step_cannot_be_replayed(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "has no version 99" in impossible(trained, 99, capsys)
+    assert "version 0 is the base model" in impossible(trained, 0, capsys)
+    with changed(trained, PolicyVersionRow, PolicyVersionRow.version == 6, inputs=None):
+        assert "did not tell what it made it with" in impossible(trained, 6, capsys)
+    inputs = trained.get("/steps/6")["inputs"]
+    unknown = {**inputs, "config": {**inputs["config"], "momentum": 1}}
+    with changed(trained, PolicyVersionRow, PolicyVersionRow.version == 6, inputs=unknown):
+        assert f"use version {inputs['conditions']['trainer']} of base-rl" in impossible(trained, 6, capsys)
+    session = batch_of(trained, 6).claims[0].groups[0].trajectories[0].session_id
+    with changed(trained, SessionRow, SessionRow.id == session, erased_at=1.0):
+        said = impossible(trained, 6, capsys)
+        assert session in said
+        assert "erased" in said
+    with changed(trained, ClaimedSessionRow, ClaimedSessionRow.session_id == session, turn_count=9):
+        assert session in impossible(trained, 6, capsys)
+
+
+def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(trained: RealProxy, tmp_path: Path) -> None:
+    before = sorted(str(path) for path in trained.weights.rglob("*"))
+    answered = subprocess.run(
+        [sys.executable, "-m", "proxy.cli", "replay", RUN, "6", "--verify", "--url", trained.url, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "BASE_RL_ADMIN_KEY": ADMIN},
+        cwd=tmp_path,
+    )
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["identical"]
+    assert sorted(str(path) for path in trained.weights.rglob("*")) == before
+
+
+def test_a_step_of_two_processes_is_replayed_by_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "trainer",
+    )
+    options = ("--set", f"api_key={TRAINER}", "--set", "batch.max_tokens_per_microbatch=32")
+    with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
+        mixed(proxy, version=0)
+        log = tmp_path / "log"
+        with trainer_process(proxy.url, proxy.weights, log, *options, launcher=torchrun) as process:
+            proxy.wait_for_version(1, lambda: process.poll() is None)
+            process.terminate()
+            process.wait(60)
+        assert proxy.get("/steps/1")["inputs"]["conditions"]["ranks"] == 2
+        status, verdict = replay(proxy, 1, capsys, "--verify")
+    assert (status, verdict["identical"]) == (0, True)
