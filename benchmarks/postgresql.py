@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own: made, started and removed by this process, reached by a socket beside its data."""
+"""A PostgreSQL server of one's own: made, started and removed by this process."""
 
 from __future__ import annotations
 

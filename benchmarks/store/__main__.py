@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -18,8 +19,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from benchmarks.machine import describe
 from benchmarks.store import measures
@@ -34,9 +33,14 @@ _PARTS = 50
 _COMPARED_TURNS = 10_000
 
 
+def _resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 async def grown(make: Callable[[], Place], directory: Path, turns: int) -> dict[str, Any]:
     """One database from nothing to `turns` turns."""
-    place, process = make(), psutil.Process()
+    place = make()
     workload = Workload(seed=1)
     async with open_proxy(place.url, directory) as proxy:
         await proxy.fill(workload, EARLY)
@@ -47,12 +51,12 @@ async def grown(make: Callable[[], Place], directory: Path, turns: int) -> dict[
             before, began = proxy.filled.turns, time.perf_counter()
             await proxy.fill(workload, min(part, turns - before))
             rates.append((proxy.filled.turns - before) / (time.perf_counter() - began))
-            memory.append(process.memory_info().rss)
+            memory.append(_resident())
             print(f"  {proxy.filled.turns:>9,} turns, {rates[-1]:,.0f}/s, {memory[-1] >> 20} MiB", flush=True)
         late = await measures.claims(proxy)
         admin = await measures.admin(proxy)
         filled = proxy.filled
-    settled = memory[max(0, len(memory) // 10)] if memory else process.memory_info().rss
+    settled = memory[max(0, len(memory) // 10)] if memory else _resident()
     return {
         "turns": filled.turns,
         "sessions": filled.sessions,
@@ -64,7 +68,7 @@ async def grown(make: Callable[[], Place], directory: Path, turns: int) -> dict[
         "bytes_per_token": round(place.size() / filled.tokens, 3),
         "admin_ms": admin,
         "rss_growth_mb": round(((memory[-1] if memory else settled) - settled) / 1e6, 1),
-        "rss_mb": round(process.memory_info().rss / 1e6, 1),
+        "rss_mb": round(_resident() / 1e6, 1),
     }
 
 

@@ -7,16 +7,19 @@ in the same transaction, which derives the rest from the facts. In a `Database.w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, bindparam, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, literal_column, select, update
 
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
 from proxy.database.combining import LedgerEntry, revised_at, session_rewards
+from proxy.database.prepared import Prepared
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.settings import RunSettings
 
@@ -112,22 +115,14 @@ def end_sessions(
     now: float,
 ) -> int:
     """`end_session` for many; how many were open."""
-    ended = 0
     if len(session_ids) > 1:
         lock_sessions(connection, session_ids)
-    for chunk in _chunks(session_ids):
+    ended = 0
+    for session_id in session_ids:
         if outcome is not None:
-            connection.execute(
-                update(SessionRow)
-                .where(SessionRow.id.in_(chunk), SessionRow.outcome.is_(None))
-                .values(outcome=outcome.value)
-            )
-        result = connection.execute(
-            update(SessionRow)
-            .where(SessionRow.id.in_(chunk), SessionRow.state == SessionState.OPEN.value)
-            .values(state=SessionState.ENDED.value, end_reason=reason.value, ended_at=now)
-        )
-        ended += result.rowcount
+            _CLOSE.run(connection, {"of": session_id, "outcome": outcome.value})
+        values = {"of": session_id, "state": SessionState.ENDED.value, "end_reason": reason.value, "ended_at": now}
+        ended += len(_END.run(connection, values))
     return ended
 
 
@@ -149,20 +144,21 @@ def settle(connection: Connection, session_ids: Sequence[str], *, now: float) ->
     claimable, or groups complete.
     """
     changed: list[str] = []
-    for chunk in _chunks(sorted(set(session_ids))):  # in one order: see `lock_sessions`
-        sessions = (connection.execute(_FACTS, {"ids": chunk})).all()
-        ledger = ledger_of(connection, chunk)
-        lineages = _lineages(connection, sessions)
-        rules = _run_rules(connection, {row.run_id for row in sessions if ledger[row.id]})
-        updates: list[dict[str, Any]] = []
-        for row in sessions:
-            settled = _settled(row, ledger[row.id], lineages.get(row.id), rules.get(row.run_id), now)
-            if settled["training"] != row.training:
-                changed.append(row.id)
-            if any(settled[name] != getattr(row, name) for name in ("training", "reward", "revised_at")):
-                updates.append({"of": row.id, **settled})
-        if updates:
-            connection.execute(_SETTLE, updates)
+    rules: dict[str, RewardRules] = {}
+    for session_id in sorted(set(session_ids)):  # in one order: see `lock_sessions`
+        found = _FACTS.run(connection, {"of": session_id})
+        if not found:
+            continue
+        facts = _Facts(*found[0])
+        entries = [_entry(row) for row in _ENTRIES.run(connection, {"of": session_id})]
+        lineage = _lineage(connection, session_id) if facts.training in _TAKEN else None
+        if entries and facts.run_id not in rules:
+            rules[facts.run_id] = _run_rules(connection, facts.run_id)
+        settled = _settled(facts, entries, lineage, rules.get(facts.run_id), now)
+        if settled["training"] != facts.training:
+            changed.append(session_id)
+        if any(settled[name] != getattr(facts, name) for name in ("training", "reward", "revised_at")):
+            _SETTLE.run(connection, {"of": session_id, **settled})
     return changed
 
 
@@ -171,17 +167,28 @@ def ledger_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, l
     entries: dict[str, list[LedgerEntry]] = {session_id: [] for session_id in session_ids}
     for chunk in _chunks(session_ids):
         for row in connection.execute(_LEDGER, {"ids": chunk}):
-            entries[row.session_id].append(
-                LedgerEntry(
-                    id=row.id,
-                    turn_id=row.turn_id,
-                    name=row.name,
-                    source=row.source,
-                    value=row.value,
-                    created_at=row.created_at,
-                )
-            )
+            entries[row.session_id].append(_entry(row[1:]))
     return entries
+
+
+def _entry(row: Sequence[Any]) -> LedgerEntry:
+    return LedgerEntry(**dict(zip(LedgerEntry.__struct_fields__, row, strict=True)))
+
+
+class _Facts(NamedTuple):
+    """A session's row, as far as `settle` asks."""
+
+    run_id: str
+    purpose: str
+    state: str
+    training: str
+    outcome: str | None
+    turn_count: int
+    reward: float | None
+    revised_at: float | None
+    ready_at: float | None
+    erased_at: float | None
+    held_back: bool
 
 
 class _Lineage(msgspec.Struct, frozen=True):
@@ -192,7 +199,7 @@ class _Lineage(msgspec.Struct, frozen=True):
 
 
 def _settled(
-    row: Row[*tuple[Any, ...]],
+    row: _Facts,
     entries: Sequence[LedgerEntry],
     lineage: _Lineage | None,
     rules: RewardRules | None,
@@ -214,22 +221,20 @@ def _settled(
     }
 
 
-def _lineages(connection: Connection, sessions: Sequence[Row[*tuple[Any, ...]]]) -> dict[str, _Lineage]:
-    """Of the sessions that a trainer has or had."""
-    taken = [row.id for row in sessions if row.training in _TAKEN]
-    if not taken:
-        return {}
-    return {
-        row.session_id: _Lineage(row.reward_ids, _rules(row.reward_rules))
-        for row in connection.execute(_LINEAGE, {"ids": taken})
-    }
+def _lineage(connection: Connection, session_id: str) -> _Lineage | None:
+    """Of a session that a trainer has or had."""
+    row = connection.execute(_LINEAGE, {"of": session_id}).one_or_none()
+    return None if row is None else _Lineage(row.reward_ids, _rules(row.reward_rules))
 
 
-def _run_rules(connection: Connection, run_ids: set[str]) -> dict[str, RewardRules]:
-    if not run_ids:
-        return {}
-    rows = connection.execute(select(RunRow.id, RunRow.config).where(RunRow.id.in_(sorted(run_ids))))
-    return {row.id: RunSettings.model_validate(row.config).reward_rules for row in rows}
+def _run_rules(connection: Connection, run_id: str) -> RewardRules:
+    return _rules_in(_CONFIG.run(connection, {"of": run_id})[0][0])
+
+
+@lru_cache(maxsize=64)
+def _rules_in(config: str) -> RewardRules:
+    """Of a run's configuration, JSON: read for every reward, and the same most of the time."""
+    return RunSettings.model_validate(json.loads(config)).reward_rules
 
 
 def _rules(stored: Any) -> RewardRules | None:
@@ -238,35 +243,32 @@ def _rules(stored: Any) -> RewardRules | None:
 
 _TAKEN = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
 
-_FACTS = select(
-    SessionRow.id,
-    SessionRow.run_id,
-    SessionRow.purpose,
-    SessionRow.state,
-    SessionRow.training,
-    SessionRow.outcome,
-    SessionRow.turn_count,
-    SessionRow.reward,
-    SessionRow.revised_at,
-    SessionRow.ready_at,
-    SessionRow.erased_at,
-    SessionRow.held_back,
-).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
-_FACTS = _FACTS.order_by(SessionRow.id).with_for_update(key_share=True)
+_OF = SessionRow.id == bindparam("of")
+
+_FACTS = Prepared(
+    select(*(getattr(SessionRow, name) for name in _Facts._fields)).where(_OF).with_for_update(key_share=True)
+)
+
+_CONFIG = Prepared(select(cast(RunRow.config, Text)).where(RunRow.id == bindparam("of")))
+
+_CLOSE = Prepared(update(SessionRow).where(_OF, SessionRow.outcome.is_(None)).values(outcome=bindparam("outcome")))
+
+_END = Prepared(
+    update(SessionRow)
+    .where(_OF, is_open())
+    .values(state=bindparam("state"), end_reason=bindparam("end_reason"), ended_at=bindparam("ended_at"))
+    .returning(SessionRow.id)
+)
 
 _LOCK = select(SessionRow.id).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
 _LOCK = _LOCK.order_by(SessionRow.id).with_for_update(key_share=True)
 
+_ENTRY = tuple(getattr(RewardRow, name) for name in LedgerEntry.__struct_fields__)
+
+_ENTRIES = Prepared(select(*_ENTRY).where(RewardRow.session_id == bindparam("of")).order_by(RewardRow.sequence))
+
 _LEDGER = (
-    select(
-        RewardRow.session_id,
-        RewardRow.id,
-        RewardRow.turn_id,
-        RewardRow.name,
-        RewardRow.source,
-        RewardRow.value,
-        RewardRow.created_at,
-    )
+    select(RewardRow.session_id, *_ENTRY)
     .where(RewardRow.session_id.in_(bindparam("ids", expanding=True)))
     .order_by(RewardRow.sequence)
 )
@@ -278,12 +280,12 @@ _LINEAGE = (
         (SessionRow.id == ClaimedSessionRow.session_id) & (SessionRow.claim_id == ClaimedSessionRow.claim_id),
     )
     .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
-    .where(SessionRow.id.in_(bindparam("ids", expanding=True)))
+    .where(_OF)
 )
 
-_SETTLE = (
+_SETTLE = Prepared(
     update(SessionRow)
-    .where(SessionRow.id == bindparam("of"))
+    .where(_OF)
     .values(
         reward=bindparam("reward"),
         training=bindparam("training"),
@@ -293,7 +295,7 @@ _SETTLE = (
 )
 
 
-def _facts(row: Row[*tuple[Any, ...]], *, rewarded: bool) -> SessionFacts:
+def _facts(row: _Facts, *, rewarded: bool) -> SessionFacts:
     return SessionFacts(
         purpose=Purpose(row.purpose),
         state=SessionState(row.state),
@@ -301,7 +303,7 @@ def _facts(row: Row[*tuple[Any, ...]], *, rewarded: bool) -> SessionFacts:
         outcome=Outcome(row.outcome) if row.outcome is not None else None,
         turn_count=row.turn_count,
         rewarded=rewarded,
-        barred=row.held_back or row.erased_at is not None,
+        barred=bool(row.held_back) or row.erased_at is not None,
     )
 
 

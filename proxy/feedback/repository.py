@@ -65,7 +65,7 @@ class FeedbackRepository:
         """In order: of two about the same thing, the later supersedes. Raises InvalidRequest where another process
         has just used the idempotency key."""
         for row in rows:
-            self._insert(RewardRow, row)
+            self._insert(_INSERT, row)
 
     def preference(self, *, run_id: str, idempotency_key: str) -> AnyRow | None:
         statement = select(PreferenceRow.__table__).where(
@@ -75,17 +75,28 @@ class FeedbackRepository:
 
     def insert_preference(self, row: dict[str, Any]) -> None:
         """Raises InvalidRequest like `insert`."""
-        self._insert(PreferenceRow, row)
+        self._insert(_INSERT_PREFERENCE, row)
 
-    def _insert(self, table: type[RewardRow | PreferenceRow], row: dict[str, Any]) -> None:
+    def _insert(self, statement: Prepared, row: dict[str, Any]) -> None:
         try:
-            self._connection.execute(insert(table).values(row))
+            statement.run(self._connection, row)
         except IntegrityError as error:
             raise InvalidRequest(
                 "this idempotency_key was used by another request at this very time; send it again",
                 param="idempotency_key",
             ) from error
 
+
+_NUMBERED = "sequence"
+"""The column that the database fills."""
+
+_INSERT = Prepared(
+    insert(RewardRow), [column.name for column in RewardRow.__table__.columns if column.name != _NUMBERED]
+)
+
+_INSERT_PREFERENCE = Prepared(
+    insert(PreferenceRow), [column.name for column in PreferenceRow.__table__.columns if column.name != _NUMBERED]
+)
 
 _SESSION = select(*(getattr(SessionRow, name) for name in FoundSession._fields)).with_for_update(key_share=True)
 
