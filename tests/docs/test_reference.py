@@ -141,6 +141,7 @@ COMMANDS = commands()
 PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "python -m proxy": proxy.__main__.main,
     "python -m trainer": trainer.__main__.main,
+    "python -m trainer replay": lambda arguments: trainer.__main__.main(["replay", *arguments]),
     "python -m proxy.engines.embedded": proxy.engines.embedded.__main__.parse,
     "python -m proxy.engines.scripted": proxy.engines.scripted.__main__.parse,
 }

@@ -93,7 +93,8 @@ def without_signal(proxy: RealProxy, reward: float, *, version: int) -> None:
 def replay(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, Any]:
     """(exit status, verdict)."""
     status = main([RUN, str(version), "--proxy", proxy.url, "--json", *options])
-    return status, json.loads(capsys.readouterr().out or "null")
+    answers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]  # the proxy logs there
+    return status, json.loads(answers[0])
 
 
 @pytest.fixture(autouse=True)
