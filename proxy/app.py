@@ -152,7 +152,9 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     stack.push_async_callback(database.aclose)
     state.signals = signals = Signals()
     secret = load_secret(settings.server.data_dir)
-    state.credentials = credentials = Credentials(database, secret, clock)
+    state.credentials = credentials = Credentials(
+        database, secret, clock, outlive_store=settings.database.when_unavailable == "serve"
+    )
     state.sign_in = SignIn(secret=secret, clock=clock)
     state.runs = runs = RunDirectory(database, clock)
     state.run = run = await runs.ensure(settings.run)
@@ -304,5 +306,9 @@ async def metrics(request: Request) -> Response:
     """For Prometheus. Unauthenticated, like the probes: it holds counts and run names, no content; where the proxy
     listens beyond loopback, let the gateway decide who may read it."""
     state = request.app.state
-    counts = await state.sessions.count_by_training(), await state.sessions.count_revised()
+    counts: tuple[dict[tuple[str, str], int], dict[str, int]]
+    try:
+        counts = await state.sessions.count_by_training(), await state.sessions.count_revised()
+    except StoreUnavailable:
+        counts = {}, {}  # what this process counted is told all the same
     return Response(state.metrics.render(*counts), media_type=CONTENT_TYPE)

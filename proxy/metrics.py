@@ -87,6 +87,12 @@ class Metrics:
             "Recorded model calls.",
             ("continuation", "attributed_by", "state", "dialect"),
         )
+        self._unrecorded = _Counts(
+            self.registry,
+            "base_rl_calls_unrecorded",
+            "Model calls that were answered and are not in the store (database.when_unavailable).",
+            ("reason", "dialect"),
+        )
         self._sessions_opened = _Counts(
             self.registry, "base_rl_sessions_opened", "Sessions opened.", ("attributed_by",)
         )
@@ -101,6 +107,9 @@ class Metrics:
         )
         self._rewards = Counter("base_rl_rewards", "Reward entries recorded.", ["effect"], registry=self.registry)
         self._preferences = Counter("base_rl_preferences", "Preferences recorded.", registry=self.registry)
+        self._redacted = Counter(
+            "base_rl_redacted_tokens", "Tokens of recorded turns that were redacted.", registry=self.registry
+        )
         self._erased = Counter(
             "base_rl_sessions_erased", "Sessions whose content was erased.", ["reason"], registry=self.registry
         )
@@ -134,6 +143,9 @@ class Metrics:
         if turn.first_token_at is not None:
             self._first_token_seconds.add((), max(0.0, turn.first_token_at - turn.started_at))
 
+    def call_unrecorded(self, *, reason: str, dialect: str) -> None:
+        self._unrecorded.add((reason, dialect))
+
     def session_opened(self, *, attributed_by: str) -> None:
         self._sessions_opened.add((attributed_by,))
 
@@ -142,6 +154,9 @@ class Metrics:
 
     def preference_recorded(self) -> None:
         self._preferences.inc()
+
+    def tokens_redacted(self, tokens: int) -> None:
+        self._redacted.inc(tokens)
 
     def sessions_erased(self, sessions: int, *, reason: str) -> None:
         self._erased.labels(reason).inc(sessions)
@@ -154,7 +169,8 @@ class Metrics:
         self._swaps.labels("failed").inc()
 
     def render(self, sessions: Mapping[tuple[str, str], int], revised: Mapping[str, int]) -> bytes:
-        """The exposition, with `sessions` as (run, training state) → count, and `revised` as run → count."""
+        """The exposition, with `sessions` as (run, training state) → count, and `revised` as run → count. What
+        is not known is left out."""
         self._sessions.clear()
         for (run, training), count in sessions.items():
             self._sessions.labels(run, training).set(count)

@@ -104,6 +104,9 @@ class DatabaseSettings(_Section):
     the server is set to."""
     busy_timeout_seconds: PositiveFloat = 10.0
     """How long a write waits for another's lock."""
+    when_unavailable: Literal["refuse", "serve"] = "refuse"
+    """What becomes of model calls that cannot be recorded, while the database is down or the disk is full. `refuse`:
+    503; `serve`: they are answered, marked `x-base-rl-unrecorded`, and not trained."""
     connect_timeout_seconds: PositiveFloat = 5.0
     """PostgreSQL: how long the server may take to let us in."""
     statement_timeout_seconds: PositiveFloat = 60.0
@@ -216,6 +219,25 @@ class RetentionSettings(_Section):
     """Also sessions that may yet be trained: ready ones and those that wait for a reward."""
 
 
+RedactionRuleName = Literal["email", "phone", "credit_card", "iban", "ip", "secret"]
+
+
+class RedactionSettings(_Section):
+    """What is replaced in messages, requests, answers and token ids before they are stored. Redacted tokens are not
+    trained."""
+
+    rules: tuple[RedactionRuleName, ...] = ()
+    """Built in."""
+    patterns: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")], str] = Field(default_factory=dict)
+    """Regular expressions of your own, by name."""
+    analyzers: tuple[str, ...] = ()
+    """`module:function`: of a text, it gives (start, end) of what is to be redacted."""
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.rules or self.patterns or self.analyzers)
+
+
 class RunSettings(_Section):
     """One policy being trained."""
 
@@ -244,6 +266,7 @@ class RunSettings(_Section):
     """Weight per reward name in the combined reward; names not listed weigh 1."""
     rewards: RewardSettings = RewardSettings()
     retention: RetentionSettings = RetentionSettings()
+    redaction: RedactionSettings = RedactionSettings()
 
     @property
     def reward_rules(self) -> RewardRules:

@@ -179,13 +179,23 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
+UNRECORDED_HEADER = "x-base-rl-unrecorded"
+STORE_UNAVAILABLE = "store_unavailable"
+"""Why an answer was not recorded."""
+
+
+def marks(unrecorded: str | None) -> dict[str, Any]:
+    """What every dialect adds to an answer that was not recorded; clients pass over what they do not know."""
+    return {} if unrecorded is None else {"base_rl": {"unrecorded": unrecorded}}
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is answered, in no dialect: every one writes it in its own form, also when the request is sent again.
 
     `turn_id` is that of the first choice, and the answer's own. `created` is in seconds since the epoch. A prompt is
     counted once, however many choices it has. `choices` are in order, those of the first prompt first. In the store
     every turn has the answer with its own choice alone; the first one's names its `siblings`, the turns of the
-    others in order.
+    others in order. `unrecorded` says why there are no such turns; nearly always there are.
     """
 
     turn_id: TurnId
@@ -197,6 +207,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int
     choices: tuple[Choice, ...]
     siblings: tuple[TurnId, ...] = ()
+    unrecorded: str | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -224,7 +235,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an answer when its stream begins. `choices`: how many there will be."""
+    """What is known of an answer when its stream begins. `choices`: how many there will be. `unrecorded`: why it will
+    not be recorded, where that is certain."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -233,6 +245,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     choices: int
+    unrecorded: str | None = None
 
 
 class StreamWriter(Protocol):

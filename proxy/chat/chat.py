@@ -15,6 +15,7 @@ from proxy.chat.call import (
     ReasoningDelta,
     StreamHead,
     TokenLogprob,
+    marks,
 )
 from proxy.chat.events import DONE, PING, event
 from proxy.chat.wire_tools import speaks_old
@@ -38,6 +39,7 @@ class ChatCompletions:
                 for index, choice in enumerate(answer.choices)
             ],
             "usage": wire_usage(answer),
+            **marks(answer.unrecorded),
         }
 
     def stream(self, call: ModelCall, head: StreamHead) -> ChatStream:
@@ -75,6 +77,7 @@ class ChatStream:
                 finish=_finish_reason(choice, speaks_old(self._call.body)),
                 turn=own_turn(answer, choice),
                 fingerprint=fingerprint,
+                unrecorded=answer.unrecorded,
             )
             for index, choice in enumerate(answer.choices)
         )
@@ -115,9 +118,10 @@ class ChatStream:
         finish: str | None = None,
         turn: Mapping[str, Any] = MappingProxyType({}),
         fingerprint: str | None = None,
+        unrecorded: str | None = None,
     ) -> bytes:
         told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **turn}
-        chunk = {**self._envelope(fingerprint), "choices": [told]}
+        chunk = {**self._envelope(fingerprint), "choices": [told], **marks(unrecorded)}
         if self._call.include_usage:
             chunk["usage"] = None
         return event(chunk)

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from proxy.chat.call import Answer, Choice, Delta, ModelCall, StreamHead, TextDelta, TokenLogprob
+from proxy.chat.call import Answer, Choice, Delta, ModelCall, StreamHead, TextDelta, TokenLogprob, marks
 from proxy.chat.chat import own_turn, wire_usage
 from proxy.chat.events import DONE, PING, event
 
@@ -28,6 +28,7 @@ class Completions:
                 for index, choice in enumerate(answer.choices)
             ],
             "usage": wire_usage(answer),
+            **marks(answer.unrecorded),
         }
 
     def stream(self, call: ModelCall, head: StreamHead) -> CompletionStream:
@@ -58,7 +59,14 @@ class CompletionStream:
     def closing(self, answer: Answer) -> bytes:
         fingerprint = answer.fingerprint
         last = b"".join(
-            self._chunk(index, "", finish=choice, turn=own_turn(answer, choice), fingerprint=fingerprint)
+            self._chunk(
+                index,
+                "",
+                finish=choice,
+                turn=own_turn(answer, choice),
+                fingerprint=fingerprint,
+                unrecorded=answer.unrecorded,
+            )
             for index, choice in enumerate(answer.choices)
         )
         if self._call.include_usage:
@@ -86,10 +94,11 @@ class CompletionStream:
         finish: Choice | None = None,
         turn: Mapping[str, Any] | None = None,
         fingerprint: str | None = None,
+        unrecorded: str | None = None,
     ) -> bytes:
         reason = finish.finish_reason.value if finish is not None else None
         told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **(turn or {})}
-        chunk = {**self._envelope(fingerprint), "choices": [told]}
+        chunk = {**self._envelope(fingerprint), "choices": [told], **marks(unrecorded)}
         if self._call.include_usage:
             chunk["usage"] = None
         return event(chunk)

@@ -7,13 +7,13 @@ from hashlib import sha256
 from fastapi import APIRouter, Request, Response
 
 from proxy.chat import messages_models
-from proxy.chat.call import Caller, Dialect, ModelCall
+from proxy.chat.call import Answer, Caller, Dialect, ModelCall, StreamHead
 from proxy.chat.chat import ChatCompletions
 from proxy.chat.completions import Completions
 from proxy.chat.completions_request import CompletionBody, parse_completion
 from proxy.chat.generation import Generation
 from proxy.chat.service import ChatService
-from proxy.chat.streaming import EventStream, head_of, json_response, whole_answer, whole_stream
+from proxy.chat.streaming import EventStream, head_of, json_response, unrecorded_header, whole_answer, whole_stream
 from proxy.chat.wire import ChatCompletionBody, parse_chat_completion
 from proxy.credentials.http import principal
 from proxy.errors import ModelNotFound
@@ -113,12 +113,12 @@ async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialec
     started = await chat_of(request).start(call, who, dialect)
     if not isinstance(started, Generation):
         recorded = started.answer
-        headers = _headers(call, recorded.session_id, recorded.turn_id)
+        headers = _headers(call, recorded)
         if not call.stream:
             return json_response(dialect.response(call, recorded), headers)
         writer = dialect.stream(call, head_of(recorded))
         return Response(whole_stream(writer, recorded), 200, headers, EventStream.media_type)
-    headers = _headers(call, started.head.session_id, started.head.turn_id)
+    headers = _headers(call, started.head)
     if not call.stream:
         return await whole_answer(request, started, call, dialect, headers)
     settings: Settings = request.app.state.settings
@@ -131,9 +131,9 @@ async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialec
     )
 
 
-def _headers(call: ModelCall, session_id: str, turn_id: str) -> dict[str, str]:
-    """What rewards are sent to, and what of the request had no effect."""
-    headers = {"x-base-rl-session": session_id, "x-base-rl-turn": turn_id}
+def _headers(call: ModelCall, known: Answer | StreamHead) -> dict[str, str]:
+    """What rewards are sent to, or why there is nothing to send them to; and what of the request had no effect."""
+    headers = unrecorded_header(known) or {"x-base-rl-session": known.session_id, "x-base-rl-turn": known.turn_id}
     if call.warnings:
         headers["x-base-rl-warning"] = "; ".join(call.warnings)[:1000]
     return headers

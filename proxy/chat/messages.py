@@ -15,6 +15,7 @@ from proxy.chat.call import (
     ModelCall,
     StreamHead,
     TextDelta,
+    marks,
 )
 from proxy.chat.events import event
 from proxy.contract.turn import FinishReason
@@ -52,6 +53,7 @@ class Messages:
             "content": _content(call, answer.turn_id, choice),
             **_ending(choice),
             "usage": {**_NO_USE, **_usage(answer)},
+            **marks(answer.unrecorded),
         }
 
     def stream(self, call: ModelCall, head: StreamHead) -> MessagesStream:
@@ -101,7 +103,8 @@ class MessagesStream:
         return _event("ping")
 
     def closing(self, answer: Answer) -> bytes:
-        ended = _event("message_delta", delta=_ending(answer.choices[0]), usage=_usage(answer))
+        told = {"delta": _ending(answer.choices[0]), "usage": _usage(answer), **marks(answer.unrecorded)}
+        ended = _event("message_delta", **told)
         return self._end() + ended + _event("message_stop")
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ import msgspec
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.credentials.service import Principal
-from proxy.errors import EngineUnavailable, ModelNotFound
+from proxy.errors import EngineUnavailable, ModelNotFound, StoreUnavailable
 from proxy.runs.service import RunDirectory, RunView
 
 _KEPT_SECONDS = 1.0
@@ -40,7 +40,11 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 class ModelCatalog:
     """A run's row is read again after a second; what serves is asked every time."""
 
-    def __init__(self, runs: RunDirectory, swaps: ServingVersions, clock: Clock) -> None:
+    def __init__(
+        self, runs: RunDirectory, swaps: ServingVersions, clock: Clock, *, outlives_store: bool = False
+    ) -> None:
+        """`outlives_store`: while the store is unavailable, a run is taken to be as it was last seen."""
+        self._outlives_store = outlives_store
         self._runs = runs
         self._swaps = swaps
         self._clock = clock
@@ -88,7 +92,12 @@ class ModelCatalog:
                 run = self._fresh(run_id)
                 if run is None:
                     now = self._clock()
-                    run = await self._runs.by_id(run_id)
+                    try:
+                        run = await self._runs.by_id(run_id)
+                    except StoreUnavailable:
+                        if not self._outlives_store or run_id not in self._kept:
+                            raise
+                        run = self._kept[run_id][1]
                     self._kept[run_id] = (now, run)
         return run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.chat.call import Answer, Choice, StreamHead
+from proxy.chat.call import Answer, Choice, StreamHead, marks
 from proxy.chat.responses_items import Item
 from proxy.contract.turn import FinishReason
 
@@ -62,6 +62,7 @@ def response_object(
         "text": {"format": {"type": "text"}, **_given(body.get("text"))},
         "output": list(output),
         "usage": usage,
+        **marks(of.unrecorded),
     }
 
 

@@ -10,7 +10,7 @@ import msgspec
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.chat.call import Answer, Dialect, ModelCall, StreamHead, StreamWriter
+from proxy.chat.call import UNRECORDED_HEADER, Answer, Dialect, ModelCall, StreamHead, StreamWriter
 from proxy.chat.events import PING
 from proxy.chat.generation import Generation
 from proxy.errors import BaseRlError
@@ -39,9 +39,15 @@ async def whole_answer(
                     return Response(status_code=_LEFT)
             finally:
                 leaving.cancel()
-        return json_response(dialect.response(call, await generation.wait()), headers)
+        answer = await generation.wait()
+        return json_response(dialect.response(call, answer), {**headers, **unrecorded_header(answer)})
     finally:
         generation.release()
+
+
+def unrecorded_header(known: Answer | StreamHead) -> dict[str, str]:
+    """Says that an answer is not in the store, and why."""
+    return {} if known.unrecorded is None else {UNRECORDED_HEADER: known.unrecorded}
 
 
 def json_response(value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
@@ -63,6 +69,7 @@ def head_of(answer: Answer) -> StreamHead:
         prompt_tokens=answer.prompt_tokens,
         cached_tokens=answer.cached_tokens,
         choices=len(answer.choices),
+        unrecorded=answer.unrecorded,
     )
 
 

@@ -20,13 +20,17 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, RunId, SessionId, new_key_id
 from proxy.credentials.repository import KeyRepository
 from proxy.database.unit_of_work import Database
-from proxy.errors import AuthenticationFailed, NotFound
+from proxy.errors import AuthenticationFailed, NotFound, StoreUnavailable
 from proxy.settings import ConfigurationError
 
 _SECRET_BYTES = 32
 _PSEUDONYM_BYTES = 16
 _CACHED_KEYS = 8192
 _CACHED_SECONDS = 5.0
+"""A key that another proxy revoked is refused after this long."""
+
+_ASKED_AGAIN_SECONDS = 1.0
+"""After this long a store is asked again that could not be reached."""
 
 
 class PrincipalKind(StrEnum):
@@ -76,7 +80,9 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
 class Credentials:
     """Makes, checks and revokes keys. A revocation is obeyed at once here, within seconds by other processes."""
 
-    def __init__(self, database: Database, secret: bytes, clock: Clock) -> None:
+    def __init__(self, database: Database, secret: bytes, clock: Clock, *, outlive_store: bool = False) -> None:
+        """`outlive_store`: while the store is unavailable, keys that it knew are taken to be good still."""
+        self._outlive_store = outlive_store
         self._database = database
         self._hmac = hmac.new(secret, digestmod="sha256")
         self._clock = clock
@@ -88,7 +94,13 @@ class Credentials:
         known = self._known.get(digest)
         if known is not None and self._clock() < known[1]:
             return known[0]
-        row = await self._database.look(lambda connection: KeyRepository(connection).by_digest(digest))
+        try:
+            row = await self._database.look(lambda connection: KeyRepository(connection).by_digest(digest))
+        except StoreUnavailable:
+            if not self._outlive_store or known is None:
+                raise
+            self._known[digest] = (known[0], self._clock() + _ASKED_AGAIN_SECONDS)
+            return known[0]
         if row is None or row.revoked_at is not None:
             self._known.pop(digest, None)
             raise AuthenticationFailed("the API key is not known here or was revoked")

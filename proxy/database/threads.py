@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -13,6 +14,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from proxy.database.prepared import run_plain
+
+_LONG_SECONDS = 0.5
+_NOT_ASKED_SECONDS = 1.0
 
 _Result = TypeVar("_Result")
 
@@ -37,6 +41,7 @@ class ConnectionThreads:
         self._is_lost = is_lost
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way = 0
+        self._failure: tuple[DBAPIError, float] | None = None
         self._threads: list[threading.Thread] = []
 
     def run(self, work: Callable[[Connection], _Result]) -> asyncio.Future[_Result]:
@@ -100,13 +105,25 @@ class ConnectionThreads:
                 _give_up(connection)
             else:
                 return connection
-        connection = self._engine.connect()
+        connection = self._connected()
         try:
             run_plain(connection, self._begin)
         except BaseException:
             _give_up(connection)
             raise
         return connection
+
+    def _connected(self) -> Connection:
+        """A new connection. After one that was waited for in vain, and not refused, the next work does not wait."""
+        begun = time.monotonic()
+        if self._failure is not None and begun < self._failure[1]:
+            raise self._failure[0]
+        try:
+            return self._engine.connect()
+        except DBAPIError as error:
+            failed = time.monotonic()
+            self._failure = (error, failed + _NOT_ASKED_SECONDS) if failed - begun > _LONG_SECONDS else None
+            raise
 
     def _in_transaction(self, connection: Connection, work: Callable[[Connection], _Result]) -> _Result:
         try:

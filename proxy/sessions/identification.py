@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.errors import InvalidRequest
 
@@ -133,6 +133,19 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     group_id: GroupId | None
     key_id: KeyId | None = None
     is_new: bool = False
+
+
+def unrecorded_session(run_id: RunId) -> SessionContext:
+    """For a call that is answered while nothing can be recorded: a session that is in no store. It is not trained, so
+    its sampling is the client's own."""
+    return SessionContext(
+        id=new_session_id(),
+        run_id=run_id,
+        purpose=Purpose.EVAL,
+        attributed_by=AttributedBy.NEW,
+        group_id=None,
+        is_new=True,
+    )
 
 
 def is_own_id(name: str) -> bool:

@@ -116,14 +116,16 @@ class Store:
 
 
 @asynccontextmanager
-async def open_store(url: str, settings: RunSettings | None = None) -> AsyncIterator[Store]:
-    """In the migrated database `url` (`tests.database`)."""
+async def open_store(
+    url: str, settings: RunSettings | None = None, *, outlive_store: bool = False
+) -> AsyncIterator[Store]:
+    """In the migrated database `url` (`tests.database`). `outlive_store`: as its credentials take it."""
     database = Database(url)
     try:
         clock = MovedClock()
         signals = Signals()
         runs = RunDirectory(database, clock)
-        credentials = Credentials(database, b"s" * 32, clock)
+        credentials = Credentials(database, b"s" * 32, clock, outlive_store=outlive_store)
         run = await runs.ensure(settings or RunSettings(name="policy", model="base/model"))
         key = await credentials.create(PrincipalKind.RUN, run_id=run.id)
         yield Store(
