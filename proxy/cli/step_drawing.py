@@ -53,7 +53,9 @@ def steps_table(steps: Sequence[dict[str, Any]]) -> Table:
 def draw_step(view: dict[str, Any]) -> Iterator[RenderableType]:
     """`view` is the answer of `GET …/steps/{version}`."""
     step = view["step"]
-    yield Text(f"version {step['version']} of {view['run']}, {step['state']}, made from v{step['parent_version']}")
+    parent = step["parent_version"]
+    origin = "the base model" if parent is None else f"made from v{parent}"
+    yield Text(f"version {step['version']} of {view['run']}, {step['state']}, {origin}")
     if view["rewards_revised"]:
         yield Text(f"{view['rewards_revised']} of its trajectories have other rewards now", style="bold yellow")
     yield _facts(view)

@@ -177,25 +177,23 @@ class ClaimRepository:
         )
         return [ClaimId(claim_id) for claim_id in (await self._connection.execute(statement)).scalars()]
 
-    async def listed(self, run_id: str, limit: int) -> list[Row[*tuple[Any, ...]]]:
-        """Those that are leased, then the others, newest first each; with how many sessions they handed out."""
-        sessions = (
-            select(func.count())
-            .select_from(ClaimedSessionRow)
-            .where(ClaimedSessionRow.claim_id == ClaimRow.id)
-            .scalar_subquery()
+    async def listed(self, run_id: str, limit: int) -> list[tuple[Row[*tuple[Any, ...]], int]]:
+        """Those that are leased, then the others, newest first each; with how many sessions they handed out.
+
+        Ids follow the time, so that the newest are found without a look at all.
+        """
+        of_run = select(ClaimRow.__table__).where(ClaimRow.run_id == run_id).order_by(ClaimRow.id.desc()).limit(limit)
+        leased = ClaimRow.state == ClaimState.LEASED.value
+        rows = list(await self._connection.execute(of_run.where(leased)))
+        rows += list(await self._connection.execute(of_run.where(~leased)))
+        rows = rows[:limit]
+        counted = (
+            select(ClaimedSessionRow.claim_id, func.count())
+            .where(ClaimedSessionRow.claim_id.in_([row.id for row in rows]))
+            .group_by(ClaimedSessionRow.claim_id)
         )
-        statement = (
-            select(ClaimRow.__table__, sessions.label("sessions"))
-            .where(ClaimRow.run_id == run_id)
-            .order_by(
-                case((ClaimRow.state == ClaimState.LEASED.value, 0), else_=1),
-                ClaimRow.created_at.desc(),
-                ClaimRow.id.desc(),
-            )
-            .limit(limit)
-        )
-        return list((await self._connection.execute(statement)).all())
+        sessions = {row[0]: int(row[1]) for row in await self._connection.execute(counted)}
+        return [(row, sessions.get(row.id, 0)) for row in rows]
 
     async def overdue(self, now: float, limit: int) -> list[Row[*tuple[Any, ...]]]:
         """Claims whose lease has passed: their ids and runs."""

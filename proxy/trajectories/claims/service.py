@@ -164,7 +164,7 @@ class ClaimService:
         now = self._clock()
         async with self._database.read() as connection:
             rows = await ClaimRepository(connection).listed(run.id, limit)
-        return [_view(row, now) for row in rows]
+        return [_view(row, sessions, now) for row, sessions in rows]
 
     async def expire(self) -> int:
         """Returns the sessions of claims whose lease has passed, of all runs; how many claims there were."""
@@ -313,7 +313,7 @@ class ClaimService:
         self._signals.events.notify()
 
 
-def _view(row: Row[*tuple[Any, ...]], now: float) -> ClaimView:
+def _view(row: Row[*tuple[Any, ...]], sessions: int, now: float) -> ClaimView:
     state = ClaimState(row.state)
     if state is ClaimState.LEASED and row.lease_expires_at <= now:
         state = ClaimState.EXPIRED
@@ -322,7 +322,7 @@ def _view(row: Row[*tuple[Any, ...]], now: float) -> ClaimView:
         trainer=row.trainer,
         process=row.process,
         state=state,
-        sessions=row.sessions,
+        sessions=sessions,
         base_version=row.base_version,
         committed_version=row.committed_version,
         created_at=row.created_at,

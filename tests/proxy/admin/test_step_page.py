@@ -1,0 +1,78 @@
+"""The page of a step that tells what it was made with, and has tokens to colour."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+from sqlalchemy import insert, select, update
+
+from proxy.contract.step import StepConditions, StepInputs
+from proxy.credentials.service import PrincipalKind
+from proxy.database.arrays import pack_ids, pack_logprobs, unpack_ids
+from proxy.database.tables import PolicyVersionRow, SessionRow, TokenAuditRow, TurnRow
+from tests.fakes.run_history import NOW
+from tests.proxy.overview.site import ORIGIN, Site
+
+CONDITIONS = dict.fromkeys(("trainer", "torch", "transformers", "python", "machine", "device", "device_name"), "told")
+
+
+async def sampled_step(site: Site, run_id: str) -> str:
+    """Version 6 with inputs, and the tokens of one turn; the text of its first token. Its weights are gone."""
+    inputs = StepInputs(
+        config={"optimizer": {"learning_rate": 0.125}},
+        algorithm={},
+        conditions=StepConditions(**CONDITIONS, threads=3, ranks=2),
+        trained_claim=None,
+        optimizer_steps=5,
+        fresh_optimizer=False,
+    )
+    of_step = (PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == 6)
+    async with site.database.write() as connection:
+        await connection.execute(
+            update(PolicyVersionRow)
+            .where(*of_step)
+            .values(inputs=msgspec.to_builtins(inputs), weights_removed_at=NOW - 60, metrics={"loss": None})
+        )
+        turn = (
+            await connection.execute(
+                select(TurnRow.id, TurnRow.session_id, TurnRow.output_ids)
+                .join(SessionRow, SessionRow.id == TurnRow.session_id)
+                .where(SessionRow.consumed_by == 6)
+                .limit(1)
+            )
+        ).one()
+        count = len(unpack_ids(turn.output_ids))
+        await connection.execute(
+            insert(TokenAuditRow).values(
+                run_id=run_id,
+                version=6,
+                turn_id=turn.id,
+                session_id=turn.session_id,
+                logprobs=pack_logprobs([-1.0] * count),
+                engine_logprobs=pack_logprobs([-1.0 - index for index in range(count)]),
+                advantages=pack_logprobs([-0.5] * count),
+                staleness=pack_ids([0] * count),
+                clipped=bytes(count),
+            )
+        )
+    return str(turn.session_id)
+
+
+@pytest.mark.parametrize(
+    ("by", "style"), [("", "h8"), ("?by=gap", "h8"), ("?by=advantage", "d8"), ("?by=none", "h8")]
+)
+async def test_tokens_are_coloured_and_the_conditions_are_told(site: Site, run_id: str, by: str, style: str) -> None:
+    key = await site.credentials.create(PrincipalKind.ADMIN)
+    await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
+    session = await sampled_step(site, run_id)
+    reply = await site.client.get(f"/admin/runs/calculator/steps/6{by}")
+    assert reply.status_code == 200
+    page = reply.text
+    assert f'id="tokens-{session}"' in page
+    assert re.search(rf'<span class="{style}" title="[^"]*log-probability -1 of the trainer', page)
+    assert "base-rl replay calculator 6 --verify" in page
+    assert "0.125" in page
+    assert "deleted" in page
+    assert len(re.findall(r'aria-current="true"', page)) == 1
