@@ -87,7 +87,7 @@ class LedgerRepository:
 
     async def preferences_of(self, session_id: str) -> Sequence[AnyRow]:
         """In order of arrival."""
-        return (await self._connection.execute(preferences_about(session_id))).all()
+        return list((await self._connection.execute(preferences_about(session_id))).all())
 
     async def revised_count(self, run_id: str) -> int:
         statement = select(func.count()).where(SessionRow.run_id == run_id, SessionRow.revised_at.is_not(None))
