@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.contract.reward import NameRule, RewardRules
 from proxy.settings import ConfigurationError, SamplingMode, as_environment, load_settings
 
 
@@ -83,6 +84,7 @@ def test_another_process_gets_the_same_settings_whatever_its_own_environment_say
         "run": {
             "name": "mine",
             "reward_weights": {"format": 0.5},
+            "rewards": {"combine": "first_of", "order": ["tests", "judge"], "sources": "mean", "high": 2.0},
             "sampling": {"mode": "respect"},
             "lease_seconds": 4.0,
         },
@@ -93,6 +95,43 @@ def test_another_process_gets_the_same_settings_whatever_its_own_environment_say
     for name, value in as_environment(settings).items():
         monkeypatch.setenv(name, value)
     assert load_settings() == settings
+
+
+def test_the_rules_of_rewards_are_read_from_the_file(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        """
+        [run.reward_weights]
+        style = 0.1
+        [run.rewards]
+        combine = "first_of"
+        order = ["tests", "judge"]
+        low = -1
+        """,
+    )
+    assert load_settings(file).run.reward_rules == RewardRules(
+        weights={"style": 0.1}, combine=NameRule.FIRST_OF, order=("tests", "judge"), low=-1.0
+    )
+    assert load_settings(None).run.reward_rules == RewardRules()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "says"),
+    [
+        ({"combine": "first_of"}, r"run\.rewards: order and combine"),
+        ({"order": ["tests"]}, r"run\.rewards: order and combine"),
+        ({"combine": "first_of", "order": ["a", "a"]}, r"run\.rewards: order has a name twice"),
+        ({"low": 1, "high": 0}, r"run\.rewards: low is 1\.0, above high"),
+        ({"low": float("nan")}, r"run\.rewards\.low: "),
+        ({"combine": "median"}, r"run\.rewards\.combine: .*'weighted_sum'"),
+        ({"sources": "max"}, r"run\.rewards\.sources: "),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rewards: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        load_settings(None, {"run": {"rewards": rewards}})
+    with pytest.raises(ConfigurationError, match=r"run\.reward_weights\.style: "):
+        load_settings(None, {"run": {"reward_weights": {"style": float("inf")}}})
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "http://", "127.0.0.1:30000", "ftp://host", ""])
