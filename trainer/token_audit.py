@@ -12,13 +12,16 @@ from trainer.update import TokenRecord
 
 
 def audit_tokens(batch: Batch, tokens: TokenRecord | None, sample: int) -> tuple[TokenAudit, ...]:
-    """Every trained turn of `sample` trajectories, one audit each; none on a rank without the token record."""
+    """Every trained turn of `sample` trajectories, one audit each, but for redacted ones, of which not every token
+    was trained; none on a rank without the token record."""
     if tokens is None or sample == 0:
         return ()
     audits = []
     for index in sampled(batch, tokens, sample):
         mine_N = (tokens.trajectory_N == index).nonzero()[:, 0]
         for turn in sorted(set(tokens.turn_N[mine_N].tolist())):
+            if batch.trajectories[index].turns[turn].masked:
+                continue
             at_N = mine_N[tokens.turn_N[mine_N] == turn]
             audits.append(
                 TokenAudit(

@@ -57,12 +57,15 @@ class RawPromptPlanner:
         self._completions = completions
         self._recalled: set[RunId] = set()
 
-    async def read(self, call: ModelCall, run_id: RunId) -> ReadPrompts:
-        """Raises InvalidRequest for ids that no vocabulary has."""
+    async def recall(self, run_id: RunId) -> None:
+        """To be called before `read`: takes in, once, what was completed in the run before this process began."""
         if run_id not in self._recalled:
             for digest in reversed(await self._trajectories.endings(run_id, NO_TOOLS, _RECALLED)):
                 self._completions.recall(digest)
             self._recalled.add(run_id)
+
+    def read(self, call: ModelCall) -> ReadPrompts:
+        """Raises InvalidRequest for ids that no vocabulary has."""
         prompts = tuple(map(RawPrompt, call.prompts))
         return ReadPrompts(prompts=prompts, extended=tuple(map(self._completions.extended_by, prompts)))
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import msgspec
 
-from proxy.chat.call import Answer, Choice, Dialect, StreamHead
+from proxy.chat.call import STORE_UNAVAILABLE, Answer, Choice, Dialect, StreamHead
 from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.models import ServedModel
 from proxy.chat.observer import TurnObserver
+from proxy.chat.redacting import TurnRedactor
 from proxy.clock import Clock
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import Turn, TurnState
-from proxy.errors import Conflict, EngineFailed
+from proxy.errors import Conflict, EngineFailed, StoreUnavailable
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
 from proxy.tokens.canonical import extend_hash
@@ -31,6 +32,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     session: SessionContext
     idempotency_key: str | None
     users: tuple[bytes, ...] = ()
+    unrecorded: str | None = None
+    """Why nothing of the call is recorded, where that was decided before it began."""
 
 
 class TurnRecorder:
@@ -43,7 +46,13 @@ class TurnRecorder:
         completions: CompletionIndex,
         clock: Clock,
         observer: TurnObserver | None,
+        redactor: TurnRedactor | None = None,
+        *,
+        serves_unrecorded: bool = False,
     ) -> None:
+        """`serves_unrecorded`: an answer is given also where the store cannot take it."""
+        self._serves_unrecorded = serves_unrecorded
+        self._redactor = redactor
         self._trajectories = trajectories
         self._sessions = sessions
         self._completions = completions
@@ -64,10 +73,11 @@ class TurnRecorder:
         captures = [capture for capture, _ in ended]
         choices = [_choice(capture, turn) for capture, turn in zip(captures, turns, strict=True)]
         answers = [_answer(context, [capture], [choice]) for capture, choice in zip(captures, choices, strict=True)]
-        await self._commit(context, captures, turns, answers)
+        unrecorded = await self._committed(context, captures, turns, answers)
         if failure is not None:
             raise failure
-        return answers[0] if len(answers) == 1 else _answer(context, captures, choices)
+        answer = answers[0] if len(answers) == 1 else _answer(context, captures, choices)
+        return answer if unrecorded is None else msgspec.structs.replace(answer, unrecorded=unrecorded)
 
     async def recorded(self, session_id: SessionId, idempotency_key: str) -> Answer | None:
         """The answer that was given under this key, with all its choices; None where there was none."""
@@ -80,6 +90,22 @@ class TurnRecorder:
         others = await self._trajectories.responses(answer.siblings)
         choices = [choice for other in others for choice in msgspec.convert(other, Answer).choices]
         return msgspec.structs.replace(answer, choices=(*answer.choices, *choices))
+
+    async def _committed(
+        self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], answers: Sequence[Answer]
+    ) -> str | None:
+        """Why the turns could not be recorded, where they are answered all the same; None once they are."""
+        unrecorded = context.unrecorded
+        if unrecorded is None:
+            try:
+                await self._commit(context, captures, turns, answers)
+            except StoreUnavailable:
+                if not self._serves_unrecorded:
+                    raise
+                unrecorded = STORE_UNAVAILABLE
+        if unrecorded is not None and self._observer is not None:
+            self._observer.call_unrecorded(reason=unrecorded, dialect=context.dialect.name)
+        return unrecorded
 
     async def _commit(
         self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], answers: Sequence[Answer]
@@ -94,6 +120,8 @@ class TurnRecorder:
             records[0] = msgspec.structs.replace(records[0], response=msgspec.to_builtins(answer))
         if all(turn.state is TurnState.COMPLETE for turn in turns):
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
+        if self._redactor is not None:
+            records = await self._redactor.redacted(records)
         look = self._sessions.look()
         try:
             is_open = await self._trajectories.record(*records)
@@ -128,7 +156,7 @@ class TurnRecorder:
         return completion.digest
 
 
-def stream_head(plans: Sequence[CallPlan]) -> StreamHead:
+def stream_head(plans: Sequence[CallPlan], unrecorded: str | None = None) -> StreamHead:
     """What is known of the answer that these plans lead to."""
     first = plans[0]
     if len(plans) == 1:
@@ -143,6 +171,7 @@ def stream_head(plans: Sequence[CallPlan]) -> StreamHead:
         prompt_tokens=sum(len(prompt.input_ids) for prompt in prompts),
         cached_tokens=sum(prompt.prefix_tokens for prompt in prompts),
         choices=len(plans),
+        unrecorded=unrecorded,
     )
 
 

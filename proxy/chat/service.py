@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from proxy.chat import images
-from proxy.chat.call import Caller, Dialect, ModelCall
+from proxy.chat.call import STORE_UNAVAILABLE, Caller, Dialect, ModelCall
 from proxy.chat.capture import Capture
 from proxy.chat.choices import ChoicePlanner
 from proxy.chat.constraints import PromisedAnswer
@@ -33,13 +33,16 @@ from proxy.chat.observer import TurnObserver
 from proxy.chat.prompts import PlannedPrompt, PromptPlanner
 from proxy.chat.raw_prompts import RawPromptPlanner, ReadPrompts
 from proxy.chat.recording import CallContext, TurnRecorder, stream_head
+from proxy.chat.redacting import TurnRedactor
 from proxy.chat.remembered import Remembered
 from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
 from proxy.clock import Clock
 from proxy.credentials.service import Principal
 from proxy.engines.interface import Engine
+from proxy.errors import StoreUnavailable
+from proxy.redaction.rules import load_rules
 from proxy.runs.service import RunDirectory
-from proxy.sessions.identification import SessionContext, SessionHints, session_hints
+from proxy.sessions.identification import SessionContext, SessionHints, session_hints, unrecorded_session
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.detokenizer import TokenDecoder
@@ -71,7 +74,8 @@ class ChatService:
         clock: Clock,
         observer: TurnObserver | None = None,
     ) -> None:
-        self.models = ModelCatalog(runs, swaps, clock)
+        self._serves_unrecorded = settings.database.when_unavailable == "serve"
+        self.models = ModelCatalog(runs, swaps, clock, outlives_store=self._serves_unrecorded)
         self._swaps = swaps
         self._template = template
         self._sessions = sessions
@@ -94,7 +98,18 @@ class ChatService:
         completions = CompletionIndex()
         self._prompts = PromptPlanner(template, trajectories)
         self._raw_prompts = RawPromptPlanner(template, self._decoder, trajectories, completions)
-        self._recorder = TurnRecorder(trajectories, sessions, completions, clock, observer)
+        redactor = None
+        if settings.run.redaction.is_on:
+            redactor = TurnRedactor(load_rules(settings.run.redaction), template, self._decoder, observer)
+        self._recorder = TurnRecorder(
+            trajectories,
+            sessions,
+            completions,
+            clock,
+            observer,
+            redactor,
+            serves_unrecorded=self._serves_unrecorded,
+        )
 
     async def start(self, call: ModelCall, caller: Caller, dialect: Dialect) -> Generation | Replayed:
         """Begins to answer a call, or finds the answer of the same request sent before.
@@ -173,12 +188,28 @@ class ChatService:
     async def _start(
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
+        try:
+            return await self._start_recorded(call, caller, hints, dialect, served)
+        except StoreUnavailable:
+            if not self._serves_unrecorded:
+                raise
+        context = CallContext(
+            dialect=dialect,
+            served=served,
+            session=unrecorded_session(served.run.id),
+            idempotency_key=None,
+            unrecorded=STORE_UNAVAILABLE,
+        )
+        prompts = await self._planned(call, self._read(call), context.session, caller)
+        return self._generate(call, caller, hints, context, prompts, self._choices.promised(call))
+
+    async def _start_recorded(
+        self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
+    ) -> Generation | Replayed:
         promised = self._choices.promised(call)
-        asked: ReadConversation | ReadPrompts
         if call.prompts:
-            asked = await self._raw_prompts.read(call, served.run.id)
-        else:
-            asked = self._prompts.read(call)
+            await self._raw_prompts.recall(served.run.id)
+        asked = self._read(call)
         hints = msgspec.structs.replace(
             hints,
             conversation_hashes=asked.answered,
@@ -192,11 +223,7 @@ class ChatService:
         found = await self._answered_before(session, caller)
         if found is not None:
             return found
-        is_large = caller.body_bytes > _LARGE_BODY
-        if isinstance(asked, ReadPrompts):
-            prompts = await self._raw_prompts.plan(asked, session, is_large=is_large)
-        else:
-            prompts = (await self._prompts.plan(call, asked, session, is_large=is_large),)
+        prompts = await self._planned(call, asked, session, caller)
         context = CallContext(
             dialect=dialect,
             served=served,
@@ -205,6 +232,17 @@ class ChatService:
             users=self._sessions.users_of(call.body),
         )
         return self._generate(call, caller, hints, context, prompts, promised)
+
+    def _read(self, call: ModelCall) -> ReadConversation | ReadPrompts:
+        return self._raw_prompts.read(call) if call.prompts else self._prompts.read(call)
+
+    async def _planned(
+        self, call: ModelCall, asked: ReadConversation | ReadPrompts, session: SessionContext, caller: Caller
+    ) -> Sequence[PlannedPrompt]:
+        is_large = caller.body_bytes > _LARGE_BODY
+        if isinstance(asked, ReadPrompts):
+            return await self._raw_prompts.plan(asked, session, is_large=is_large)
+        return (await self._prompts.plan(call, asked, session, is_large=is_large),)
 
     async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:
         if caller.idempotency_key is not None:
@@ -225,7 +263,7 @@ class ChatService:
     ) -> Generation:
         plans = self._choices.plans(call, context, prompts, promised)
         generation = Generation(
-            stream_head(plans),
+            stream_head(plans, context.unrecorded),
             [Capture(plan, self._decoder, self._choices.read_as(call)) for plan in plans],
             engine=self._engine,
             slots=self._slots,
@@ -236,7 +274,7 @@ class ChatService:
         )
         generation.hold()
         self._running.add(generation)
-        if caller.retry_count is not None:
+        if caller.retry_count is not None and context.unrecorded is None:
             self._recent.keep((context.session.id, caller.body_digest), caller.body_digest, generation)
             unnamed = _unnamed_key(caller, hints)
             if unnamed is not None:

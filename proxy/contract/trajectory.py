@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
@@ -22,7 +23,8 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True):
 
     The node's prompt is the first `prefix_tokens` ids of its parent's path followed by `prompt_ids`. `logprobs`
     belong to `output_ids` one to one, taken at `temperature`. `trainable` is false for turns that teach nothing:
-    greedy ones, failed ones.
+    greedy ones, failed ones. `masked` are [start, end) over `prompt_ids` followed by `output_ids`: redacted, so that
+    placeholders stand there, which teach nothing.
     """
 
     id: TurnId
@@ -36,6 +38,16 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True):
     convention: LogprobConvention
     trainable: bool
     reward: float | None = None
+    masked: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def learnt(self) -> Sequence[int]:
+        """Positions in `output_ids` of the tokens that were not redacted."""
+        if not self.masked:
+            return range(len(self.output_ids))
+        before = len(self.prompt_ids)
+        hidden = {position - before for start, end in self.masked for position in range(start, end)}
+        return [position for position in range(len(self.output_ids)) if position not in hidden]
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True):

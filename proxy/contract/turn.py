@@ -111,7 +111,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     The full prompt is the first `prefix_tokens` ids of the parent's path (its prompt and output) followed by
     `prompt_ids`; nothing is stored twice along a path. `output_ids` and `output_logprobs` have equal length, and
-    `spans` cover exactly that length in order.
+    `spans` cover exactly that length in order. `masked` are [start, end) over `prompt_ids` followed by `output_ids`:
+    what was there was redacted, and placeholders stand in its place.
     """
 
     id: TurnId
@@ -129,8 +130,14 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     first_token_at: float | None
     finished_at: float
+    masked: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        end = 0
+        for start, stop in self.masked:
+            if not end <= start < stop <= len(self.prompt_ids) + len(self.output_ids):
+                raise ValueError(f"turn {self.id}: masked spans {self.masked} do not follow each other within it")
+            end = stop
         if len(self.output_ids) != len(self.output_logprobs):
             raise ValueError(
                 f"turn {self.id}: {len(self.output_ids)} output ids but {len(self.output_logprobs)} log-probabilities"

@@ -28,6 +28,7 @@ class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
     prefix_tokens: int
     prompt_ids: TokenIds
     output_ids: TokenIds
+    redacted: bool = False
 
 
 class Lineage(msgspec.Struct, frozen=True):
@@ -52,6 +53,11 @@ def lineage_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> Lineage:
         lineage = Lineage(piece.id, piece.prefix_tokens, lineage)
     assert lineage is not None  # the turn itself
     return lineage
+
+
+def is_redacted(turn_id: str, pieces: Mapping[str, PathPiece]) -> bool:
+    """Whether placeholders may be on the turn's path. Raises BrokenTree."""
+    return any(piece.redacted for piece in _ancestry(turn_id, pieces))
 
 
 def extend_path(parent_path: TokenIds, piece: PathPiece) -> TokenIds:
@@ -114,6 +120,7 @@ def assemble(
                 convention=turn.sampling.logprob_convention,
                 trainable=is_trainable(turn),
                 reward=turn_rewards.get(turn.id),
+                masked=turn.masked,
             )
         )
     return Trajectory(session_id=session_id, group_id=group_id, task=task, turns=tuple(nodes), reward=reward)

@@ -23,7 +23,7 @@ class KeptRequest(msgspec.Struct, frozen=True):
 
 
 class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that may become a parent."""
+    """A turn that may become a parent. `redacted`: the path was read from the store, and placeholders are in it."""
 
     id: str
     session_id: str
@@ -33,6 +33,7 @@ class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     path: TokenIds
     lineage: Lineage
+    redacted: bool = False
     request: KeptRequest | None = None
 
 

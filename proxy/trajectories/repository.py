@@ -118,6 +118,7 @@ class TurnRepository:
                 prefix_tokens=row.prefix_tokens,
                 prompt_ids=TokenIds(widened_ids(row.prompt_ids)),
                 output_ids=TokenIds(widened_ids(row.output_ids)),
+                redacted=row.redacted,
             )
             for row in rows
         }
@@ -230,9 +231,14 @@ _ANCESTRY = _ANCESTRY.union(
     select(TurnRow.id, TurnRow.parent_id).join(_ANCESTRY, TurnRow.id == _ANCESTRY.c.parent_id)
 )
 
-_PIECES = select(TurnRow.id, TurnRow.parent_id, TurnRow.prefix_tokens, TurnRow.prompt_ids, TurnRow.output_ids).join(
-    _ANCESTRY, TurnRow.id == _ANCESTRY.c.id
-)
+_PIECES = select(
+    TurnRow.id,
+    TurnRow.parent_id,
+    TurnRow.prefix_tokens,
+    TurnRow.prompt_ids,
+    TurnRow.output_ids,
+    TurnRow.masked.is_not(None).label("redacted"),
+).join(_ANCESTRY, TurnRow.id == _ANCESTRY.c.id)
 
 _HEADS = select(
     TurnRow.id,
@@ -261,6 +267,7 @@ _TRAINABLE_TURNS = (
         TurnRow.started_at,
         TurnRow.first_token_at,
         TurnRow.finished_at,
+        TurnRow.masked,
     )
     .join(SessionRow, and_(SessionRow.id == TurnRow.session_id, TurnRow.started_at <= SessionRow.ended_at))
     .where(TurnRow.session_id.in_(bindparam("ids", expanding=True)))
@@ -285,4 +292,5 @@ def _turn(row: Row[*tuple[Any, ...]]) -> Turn:
         started_at=row.started_at,
         first_token_at=row.first_token_at,
         finished_at=row.finished_at,
+        masked=tuple((start, end) for start, end in row.masked or ()),
     )

@@ -19,7 +19,7 @@ from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.packed_json import json_bytes
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
-from proxy.trajectories.assembly import Lineage, PathPiece, extend_path, lineage_of, path_of
+from proxy.trajectories.assembly import Lineage, PathPiece, extend_path, is_redacted, lineage_of, path_of
 from proxy.trajectories.path_cache import CachedTurn, KeptRequest, PathCache
 from proxy.trajectories.repository import RecordedTurn, TurnRepository
 
@@ -35,6 +35,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     conversation, the answer not among them; `request` is the body without its messages; `response` is the answer as
     it was sent. `prompt_token_count` counts the full prompt, shared tokens included; `prompt_ids` is that prompt,
     where it is at hand. `users` are the pseudonyms of those on whose behalf the call was made.
+    `path_ids` is the path of a redacted turn as it really was.
     """
 
     turn: Turn
@@ -50,6 +51,7 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     settled_hash: bytes | None = None
     prompt_ids: TokenIds | None = None
     users: tuple[bytes, ...] = ()
+    path_ids: TokenIds | None = None
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,22 +121,22 @@ class TrajectoryStore:
             return None
         recent = self._paths.of_conversation(session_id, conversation_hashes[0])
         if recent is not None:
-            return _parent(recent)
+            return None if recent.redacted else _parent(recent)
         hashes = list(conversation_hashes)
         turn_id = await self._database.look(
             lambda connection: TurnRepository(connection).by_conversation(session_id, hashes)
         )
-        return next(iter(await self._load([turn_id])), None) if turn_id is not None else None
+        return await self._whole(turn_id) if turn_id is not None else None
 
     async def turn(self, turn_id: TurnId) -> ParentTurn | None:
-        """A recorded turn as one to continue; None for an unknown one."""
-        return next(iter(await self._load([turn_id])), None)
+        """A recorded turn as one to continue; None for an unknown one, and one that only the redacted store has."""
+        return await self._whole(turn_id)
 
     async def recent_turns(self, session_id: SessionId, limit: int) -> list[ParentTurn]:
-        """The last turns of a session, newest first."""
-        return await self._load(
-            await self._database.look(lambda connection: TurnRepository(connection).latest(session_id, limit))
-        )
+        """The last turns of a session, newest first. Of one that only the redacted store has, the path has
+        placeholders: it is good for its tokens before the first of them."""
+        turn_ids = await self._database.look(lambda connection: TurnRepository(connection).latest(session_id, limit))
+        return [_parent(turn) for turn in await self._load(turn_ids)]
 
     async def answered(self, session_id: SessionId, idempotency_key: str) -> dict[str, Any] | None:
         """The answer that was given under this key, as it was recorded."""
@@ -153,14 +155,18 @@ class TrajectoryStore:
             lambda connection: TurnRepository(connection).endings(run_id, tools_hash, limit)
         )
 
-    async def _load(self, turn_ids: Sequence[str]) -> list[ParentTurn]:
+    async def _whole(self, turn_id: str) -> ParentTurn | None:
+        found = await self._load([turn_id])
+        return _parent(found[0]) if found and not found[0].redacted else None
+
+    async def _load(self, turn_ids: Sequence[str]) -> list[CachedTurn]:
         """Those that are recorded, in this order."""
         missing = [turn_id for turn_id in turn_ids if self._paths.get(turn_id) is None]
         loaded = {turn.id: turn for turn in await self._database.look(partial(_read, missing))} if missing else {}
         turns = [loaded.get(turn_id) or self._paths.get(turn_id) for turn_id in turn_ids]
         for turn in loaded.values():
             self._paths.put(turn)
-        return [_parent(turn) for turn in turns if turn is not None]
+        return [turn for turn in turns if turn is not None]
 
     def _new_users(self, record: TurnRecord) -> tuple[bytes, ...]:
         """Those of whom it is not certain that the store has them with this session."""
@@ -201,6 +207,8 @@ class TrajectoryStore:
 def _whole_path(record: TurnRecord, parent: CachedTurn | None) -> TokenIds:
     """Raises BrokenTree."""
     turn = record.turn
+    if record.path_ids is not None:
+        return record.path_ids
     if record.prompt_ids is not None:
         return record.prompt_ids + TokenIds.of(turn.output_ids)
     piece = PathPiece(
@@ -226,6 +234,7 @@ def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
             state=head.state,
             path=path_of(head.id, pieces),
             lineage=lineage_of(head.id, pieces),
+            redacted=is_redacted(head.id, pieces),
         )
         for head in repository.heads(turn_ids)
     ]
@@ -257,7 +266,7 @@ def _columns(record: TurnRecord, request: KeptRequest) -> dict[str, Any]:
         "started_at": turn.started_at,
         "first_token_at": turn.first_token_at,
         "finished_at": turn.finished_at,
-        "masked": None,
+        "masked": [list(span) for span in turn.masked] or None,
         "messages": record.messages,
         "request_of": request.turn_id if request.turn_id != turn.id else None,
         "request": record.request if request.turn_id == turn.id else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from proxy.contract.turn import LogprobConvention
 from trainer.config import BatchSettings
 from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence
+
+_Value = TypeVar("_Value")
 
 CERTAIN = -1e-5
 """A token of a constrained turn whose log-probability is above this was the only one that could come."""
@@ -141,18 +144,22 @@ def _micro_batch(
             positions.extend(range(len(sequence.ids)))
             for span in sequence.spans:
                 turn = batch.trajectories[sequence.trajectory].turns[span.turn]
-                predictors.extend(range(offset + span.start - 1, offset + span.start - 1 + span.length))
-                targets.extend(turn.output_ids)
-                temperatures.extend([turn.temperature] * span.length)
-                behaviour.extend(turn.logprobs)
-                credited.extend(_credited(turn, advantages[sequence.trajectory][span.turn]))
-                constrained.extend([turn.convention is LogprobConvention.CONSTRAINED] * span.length)
+                learnt = turn.learnt
+                first = offset + span.start - 1
+                predictors.extend(first + position for position in learnt)
+                targets.extend(_at(turn.output_ids, learnt))
+                temperatures.extend([turn.temperature] * len(learnt))
+                behaviour.extend(_at(turn.logprobs, learnt))
+                credited.extend(_at(_credited(turn, advantages[sequence.trajectory][span.turn]), learnt))
+                constrained.extend([turn.convention is LogprobConvention.CONSTRAINED] * len(learnt))
+                stale: list[int] = []
                 for version_span in turn.spans:
-                    staleness.extend(
+                    stale.extend(
                         [batch.base_version - version_span.version] * (version_span.end - version_span.start)
                     )
-                owners.extend([sequence.trajectory] * span.length)
-                turns.extend([span.turn] * span.length)
+                staleness.extend(_at(stale, learnt))
+                owners.extend([sequence.trajectory] * len(learnt))
+                turns.extend([span.turn] * len(learnt))
         padding = (number + 1) * width - len(ids)
         ids.extend([0] * padding)
         positions.extend(range(padding))
@@ -170,6 +177,11 @@ def _micro_batch(
         turn_N=torch.tensor(turns, dtype=torch.long),
         constrained_N=torch.tensor(constrained, dtype=torch.bool),
     )
+
+
+def _at(values: Sequence[_Value], positions: Sequence[int]) -> Sequence[_Value]:
+    """All of them, where nothing of a turn was redacted."""
+    return values if len(positions) == len(values) else [values[position] for position in positions]
 
 
 def _credited(turn: TrajectoryTurn, advantage: float) -> list[float]:

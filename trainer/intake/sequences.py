@@ -11,11 +11,13 @@ from trainer.intake.staleness import is_trained
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedSpan:
-    """The output of turn `turn`, whole, at `ids[start : start + length]` of a sequence. `start` is at least 1."""
+    """The output of turn `turn`, whole, at `ids[start : start + length]` of a sequence. `start` is at least 1.
+    `redacted` of its tokens are placeholders, which are context as well."""
 
     turn: int
     start: int
     length: int
+    redacted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +31,7 @@ class TrainingSequence:
 
     @property
     def trained_tokens(self) -> int:
-        return sum(span.length for span in self.spans)
+        return sum(span.length - span.redacted for span in self.spans)
 
 
 def linearise(trajectories: Sequence[Trajectory]) -> list[TrainingSequence]:
@@ -60,7 +62,11 @@ def training_sequences(trajectory: Trajectory, index: int) -> list[TrainingSeque
             if turn.prefix_tokens == len(paths[turn.parent]):
                 continued.add(turn.parent)
         prompt = prefix + turn.prompt_ids
-        own = (TrainedSpan(turn=number, start=len(prompt), length=len(turn.output_ids)),) if is_trained(turn) else ()
+        own: tuple[TrainedSpan, ...] = ()
+        if is_trained(turn):
+            length = len(turn.output_ids)
+            redacted = length - len(turn.learnt)
+            own = (TrainedSpan(turn=number, start=len(prompt), length=length, redacted=redacted),)
         paths.append(prompt + turn.output_ids)
         spans.append(inherited + own)
 

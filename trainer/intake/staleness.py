@@ -56,8 +56,9 @@ def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, voca
 
 
 def is_trained(turn: TrajectoryTurn) -> bool:
-    """A greedy turn was not drawn from a distribution: it has no log-probability to learn from."""
-    return turn.trainable and turn.temperature > 0 and bool(turn.output_ids)
+    """A greedy turn was not drawn from a distribution: it has no log-probability to learn from. An output that was
+    redacted whole has no token to learn."""
+    return turn.trainable and turn.temperature > 0 and bool(turn.learnt)
 
 
 def well_formed(trajectory: Trajectory, vocabulary: int) -> bool:

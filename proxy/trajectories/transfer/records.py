@@ -162,6 +162,7 @@ def as_turn(turn: TurnRecord, parent: str | None) -> Turn:
         started_at=turn.started_at,
         first_token_at=turn.first_token_at,
         finished_at=turn.finished_at,
+        masked=turn.masked,
     )
 
 

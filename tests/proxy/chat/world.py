@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -28,7 +28,7 @@ from proxy.database.tables import SessionRow, TurnRow
 from proxy.engines.interface import Engine, GenerateRequest
 from proxy.http import errors
 from proxy.sessions import endpoints as session_endpoints
-from proxy.settings import EngineSettings, RunSettings, ServerSettings, Settings
+from proxy.settings import DatabaseSettings, EngineSettings, RunSettings, ServerSettings, Settings
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import TrajectoryStore
 from tests.database import sqlite_database
@@ -62,7 +62,15 @@ class SeenTurns:
 
     def __init__(self) -> None:
         self.turns: list[tuple[Turn, str]] = []
+        self.redacted = 0
         self.dialects: list[str] = []
+        self.unrecorded: list[tuple[str, str]] = []
+
+    def call_unrecorded(self, *, reason: str, dialect: str) -> None:
+        self.unrecorded.append((reason, dialect))
+
+    def tokens_redacted(self, tokens: int) -> None:
+        self.redacted += tokens
 
     def turn_finished(self, turn: Turn, *, attributed_by: str, prompt_tokens: int, dialect: str) -> None:
         assert prompt_tokens == turn.prefix_tokens + len(turn.prompt_ids)
@@ -135,11 +143,13 @@ async def open_world(
     concurrency: int = 64,
     serving: Engine | None = None,
     url: str | None = None,
+    when_unavailable: Literal["refuse", "serve"] = "refuse",
 ) -> AsyncIterator[World]:
     """`serving`: a real engine that answers instead of the script. `url`: the store, instead of SQLite in the
     directory."""
     settings = RunSettings(name="policy", model="base/model", **(run or {}))
-    async with open_store(url or sqlite_database(directory), settings) as store:
+    outlive_store = when_unavailable == "serve"
+    async with open_store(url or sqlite_database(directory), settings, outlive_store=outlive_store) as store:
         answers: list[list[int]] = []
 
         def script(_request: GenerateRequest) -> list[int]:
@@ -156,6 +166,7 @@ async def open_world(
             server=ServerSettings(stream_ping_seconds=ping_seconds),
             engine=EngineSettings(max_concurrency=concurrency),
             run=settings,
+            database=DatabaseSettings(when_unavailable=when_unavailable),
         )
         app.state.chat = ChatService(
             settings=app.state.settings,

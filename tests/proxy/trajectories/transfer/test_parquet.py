@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,8 @@ from proxy.trajectories.transfer.parquet import RecordWriter, read_records
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode, encode
 from tests.proxy.trajectories.transfer.strategies import sessions
 
-pytest.importorskip("pyarrow")
+pyarrow: Any = pytest.importorskip("pyarrow")
+parquet: Any = pytest.importorskip("pyarrow.parquet")
 
 
 @given(st.lists(sessions(), max_size=4))
@@ -39,10 +41,7 @@ def test_what_is_no_parquet_file_is_told(tmp_path: Path) -> None:
 
 
 def test_a_file_of_other_columns_is_told(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     path = tmp_path / "it.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), path)
+    parquet.write_table(pyarrow.table({"text": ["a"]}), path)
     with pytest.raises(InvalidRecord, match="row 1"):
         list(read_records(path))

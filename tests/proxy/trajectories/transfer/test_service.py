@@ -181,7 +181,7 @@ async def test_turns_that_do_not_hold_together_are_refused(world: World) -> None
         ({"tools_hash": "zz"}, "tools_hash"),
         ({"id": record.turns[0].id}, "one id"),
     ):
-        wrong = msgspec.structs.replace(turn, **changes)  # type: ignore[arg-type]
+        wrong = msgspec.structs.replace(turn, **changes)
         bad = msgspec.structs.replace(record, session_id="ses_new", turns=(record.turns[0], wrong))
         with pytest.raises(InvalidRequest, match=field):
             await add(world, bad)
