@@ -2,80 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
-from proxy.contract.claim import ClaimedBatch, ClaimRequest
-from proxy.contract.identifiers import SessionId
-from proxy.credentials.service import Principal, PrincipalKind
 from proxy.feedback import rules
 from proxy.feedback.repository import RulesRepository
-from proxy.feedback.service import FeedbackItem, FeedbackService
-from proxy.policies.service import VersionService
 from proxy.settings import RunSettings
-from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, publish
-from tests.proxy.trajectories.world import World, open_world
-
-
-@pytest.fixture
-async def world(database_url: str) -> AsyncIterator[World]:
-    async with open_world(database_url) as opened:
-        yield opened
-
-
-class Ledger:
-    """Feedback of the world's run, and a trainer of it."""
-
-    def __init__(self, world: World, directory: Path) -> None:
-        self.world = world
-        self.directory = directory
-        self.feedback = FeedbackService(world.database, world.signals, world.clock)
-        self.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
-        self.versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
-        self._admin = Principal(kind=PrincipalKind.ADMIN, key_id="key", run_id=None, session_id=None)  # type: ignore[arg-type]
-
-    async def session(self, **entries: float) -> SessionId:
-        """With one turn, rewarded by name."""
-        session_id = await self.world.session()
-        await self.world.turn(session_id)
-        if entries:
-            await self.say(session_id, **entries)
-        return session_id
-
-    async def say(self, session_id: SessionId, turn: str | None = None, /, **entries: float) -> None:
-        self.world.clock.now += 1
-        item = FeedbackItem(entries=tuple(entries.items()), session_id=session_id, turn_id=turn, final=turn is None)
-        await self.feedback.record(self._admin, [item])
-
-    async def reconfigure(self, **settings: Any) -> None:
-        """As a start with another file does."""
-        await self.world.runs.ensure(RunSettings(name="policy", model="base/model", **settings))
-        await self.feedback.apply_changed_rules()
-
-    async def claim(self, want: int = 1) -> ClaimedBatch:
-        run = await self.world.current_run()
-        return await self.claims.claim(run, ClaimRequest(trainer="t", want=want))
-
-    async def commit(self, batch: ClaimedBatch) -> None:
-        assert batch.claim_id is not None
-        head = (await self.world.current_run()).head_version
-        request = commit_request([batch.claim_id], head, publish(self.directory))
-        await self.versions.commit(self.world.run, request)
-
-    async def of(self, session_id: SessionId) -> tuple[str, float | None, float | None]:
-        """Training state, reward, and when it was revised."""
-        row = await self.world.session_row(session_id)
-        return row.training, row.reward, row.revised_at
-
-
-@pytest.fixture
-def ledger(world: World, tmp_path: Path) -> Ledger:
-    return Ledger(world, tmp_path)
+from tests.proxy.feedback.ledger import Ledger
 
 
 async def test_sessions_that_are_not_trained_follow_the_rules(
@@ -162,58 +97,3 @@ async def test_nothing_is_gone_through_where_nothing_changed(ledger: Ledger, mon
     await ledger.reconfigure(session_idle_seconds=5)
     with pytest.raises(AssertionError, match="gone through"):
         await ledger.reconfigure(rewards={"sources": "mean"})
-
-
-# Revisions
-
-
-async def test_a_reward_after_training_revises_and_the_old_value_again_does_not(ledger: Ledger) -> None:
-    session = await ledger.session(reward=1.0)
-    await ledger.commit(await ledger.claim())
-    assert (await ledger.of(session))[2] is None
-    await ledger.say(session, reward=0.0)
-    assert await ledger.of(session) == ("consumed", 0.0, ledger.world.clock.now)
-    await ledger.say(session, reward=1.0)
-    assert await ledger.of(session) == ("consumed", 1.0, None)
-    await ledger.say(session, note=2.0)
-    assert await ledger.of(session) == ("consumed", 3.0, ledger.world.clock.now)
-
-
-async def test_a_turns_reward_after_training_revises(ledger: Ledger) -> None:
-    session = await ledger.session(reward=1.0)
-    turn = (await ledger.world.turn(session)).turn.id
-    await ledger.commit(await ledger.claim())
-    await ledger.say(session, turn, reward=0.0)
-    assert await ledger.of(session) == ("consumed", 1.0, ledger.world.clock.now)
-
-
-async def test_a_reward_during_the_lease_revises_with_the_commit_and_counts_after_a_release(ledger: Ledger) -> None:
-    committed, returned = await ledger.session(reward=1.0), await ledger.session(reward=1.0)
-    first, second = await ledger.claim(), await ledger.claim()
-    assert second.claim_id is not None
-    await ledger.say(committed, reward=0.25)
-    said_at = ledger.world.clock.now
-    await ledger.say(returned, reward=0.5)
-    assert await ledger.of(committed) == ("leased", 0.25, None)
-    ledger.world.clock.now += 10
-    await ledger.commit(first)
-    assert await ledger.of(committed) == ("consumed", 0.25, said_at)
-    await ledger.claims.release(ledger.world.run, second.claim_id)
-    assert await ledger.of(returned) == ("ready", 0.5, None)
-    again = await ledger.claim()
-    assert again.groups[0].trajectories[0].reward == 0.5
-    await ledger.commit(again)
-    assert await ledger.of(returned) == ("consumed", 0.5, None)
-
-
-async def test_an_expired_lease_forgets_what_it_handed_out(ledger: Ledger) -> None:
-    session = await ledger.session(reward=1.0)
-    await ledger.claim()
-    await ledger.say(session, reward=0.0)
-    ledger.world.clock.now += ledger.world.run.settings.lease_seconds + 1
-    await ledger.claims.expire()
-    assert await ledger.of(session) == ("ready", 0.0, None)
-    again = await ledger.claim()
-    assert again.groups[0].trajectories[0].reward == 0.0
-    await ledger.commit(again)
-    assert await ledger.of(session) == ("consumed", 0.0, None)
