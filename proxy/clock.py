@@ -7,4 +7,20 @@ from collections.abc import Callable
 
 Clock = Callable[[], float]
 
-system_clock: Clock = time.time
+
+class SteadyClock:
+    """The system's time, which never goes back: where the system's clock is set back, it goes on from where it was
+    until that has caught up. Leases and time-outs then run as long as ever. A clock set forward is followed."""
+
+    def __init__(self, wall: Clock = time.time, steady: Clock = time.monotonic) -> None:
+        self._wall = wall
+        self._steady = steady
+        self._told, self._told_at = wall(), steady()
+
+    def __call__(self) -> float:
+        now, at = self._wall(), self._steady()
+        self._told, self._told_at = max(now, self._told + (at - self._told_at)), at
+        return self._told
+
+
+system_clock: Clock = SteadyClock()
