@@ -27,7 +27,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     key: str
 
     def encode(self) -> str:
-        return f"{self.at.hex()}~{self.key}"
+        return f"{self.at.hex().replace('+', '')}~{self.key}"  # a plus in an address would be a space
 
     @classmethod
     def decode(cls, text: str) -> Cursor:

@@ -101,6 +101,15 @@ def test_sessions_are_as_of_now() -> None:
     assert after["base_rl_sessions", "run=policy,training=consumed"] == 3
 
 
+def test_revised_sessions_are_as_of_now_and_preferences_are_counted() -> None:
+    metrics = Metrics()
+    assert values(metrics, revised={"policy": 2})["base_rl_sessions_revised", "run=policy"] == 2
+    assert ("base_rl_sessions_revised", "run=policy") not in values(metrics)
+    for _ in range(2):
+        metrics.preference_recorded()
+    assert values(metrics)["base_rl_preferences_total", ""] == 2
+
+
 def test_opened_sessions_are_counted_by_rule() -> None:
     metrics = Metrics()
     for rule in ("new", "user", "new"):

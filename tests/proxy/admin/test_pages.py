@@ -266,6 +266,7 @@ async def test_a_revision_is_told_wherever_the_session_is_shown(site: Site, run_
     run = (await site.client.get("/admin/runs/calculator")).text
     assert "<b>2</b> trained sessions have other rewards now" in run
     assert 'href="/admin/runs/calculator/revised"' in run
+    assert (await text("/admin/runs/calculator/sessions?training=consumed&min_reward=0.2")).count("revised") == 2
     listed = await text("/admin/runs/calculator/revised")
     assert "0.25 reward by checker : the tests were wrong" in listed
     assert "a turn – → −1" in listed

@@ -290,6 +290,10 @@ async def test_a_session_tells_what_it_was_trained_on(store: Store) -> None:
     view = await store.sessions.get(store.owner, session_id)
     assert (view.trained_reward, view.reward, view.revised_at) == (1.0, 0.0, store.clock.now)
     assert [entry.trained for entry in view.rewards] == [True, False, False]
+    assert await store.sessions.count_revised() == {"policy": 1}
+    await record(store, reward(1.0, session_id=session_id, source="ada"))
+    await record(store, reward(0.0, session_id=session_id))
+    assert await store.sessions.count_revised() == {"policy": 0}
 
 
 async def test_a_clients_own_name_can_be_rewarded(store: Store) -> None:
