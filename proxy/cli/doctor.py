@@ -178,7 +178,7 @@ def _database(settings: Settings) -> Iterator[Finding]:
 
     url = make_url(settings.database_url)
     if url.get_backend_name() != "sqlite":
-        yield Finding(name="database", verdict=Verdict.NOTE, detail=f"{url.get_backend_name()}: checked at start")
+        yield _postgresql(settings.database_url)
         return
     if sqlite3.sqlite_version_info < (3, 35):
         yield Finding(
@@ -209,6 +209,24 @@ def _database(settings: Settings) -> Iterator[Finding]:
             detail=f"{path}: {answer}",
             remedy=f"restore {path.name} from a backup, or move it away to start with an empty store",
         )
+
+
+def _postgresql(url: str) -> Finding:
+    from proxy.database.migrate import current, newest
+    from proxy.errors import StoreUnavailable
+    from proxy.settings import ConfigurationError
+
+    try:
+        revision = current(url)
+    except (ConfigurationError, StoreUnavailable) as error:
+        return Finding(
+            name="database",
+            verdict=Verdict.FAIL,
+            detail=str(error),
+            remedy="start the server, or mend BASE_RL_DATABASE__URL: postgresql://user:password@host:5432/database",
+        )
+    found = "its tables will be made" if revision is None else f"at revision {revision} of {newest()}"
+    return Finding(name="database", verdict=Verdict.OK, detail=f"PostgreSQL answers; {found}")
 
 
 def _engine(settings: Settings) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.rule import Rule
 from rich.syntax import Syntax
 from rich.text import Text
+from sqlalchemy import make_url
 
 from proxy.cli.models import resolve_model
 from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment, wait_until_ready
@@ -48,6 +49,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     trainer = _trainer_settings(settings, options) if with_trainer else None
     if options.dry_run:
         resolved = settings.model_dump(mode="json", exclude={"bootstrap", "trainer"})
+        resolved["database"]["url"] = make_url(settings.database_url).render_as_string()  # without its password
         out.print_json(json.dumps(resolved if trainer is None else {**resolved, "trainer": trainer}))
         return 0
     end_on_sigterm()
