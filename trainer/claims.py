@@ -41,8 +41,9 @@ class ClaimsInHand:
     def take(self, version: int) -> ClaimedBatch | None:
         """The next batch to train from `version`; None if there was too little within the waiting time.
 
-        Raises HeadMoved if the proxy's head is another version by now.
+        Raises HeadMoved if the proxy's head is another version by now, ClaimLost if a kept claim has lost its lease.
         """
+        self._check_held(tuple(self._kept))
         settings = self._settings
         batch = self._client.claim(
             ClaimRequest(
@@ -74,10 +75,13 @@ class ClaimsInHand:
         and what the weights depend on must be what is consumed.
         """
         ids = (*self._kept, *((current,) if current is not None else ()))
-        for claim_id in ids:
+        self._check_held(ids)
+        return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
+
+    def _check_held(self, claim_ids: Sequence[ClaimId]) -> None:
+        for claim_id in claim_ids:
             if not self._leases.is_held(claim_id):
                 raise ClaimLost(f"{claim_id}: its lease ended before its version was made")
-        return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
 
     def consumed(self, claim_ids: Sequence[ClaimId]) -> None:
         for claim_id in claim_ids:

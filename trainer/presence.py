@@ -14,6 +14,8 @@ import socket
 from pathlib import Path
 from typing import IO
 
+from trainer.errors import ConfigurationError
+
 _TOLD_OF_THE_HOST = 32
 
 
@@ -32,14 +34,20 @@ class Presence:
         self._lock: IO[str] | None = None
 
     def announce(self) -> None:
-        """From here on others see this process as alive. The file has its lock before it has its name."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        """From here on others see this process as alive. The file has its lock before it has its name.
+
+        Raises ConfigurationError where there can be no such file.
+        """
         hidden = self._directory / f".{self._process}"
-        self._lock = hidden.open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self._lock.write(socket.gethostname())
-        self._lock.flush()
-        hidden.rename(self._directory / self._process)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock = hidden.open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._lock.write(socket.gethostname())
+            self._lock.flush()
+            hidden.rename(self._directory / self._process)
+        except OSError as error:
+            raise ConfigurationError(f"trainer.weights.directory: cannot write {hidden}: {error}") from error
 
     def dead(self) -> list[str]:
         """The trainers of this machine that ended without a farewell."""

@@ -114,7 +114,9 @@ def _can_begin(step: StepBatch) -> bool:
     parent = step.parent.weights
     if parent is None:
         return True
-    return has_weights(parent) and (inputs_of(step).fresh_optimizer or has_state(parent))
+    if step.parent_removed or not has_weights(parent):
+        return False
+    return inputs_of(step).fresh_optimizer or has_state(parent)
 
 
 class Replay:
@@ -213,7 +215,7 @@ class Replay:
         replayed: tuple[int, ...],
     ) -> Verdict:
         identical = made == step.weights.sha256
-        compared = not identical and has_weights(step.weights)
+        compared = not identical and not step.removed and has_weights(step.weights)
         return Verdict(
             version=step.version,
             identical=identical,

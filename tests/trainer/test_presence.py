@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.errors import ConfigurationError
 from trainer.presence import Presence, new_process_name
 
 ANNOUNCES = """
@@ -80,3 +81,9 @@ def test_two_of_the_same_name_have_different_processes() -> None:
     names = {new_process_name() for _ in range(100)}
     assert len(names) == 100
     assert all(len(name) <= 64 and "/" not in name for name in names)
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"trainer\.weights\.directory"):
+        Presence(tmp_path / "file" / "below", "own").announce()

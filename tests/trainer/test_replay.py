@@ -235,6 +235,15 @@ def test_weights_that_are_gone_are_made_again_first(trained: RealProxy, capsys: 
     assert (status, verdict["replayed"]) == (0, [1, 2, 3, 4, 5, 6])
 
 
+def test_weights_that_are_marked_as_removed_are_not_relied_on(
+    trained: RealProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever deletes them may be at it, and they may be half there."""
+    with changed(trained, PolicyVersionRow, PolicyVersionRow.version == 5, weights_removed_at=1.0):
+        status, verdict = replay(trained, 6, capsys, "--verify")
+    assert (status, verdict["replayed"]) == (0, [1, 2, 3, 4, 5, 6])
+
+
 def impossible(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str]) -> str:
     assert main([RUN, str(version), "--proxy", proxy.url, "--verify"]) == IMPOSSIBLE
     captured = capsys.readouterr()

@@ -7,7 +7,9 @@ import msgspec
 import pytest
 
 from proxy.contract.claim import CommitReply, encode
-from proxy.contract.policy import Head
+from proxy.contract.identifiers import ClaimId
+from proxy.contract.policy import Head, PruneReply, PruneRequest
+from proxy.contract.replay import StepBatch
 from proxy.credentials.service import PrincipalKind
 from tests.proxy.policies.publishing import commit_request, publish
 from tests.proxy.trajectories.trainer_client import TrainerClient, open_trainer, read
@@ -51,6 +53,7 @@ async def test_versions_are_listed_as_json(trainer: TrainerClient, world: World,
         "parent": 0,
         "state": "committed",
         "weights": {"uri": weights.uri, "format": "huggingface", "sha256": weights.sha256, "bytes": 16},
+        "weights_removed_at": None,
         "metrics": {"loss": 0.25},
         "created_at": world.clock.now,
         "served_at": None,
@@ -87,3 +90,21 @@ async def test_agents_may_not_publish(trainer: TrainerClient, world: World) -> N
         answer = await trainer.http.get(f"/api/v1/runs/policy/{path}", headers=headers)
         assert answer.status_code == 403
     assert (await trainer.post("/versions", b"", headers=headers)).status_code == 403
+
+
+async def test_old_weights_are_marked_and_told(trainer: TrainerClient, world: World, tmp_path: Path) -> None:
+    uris = []
+    for parent in range(2):
+        await world.ready(version=parent)
+        batch = await trainer.claim()
+        weights = publish(tmp_path)
+        await trainer.post("/versions", commit_request([ClaimId(str(batch.claim_id))], parent, weights))
+        uris.append(weights.uri)
+    asked = await trainer.post("/versions/prune", PruneRequest(keep=1, present=tuple(uris)))
+    assert read(asked, PruneReply).remove == (uris[0],)
+    listed = (await trainer.http.get("/api/v1/runs/policy/versions")).json()["versions"]
+    assert [version["weights_removed_at"] for version in listed] == [None, world.clock.now, None]
+    step = await trainer.http.get("/api/v1/runs/policy/steps/2/batch")
+    assert read(step, StepBatch).parent_removed
+    refused = await trainer.post("/versions/prune", PruneRequest(keep=0, present=()))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "keep")

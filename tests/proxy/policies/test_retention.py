@@ -42,9 +42,7 @@ async def removed(world: World) -> list[int]:
     return sorted(row.version for row in await world.rows(PolicyVersionRow) if row.weights_removed_at is not None)
 
 
-async def test_only_what_is_beyond_the_newest_goes(
-    world: World, retention: WeightRetention, tmp_path: Path
-) -> None:
+async def test_only_what_is_beyond_the_newest_goes(world: World, retention: WeightRetention, tmp_path: Path) -> None:
     uris = await commit_versions(world, tmp_path, 5)
     reply = await retention.prune(world.run, PruneRequest(keep=2, present=tuple(reversed(uris))))
     assert reply.remove == tuple(uris[:3])
@@ -66,9 +64,7 @@ async def test_the_same_again_tells_the_same_and_marks_nothing_anew(
     assert {row.weights_removed_at for row in await world.rows(PolicyVersionRow)} == {None, world.clock() - 10}
 
 
-async def test_what_engines_hold_and_the_head_stay(
-    world: World, retention: WeightRetention, tmp_path: Path
-) -> None:
+async def test_what_engines_hold_and_the_head_stay(world: World, retention: WeightRetention, tmp_path: Path) -> None:
     uris = await commit_versions(world, tmp_path, 4)
     async with world.database.write() as connection:
         await connection.execute(update(RunRow).values(serving_version=2))
@@ -76,9 +72,7 @@ async def test_what_engines_hold_and_the_head_stay(
     assert reply.remove == (uris[0], uris[2])
 
 
-async def test_what_the_trainer_does_not_name_stays(
-    world: World, retention: WeightRetention, tmp_path: Path
-) -> None:
+async def test_what_the_trainer_does_not_name_stays(world: World, retention: WeightRetention, tmp_path: Path) -> None:
     """It needs some: as parents of optimiser states."""
     uris = await commit_versions(world, tmp_path, 4)
     reply = await retention.prune(world.run, PruneRequest(keep=1, present=(uris[1], "/not/ours")))

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.contract.claim import ClaimRequest, LeaseReply, encode
+from proxy.contract.claim import AbandonedProcess, ClaimRequest, LeaseReply, ReleasedClaims, encode
 from proxy.credentials.service import PrincipalKind
 from tests.proxy.trajectories.trainer_client import TrainerClient, open_trainer, read
 from tests.proxy.trajectories.world import World
@@ -98,3 +98,24 @@ async def test_waiting_ends_when_the_proxy_stops(trainer: TrainerClient) -> None
     trainer.app.state.claims.close()
     async with asyncio.timeout(10):
         assert (await waiting).claim_id is None
+
+
+async def test_a_dead_trainers_claims_are_given_back_and_listed(trainer: TrainerClient, world: World) -> None:
+    await world.ready()
+    batch = await trainer.claim(process="dead")
+    released = read(await trainer.post("/claims/abandoned", AbandonedProcess(process="dead")), ReleasedClaims)
+    assert released.claim_ids == (batch.claim_id,)
+    answer = await trainer.http.get("/api/v1/runs/policy/claims")
+    assert [(claim["id"], claim["process"], claim["state"]) for claim in answer.json()["claims"]] == [
+        (batch.claim_id, "dead", "released")
+    ]
+    for limit in ("0", "201", "many"):
+        assert (await trainer.http.get(f"/api/v1/runs/policy/claims?limit={limit}")).status_code in (400, 422)
+
+
+async def test_agents_have_nothing_to_do_with_claims(trainer: TrainerClient, world: World) -> None:
+    agent = await trainer.key(PrincipalKind.RUN, run_id=world.run_id)
+    dead = encode(AbandonedProcess(process="dead"))
+    assert (await trainer.http.get("/api/v1/runs/policy/claims", headers=agent)).status_code == 403
+    assert (await trainer.post("/claims/abandoned", dead, headers=agent)).status_code == 403
+    assert (await trainer.http.get("/api/v1/runs/policy/steps/1/batch", headers=agent)).status_code == 403

@@ -13,9 +13,12 @@ from proxy.contract.claim import MEDIA_TYPE, ClaimedBatch, ClaimRequest, decode,
 from proxy.credentials.service import Credentials, PrincipalKind
 from proxy.http import errors
 from proxy.policies import endpoints as policy_endpoints
+from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
 from proxy.trajectories import endpoints as trajectory_endpoints
 from proxy.trajectories.claims.service import ClaimService
+from proxy.trajectories.steps import endpoints as step_endpoints
+from proxy.trajectories.steps.service import StepService
 from tests.proxy.trajectories.world import World
 
 _Message = TypeVar("_Message")
@@ -54,9 +57,14 @@ async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
     app.state.runs = world.runs
     app.state.credentials = Credentials(world.database, b"s" * 32, world.clock)
     app.state.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
+    app.state.steps = StepService(database=world.database)
+    app.state.retention_of_weights = WeightRetention(
+        database=world.database, clock=world.clock, signals=world.signals
+    )
     app.state.versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
     errors.install(app)
     app.include_router(trajectory_endpoints.router)
+    app.include_router(step_endpoints.router)
     app.include_router(policy_endpoints.router)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.test") as http:
         client = TrainerClient(world, http, app)
