@@ -35,6 +35,12 @@ NAMED: list[tuple[AttributedBy, dict[str, str], dict[str, Any]]] = [
 ]
 
 
+@pytest.fixture
+def chat_url(database_url: str) -> str:
+    """These calls ask much of the store: on both databases."""
+    return database_url
+
+
 async def call(
     world: World, dialect: str, headers: dict[str, str], body: dict[str, Any], prefix: str = "/v1"
 ) -> httpx.Response:

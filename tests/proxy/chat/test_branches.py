@@ -18,6 +18,12 @@ TOLD = [NAMED, {}]
 """With a session's name, and without any."""
 
 
+@pytest.fixture
+def chat_url(database_url: str) -> str:
+    """These calls ask much of the store: on both databases."""
+    return database_url
+
+
 async def tree(world: World) -> list[tuple[str, int | None, str]]:
     """Every turn's session, the number of its parent and its continuation, in order of arrival."""
     turns = await world.turns()

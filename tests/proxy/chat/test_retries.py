@@ -20,6 +20,12 @@ RETRY = {"x_stainless_retry_count": "1"}
 FIRST = {"x_stainless_retry_count": "0"}
 
 
+@pytest.fixture
+def chat_url(database_url: str) -> str:
+    """These calls ask much of the store: on both databases."""
+    return database_url
+
+
 async def test_a_finished_call_is_answered_again_from_its_record(world: World) -> None:
     first = await world.post({}, **NAMED, **FIRST)
     again = await world.post({}, **NAMED, **RETRY)
