@@ -167,7 +167,9 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.steps = StepService(database=database)
     state.retention_of_weights = WeightRetention(database=database, clock=clock, signals=signals)
     state.versions = VersionService(database=database, clock=clock, signals=signals)
-    state.transfer = TransferService(database=database, clock=clock, signals=signals)
+    state.transfer = TransferService(
+        database=database, clock=clock, signals=signals, pseudonyms_of=credentials.pseudonyms_of
+    )
     state.erasing = erasing = EraseService(database, runs, credentials, signals, clock, observer=state.metrics)
     retention = RetentionService(database, runs, erasing, clock)
     await _start_serving(app, engine, clock, stack)

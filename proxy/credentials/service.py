@@ -7,7 +7,7 @@ import os
 import secrets
 import tempfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Row
 from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, RunId, SessionId, new_key_id
 from proxy.credentials.repository import KeyRepository
+from proxy.credentials.users import users_of
 from proxy.database.unit_of_work import Database
 from proxy.errors import AuthenticationFailed, NotFound, StoreUnavailable
 from proxy.settings import ConfigurationError
@@ -181,6 +182,10 @@ class Credentials:
             raise NotFound(f"there is no key {key_id!r}")
         for digest in [digest for digest, (principal, _) in self._known.items() if principal.key_id == key_id]:
             del self._known[digest]
+
+    def pseudonyms_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
+        """Of those on whose behalf a call is made, or a session is opened."""
+        return tuple(self.pseudonym(name) for name in users_of(body))
 
     def pseudonym(self, name: str) -> bytes:
         """What stands for a user's name in the store: 16 bytes that nobody without the secret can lead back to it."""

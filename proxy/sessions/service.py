@@ -31,7 +31,6 @@ from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints, is_own_id
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
 from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
-from proxy.sessions.users import users_of
 from proxy.sessions.views import SessionView, session_view
 
 _BEFORE_PREVIOUS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
@@ -168,7 +167,7 @@ class SessionService:
 
     def users_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
         """What stands in the store for those on whose behalf a call is made."""
-        return tuple(self._credentials.pseudonym(name) for name in users_of(body))
+        return self._credentials.pseudonyms_of(body)
 
     def look(self) -> Look:
         """To be called before a turn is recorded, and given to `answered`."""

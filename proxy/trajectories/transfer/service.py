@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection
@@ -19,6 +20,8 @@ from proxy.trajectories.transfer.reading import ExportFilter, Place, TransferRea
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode
 from proxy.trajectories.transfer.writing import TransferWriter, is_whole
 
+PseudonymsOf = Callable[[Mapping[str, Any]], Sequence[bytes]]
+
 _READ_AT_ONCE = 16
 _WRITTEN_AT_ONCE = 16
 """Sessions in one transaction, which other writes wait for."""
@@ -33,8 +36,10 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferService:
-    def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals, pseudonyms_of: PseudonymsOf) -> None:
+        """`pseudonyms_of` a body are those of the users whom it names."""
         self._database = database
+        self._pseudonyms_of = pseudonyms_of
         self._clock = clock
         self._signals = signals
 
@@ -59,13 +64,18 @@ class TransferService:
         imported = trainable = 0
         for start in range(0, len(records), _WRITTEN_AT_ONCE):
             part = records[start : start + _WRITTEN_AT_ONCE]
-            write = partial(_add, run, part, train, keep_ids, self._clock())
+            users = [self._users(record) for record in part]
+            write = partial(_add, run, part, users, train, keep_ids, self._clock())
             added, usable = await self._database.transact(write)
             imported, trainable = imported + added, trainable + usable
         if imported:
             self._signals.trajectories.notify()
             self._signals.events.notify()
         return ImportReport(imported=imported, skipped=len(records) - imported, trainable=trainable)
+
+    def _users(self, record: SessionRecord) -> list[bytes]:
+        bodies = [{"metadata": record.metadata}, *(turn.request for turn in record.turns)]
+        return list(dict.fromkeys(digest for body in bodies for digest in self._pseudonyms_of(body)))
 
 
 def _page(
@@ -75,10 +85,20 @@ def _page(
 
 
 def _add(
-    run: RunView, records: Sequence[SessionRecord], train: bool, keep_ids: bool, now: float, connection: Connection
+    run: RunView,
+    records: Sequence[SessionRecord],
+    users: Sequence[Sequence[bytes]],
+    train: bool,
+    keep_ids: bool,
+    now: float,
+    connection: Connection,
 ) -> tuple[int, int]:
     writer = TransferWriter(connection, run.id, run.head_version)
-    added = [record for record in records if writer.add(record, train=train, keep_ids=keep_ids, now=now)]
+    added = [
+        record
+        for record, digests in zip(records, users, strict=True)
+        if writer.add(record, digests, train=train, keep_ids=keep_ids, now=now)
+    ]
     usable = sum(train and is_whole(record, run.head_version) for record in added)
     if added:
         data = {"sessions": len(added), "for_training": usable}

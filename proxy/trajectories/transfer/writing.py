@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from proxy.contract.identifiers import (
 from proxy.contract.trajectory import Purpose
 from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.lifecycle import SessionState, TrainingState, settle
-from proxy.database.tables import GroupRow, RewardRow, SessionRow, TurnRow
+from proxy.database.tables import GroupRow, RewardRow, SessionRow, SessionUserRow, TurnRow
 from proxy.trajectories.assembly import is_trainable
 from proxy.trajectories.transfer.records import SessionRecord, TurnRecord, as_turn
 
@@ -33,7 +33,7 @@ class TransferWriter:
         self._run_id = run_id
         self._head_version = head_version
 
-    def add(self, record: SessionRecord, *, train: bool, keep_ids: bool, now: float) -> bool:
+    def add(self, record: SessionRecord, users: Sequence[bytes], *, train: bool, keep_ids: bool, now: float) -> bool:
         """False where the session came before, or is of this very run."""
         origin = record.origin or record.session_id
         if self._is_known(origin, record.session_id if keep_ids else None):
@@ -61,6 +61,9 @@ class TransferWriter:
                 "created_at": reward.created_at,
             }
             self._connection.execute(insert(RewardRow).values(**values))
+        if users:
+            rows = [{"session_id": session_id, "digest": digest, "run_id": self._run_id} for digest in users]
+            self._connection.execute(insert(SessionUserRow), rows)
         settle(self._connection, [session_id], now=now)
         return True
 

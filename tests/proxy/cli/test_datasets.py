@@ -49,7 +49,12 @@ async def site(tmp_path: Path) -> Any:
         app = FastAPI()
         for name in ("database", "signals", "runs", "credentials", "sessions", "feedback"):
             setattr(app.state, name, getattr(store, name))
-        app.state.transfer = TransferService(database=store.database, clock=store.clock, signals=store.signals)
+        app.state.transfer = TransferService(
+            database=store.database,
+            clock=store.clock,
+            signals=store.signals,
+            pseudonyms_of=store.credentials.pseudonyms_of,
+        )
         app.state.erasing = EraseService(store.database, store.runs, store.credentials, store.signals, store.clock)
         errors.install(app)
         app.include_router(transfer_endpoints.router)

@@ -77,7 +77,7 @@ def sessions(draw: st.DrawFn) -> SessionRecord:
             id=str(new_reward_id()),
             turn=draw(st.none() | st.integers(0, len(of) - 1)) if of else None,
             name=draw(st.sampled_from(["reward", "style"])),
-            value=draw(st.floats(-1e6, 1e6)),
+            value=draw(st.floats(-1e6, 1e6)) + 0.0,  # SQLite keeps no negative zero
             source="api",
             comment=draw(st.none() | _TEXT),
             after_training=draw(st.booleans()),

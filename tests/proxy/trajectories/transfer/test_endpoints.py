@@ -29,7 +29,12 @@ async def api(tmp_path: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Store, Wo
         app = FastAPI()
         for name in ("credentials", "runs"):
             setattr(app.state, name, getattr(store, name))
-        app.state.transfer = TransferService(database=store.database, clock=store.clock, signals=store.signals)
+        app.state.transfer = TransferService(
+            database=store.database,
+            clock=store.clock,
+            signals=store.signals,
+            pseudonyms_of=store.credentials.pseudonyms_of,
+        )
         errors.install(app)
         app.include_router(endpoints.router)
         key = await store.credentials.create(PrincipalKind.ADMIN)

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.contract.identifiers import new_session_id
+from proxy.credentials.service import Credentials
+from proxy.database.tables import SessionUserRow
 from proxy.errors import InvalidRequest
 from proxy.trajectories.transfer.reading import ExportFilter
 from proxy.trajectories.transfer.records import SessionRecord, encode
@@ -20,7 +22,13 @@ from tests.proxy.trajectories.world import World, open_world
 
 
 def transfer(world: World) -> TransferService:
-    return TransferService(database=world.database, clock=world.clock, signals=world.signals)
+    credentials = Credentials(world.database, b"s" * 32, world.clock)
+    return TransferService(
+        database=world.database,
+        clock=world.clock,
+        signals=world.signals,
+        pseudonyms_of=credentials.pseudonyms_of,
+    )
 
 
 async def exported(world: World, **wanted: object) -> list[SessionRecord]:
@@ -34,7 +42,7 @@ async def add(world: World, *records: SessionRecord, train: bool = False, keep_i
 
 
 @given(st.lists(sessions(), max_size=3), st.booleans())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 def test_what_comes_out_of_another_store_is_what_went_in(
     tmp_path_factory: pytest.TempPathFactory, records: list[SessionRecord], keep_ids: bool
 ) -> None:
@@ -117,6 +125,20 @@ async def test_imported_sessions_are_trained_only_where_it_is_said_and_they_are_
         "newer": ("excluded", "import"),
         "none": ("excluded", "import"),
     }
+
+
+async def test_users_are_found_in_what_was_imported(world: World) -> None:
+    record = await recorded(world)
+    turns = tuple(msgspec.structs.replace(turn, request={"user": "ada"}) for turn in record.turns)
+    other = msgspec.structs.replace(
+        record, session_id=str(new_session_id()), turns=turns, metadata={"user_id": "ada's other name"}
+    )
+    await add(world, other)
+    (imported,) = [one for one in await exported(world) if one.origin]
+    credentials = Credentials(world.database, b"s" * 32, world.clock)
+    found = {(row.session_id, bytes(row.digest)) for row in await world.rows(SessionUserRow)}
+    names = ("ada", "ada's other name")
+    assert found == {(imported.session_id, credentials.pseudonym(name)) for name in names}
 
 
 async def test_filters(world: World) -> None:

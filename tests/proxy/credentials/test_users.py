@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.sessions.users import users_of
+from proxy.credentials.users import users_of
 
 _OLD = "user_abc123_account__session_0f0e-11"
 _NEW = '{"device_id":"d1","account_uuid":"a1","session_id":"s1"}'
