@@ -76,6 +76,35 @@ def test_the_database_is_in_the_data_directory_unless_named(tmp_path: Path) -> N
     assert other.database_url == "postgresql+psycopg://host/name"
 
 
+@pytest.mark.parametrize(
+    ("url", "used"),
+    [
+        ("sqlite:////var/store.sqlite3", "sqlite+aiosqlite:////var/store.sqlite3"),
+        ("postgresql://me:pw@db:5432/store", "postgresql+psycopg://me:pw@db:5432/store"),
+        ("postgresql:///store?host=/run/postgresql", "postgresql+psycopg:///store?host=/run/postgresql"),
+    ],
+)
+def test_a_database_is_named_without_its_driver(url: str, used: str) -> None:
+    assert load_settings(None, {"database": {"url": url}}).database_url == used
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://me:hush@db/store",
+        "postgresql+asyncpg://me:hush@db/store",
+        "postgresql+psycopg2://me:hush@db/store",
+        "me:hush@db/store",
+        "postgresql://me:hush@db",
+        "postgresql://me:hush@db:port/store",
+    ],
+)
+def test_what_is_no_database_of_ours_is_refused_with_what_to_write_and_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"database\.url.*postgresql://user:password@host") as refused:
+        load_settings(None, {"database": {"url": url}})
+    assert "hush" not in str(refused.value)
+
+
 def test_another_process_gets_the_same_settings_whatever_its_own_environment_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,3 +159,44 @@ async def test_a_full_disk_fails_what_does_not_fit_and_nothing_afterwards(number
     assert await numbers.add(1) == 10
     kept = {number for number, result in ((5, results[2]),) if result == 50}
     assert await numbers.stored() == kept | {1}, "what was told is what is there"
+
+
+@pytest.mark.parametrize(("asked", "level"), [(None, 1), ("normal", 1), ("full", 2)])
+async def test_every_connection_waits_for_the_disk_as_asked(tmp_path: Path, asked: str | None, level: int) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'store.sqlite3'}", synchronous=asked)
+
+    def synchronous(connection: Connection) -> int:
+        return int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
+
+    try:
+        assert await database.transact(synchronous) == level
+        assert await database.look(synchronous) == level
+        async with database.write() as connection:
+            assert await connection.run_sync(synchronous) == level
+    finally:
+        await database.aclose()
+
+
+async def test_who_shares_a_transaction_with_what_a_full_disk_refuses_is_told_what_became_of_its_own(
+    numbers: Numbers,
+) -> None:
+    """SQLite may give the whole transaction up: then its mates fail as well, and nothing of them is there."""
+
+    def bound(connection: Connection) -> None:
+        connection.exec_driver_sql("CREATE TABLE fillings (content BLOB)")
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 2}")
+
+    def fill(connection: Connection) -> None:
+        connection.execute(text("INSERT INTO fillings VALUES (zeroblob(1 << 20))"))
+
+    await numbers.database.transact(bound)
+    mates = [numbers.add(number) for number in range(1, 11)]
+    filling = numbers.database.transact(fill)
+    results = list(await asyncio.gather(*mates[:5], filling, *mates[5:], return_exceptions=True))
+    assert isinstance(results.pop(5), StoreUnavailable)
+    told = {number for number, result in enumerate(results, start=1) if result == number * 10}
+    assert await numbers.stored() == told
+    assert all(
+        result == number * 10 or isinstance(result, StoreUnavailable) for number, result in enumerate(results, 1)
+    )
