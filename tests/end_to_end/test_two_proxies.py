@@ -205,11 +205,11 @@ async def keys_of_one_are_the_others(pair: Pair) -> None:
     made = await pair.clients[0].post("/api/v1/runs/policy/keys", json={}, headers=bearer(ADMIN))
     assert made.status_code == 201, made.text
     key = made.json()
-    models = {"headers": bearer(key["key"])}
-    assert (await pair.clients[1].get("/v1/models", **models)).status_code == 200
+    made_key = bearer(key["key"])
+    assert (await pair.clients[1].get("/v1/models", headers=made_key)).status_code == 200
     gone = await pair.clients[0].delete(f"/api/v1/runs/policy/keys/{key['id']}", headers=bearer(ADMIN))
     assert gone.status_code == 204
-    assert (await pair.clients[0].get("/v1/models", **models)).status_code == 401
+    assert (await pair.clients[0].get("/v1/models", headers=made_key)).status_code == 401
     async with asyncio.timeout(KEY_SECONDS + 1):
-        while (await pair.clients[1].get("/v1/models", **models)).status_code == 200:
+        while (await pair.clients[1].get("/v1/models", headers=made_key)).status_code == 200:
             await asyncio.sleep(0.1)
