@@ -12,6 +12,8 @@ from rich.table import Table
 
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
 
+_ID_WIDTH = 30
+
 claims_app = typer.Typer(no_args_is_help=True, help="Trajectories in trainers' hands.")
 
 Run = Annotated[str, typer.Argument(help="The run's name.")]
@@ -40,8 +42,9 @@ def claims_list(
             out.print_json(json.dumps(claims))
             return 0
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in ("claim", "state", "trajectories", "trainer", "from", "made", "lease"):
-            table.add_column(heading)
+        table.add_column("claim", no_wrap=True, min_width=_ID_WIDTH)
+        for heading in ("state", "size", "from", "made", "at", "lease", "trainer"):
+            table.add_column(heading, no_wrap=True)
         now = time.time()
         for one in claims:
             made = one["committed_version"]
@@ -50,10 +53,11 @@ def claims_list(
                 one["id"],
                 one["state"],
                 str(one["sessions"]),
-                one["trainer"] if one["process"] is None else f"{one['trainer']} ({one['process']})",
-                f"v{one['base_version']}, {ago(one['created_at'], now)}",
+                f"v{one['base_version']}",
                 "" if made is None else f"v{made}",
+                ago(one["created_at"], now),
                 f"{left:.0f} s" if one["state"] == "leased" else "",
+                one["trainer"] if one["process"] is None else f"{one['trainer']} {one['process']}",
             )
         out.print(table)
         return 0

@@ -30,6 +30,7 @@ _HEAD = (
     "baseline_fallbacks",
 )
 _PHASE = "seconds_"
+_ID_WIDTH = 30
 
 
 def steps_table(steps: Sequence[dict[str, Any]]) -> Table:
@@ -102,8 +103,8 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
         "now",
         "advantage",
         "tokens",
-        "staleness",
-        "ratio min/5%/median/95%/max",
+        "stale",
+        "ratio 5/50/95 %",
         "clipped",
         "gap",
     )
@@ -122,7 +123,7 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
                 "",
             )
             continue
-        ratios = (audit[f"ratio_{name}"] for name in ("min", "p05", "median", "p95", "max"))
+        ratios = (audit[f"ratio_{name}"] for name in ("p05", "median", "p95"))
         table.add_row(
             audit["session_id"],
             _used(entry),
@@ -171,5 +172,6 @@ def _weights(step: dict[str, Any]) -> str:
 def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
-        table.add_column(heading)
+        of_ids = heading == "session"
+        table.add_column(heading, no_wrap=of_ids, min_width=_ID_WIDTH if of_ids else None)
     return table
