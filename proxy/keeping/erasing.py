@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.credentials.service import Credentials
-from proxy.database.events import event_row
+from proxy.database.events import add_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
@@ -172,7 +172,7 @@ def _mark(session_ids: Sequence[str], reason: ErasedReason, by: str, now: float,
     marked = KeepingRepository(connection).mark(session_ids, reason, now)
     for run_id, count in marked.items():
         data = {"count": count, "reason": reason.value, "by": by}
-        connection.execute(event_row(run_id=run_id, kind="sessions.erased", data=data, now=now))
+        add_event(connection, run_id=run_id, kind="sessions.erased", data=data, now=now)
     return sum(marked.values())
 
 

@@ -51,7 +51,6 @@ class RunFigures:
         self._clock = clock
         self._remembered = Remembered(hold_seconds)
         self._rates: dict[str, RateHistory] = {}
-        self._late: dict[str, tuple[int, int]] = {}
         self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
 
     async def curves(self, run_id: str) -> Curves:
@@ -115,18 +114,10 @@ class RunFigures:
                 newest_step=next(iter(steps.values()), None),
                 inexact_share=1.0 - continuations.get("exact", 0) / continued if continued else None,
                 unattributed_share=attributions.get("new", 0) / recorded if recorded else None,
-                late_rewards=await self._late_rewards(repository, run_id),
+                late_rewards=await repository.late_rewards(run_id),
                 revised_sessions=await LedgerRepository(connection).revised_count(run_id),
                 tokens_per_second=rate.last_minute(self._clock()),
             )
-
-    async def _late_rewards(self, repository: OverviewRepository, run_id: str) -> int:
-        """The ledger only grows: what was counted is not counted again."""
-        seen, late = self._late.get(run_id, (0, 0))
-        more = await repository.late_rewards(run_id, seen)
-        if more.last is not None:
-            self._late[run_id] = (more.last, late + int(more.entries))
-        return self._late.get(run_id, (0, 0))[1]
 
     async def _rate(self, run_id: str) -> RateHistory:
         rate = self._rates.setdefault(run_id, RateHistory(run_id))

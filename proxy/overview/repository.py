@@ -13,7 +13,6 @@ from sqlalchemy import (
     Row,
     Select,
     and_,
-    case,
     cast,
     func,
     or_,
@@ -114,13 +113,10 @@ class OverviewRepository:
         )
         return [reward for (reward,) in await self._all(statement)]
 
-    async def late_rewards(self, run_id: str, after: int) -> AnyRow:
-        """`entries` that came after training and `last` sequence, among the entries beyond `after`."""
-        statement = select(
-            func.coalesce(func.sum(case((RewardRow.after_training, 1), else_=0)), 0).label("entries"),
-            func.max(RewardRow.sequence).label("last"),
-        ).where(RewardRow.sequence > after, _compared(RewardRow.run_id) == run_id)
-        return (await self._connection.execute(statement)).one()
+    async def late_rewards(self, run_id: str) -> int:
+        """Entries that came after training, by an index that has no others."""
+        statement = select(func.count()).where(RewardRow.run_id == run_id, RewardRow.after_training)
+        return int((await self._connection.execute(statement)).scalar_one())
 
     async def recent_turns(self, run_id: str, sessions: int) -> Sequence[AnyRow]:
         """`turns` by `continuation` and `attributed_by`, in the last `sessions` sessions."""

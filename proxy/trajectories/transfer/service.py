@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.reward import RewardRules
-from proxy.database.events import event_row
+from proxy.database.events import add_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest
@@ -102,7 +102,7 @@ def _add(
     usable = sum(train and is_whole(record, run.head_version) for record in added)
     if added:
         data = {"sessions": len(added), "for_training": usable}
-        connection.execute(event_row(run_id=run.id, kind="sessions.imported", data=data, now=now))
+        add_event(connection, run_id=run.id, kind="sessions.imported", data=data, now=now)
     return len(added), usable
 
 
