@@ -110,6 +110,7 @@ def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> Turn
         answer=answer_of(row.response),
         request=row.request,
         tokens=tokens,
+        masked=tuple((start, end) for start, end in row.masked or ()),
     )
 
 
