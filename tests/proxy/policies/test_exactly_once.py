@@ -30,6 +30,8 @@ _Result = TypeVar("_Result")
 LEASE = 100.0
 GROUP_TIMEOUT = 30.0
 
+PROCESSES = ("one", "two")
+
 PICK = st.integers(0, 11)
 PICKS = st.lists(PICK, min_size=1, max_size=2)
 
@@ -48,6 +50,7 @@ class TrainingAccounts(RuleBasedStateMachine):
         self.unrewarded: list[SessionId] = []
         self.batches: dict[ClaimId, list[SessionId]] = {}
         """What trainers were handed, by claim."""
+        self.of_process: dict[str, list[ClaimId]] = {process: [] for process in PROCESSES}
         self.requests: list[CommitRequest] = []
         self.acknowledged: dict[tuple[tuple[ClaimId, ...], str], int] = {}
         self.run_(self._start())
@@ -78,8 +81,8 @@ class TrainingAccounts(RuleBasedStateMachine):
     async def _head(self) -> int:
         return (await self.versions.head(self.world.run)).version
 
-    async def _claim(self, want: int) -> ClaimedBatch:
-        wish = ClaimRequest(trainer="t", want=want, max_staleness=10_000)
+    async def _claim(self, want: int, process: str | None = None) -> ClaimedBatch:
+        wish = ClaimRequest(trainer="t", process=process, want=want, max_staleness=10_000)
         return await self.claims.claim(self.world.run, wish)
 
     async def _commit(self, request: CommitRequest) -> CommitReply | None:
@@ -135,9 +138,22 @@ class TrainingAccounts(RuleBasedStateMachine):
 
     # --- trainers
 
-    @rule(want=st.integers(1, 4))
-    def claim(self, want: int) -> None:
-        self._handed(self.run_(self._claim(want)))
+    @rule(want=st.integers(1, 4), process=st.sampled_from([None, *PROCESSES]))
+    def claim(self, want: int, process: str | None) -> None:
+        batch = self.run_(self._claim(want, process))
+        self._handed(batch)
+        if batch.claim_id is not None and process is not None:
+            self.of_process[process].append(batch.claim_id)
+
+    @rule(process=st.sampled_from(PROCESSES))
+    def a_trainer_is_found_dead(self, process: str) -> None:
+        """Its claims return, and nobody else's."""
+        released = self.run_(self.claims.release_abandoned(self.world.run, process)).claim_ids
+        assert set(released) <= set(self.of_process[process])
+        for claim_id in released:
+            with suppress(Conflict):
+                self.run_(self.claims.heartbeat(self.world.run, claim_id))
+                raise AssertionError("it is leased still")
 
     @rule(wants=st.lists(st.integers(1, 3), min_size=2, max_size=3))
     def claims_at_once(self, wants: list[int]) -> None:
