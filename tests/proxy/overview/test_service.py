@@ -83,15 +83,15 @@ async def test_calls_that_named_nothing_are_a_share_of_the_recent_ones(site: Sit
 async def test_the_rate_counts_output_tokens_since_the_first_of_the_last_minute(site: Site) -> None:
     run_id = await add_run(site.database)
     await add_session(site.database, run_id, now=NOW - 20)
-    turn = await _one(site, TurnRow.output_ids, TurnRow.finished_at, where=TurnRow.run_id == run_id)
+    turn = await _one(site, TurnRow.output_logprobs, TurnRow.finished_at, where=TurnRow.run_id == run_id)
     history = RateHistory(run_id)
     await history.update(site.database, NOW)
     width = history.WIDTH_S
     begin = turn.finished_at // width * width
-    assert history.last_minute(NOW) == pytest.approx(len(turn.output_ids) / 4 / (NOW - begin))
+    assert history.last_minute(NOW) == pytest.approx(len(turn.output_logprobs) / 4 / (NOW - begin))
     assert history.last_minute(NOW + 120) == 0.0
     points = history.points(NOW)
-    assert points[0].tokens_per_second == len(turn.output_ids) / 4 / width
+    assert points[0].tokens_per_second == len(turn.output_logprobs) / 4 / width
     assert sum(point.tokens_per_second for point in points[1:]) == 0.0
 
 
