@@ -57,6 +57,7 @@ BROKEN = (
 _LEAST_BETWEEN_S = 16.0
 """Two kills of one part: one that dies five times within a minute is given up."""
 _DRAIN_S = 120.0
+_SHORT_S = 30.0
 _TRAINER = {
     "BASE_RL_TRAINER__BATCH__TRAJECTORIES": "32",
     "BASE_RL_TRAINER__BATCH__AT_LEAST": "2",
@@ -180,7 +181,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True, help=f"to {RESULT.name}")
+    parser.add_argument("--short", action="store_true", help="half a minute of kills, and nothing is written")
     options = parser.parse_args()
+    if options.short:
+        options.seconds, options.write = _SHORT_S, False
     os.environ.update(_TRAINER)
     folder = Path(tempfile.mkdtemp(prefix="base-rl-chaos-"))
     folder.chmod(0o755)  # PostgreSQL's user has its own below it

@@ -12,12 +12,13 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner
 
+from benchmarks.postgresql import programs as postgresql_programs
 from proxy.cli.commands import app
 from proxy.contract.claim import ClaimRequest
 from proxy.database.migrate import current, downgrade, newest
 from proxy.sessions.service import SessionSpec
 from proxy.trajectories.claims.service import ClaimService
-from tests.database import postgresql_programs, sqlite_database
+from tests.database import sqlite_database
 from tests.proxy.store import Store, open_store
 from tests.proxy.trajectories.world import World, open_world
 
