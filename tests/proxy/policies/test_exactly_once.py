@@ -148,12 +148,16 @@ class TrainingAccounts(RuleBasedStateMachine):
     @rule(process=st.sampled_from(PROCESSES))
     def a_trainer_is_found_dead(self, process: str) -> None:
         """Its claims return, and nobody else's."""
-        released = self.run_(self.claims.release_abandoned(self.world.run, process)).claim_ids
-        assert set(released) <= set(self.of_process[process])
-        for claim_id in released:
-            with suppress(Conflict):
-                self.run_(self.claims.heartbeat(self.world.run, claim_id))
-                raise AssertionError("it is leased still")
+
+        async def act() -> None:
+            released = (await self.claims.release_abandoned(self.world.run, process)).claim_ids
+            assert set(released) <= set(self.of_process[process])
+            for claim_id in released:
+                with suppress(Conflict):
+                    await self.claims.heartbeat(self.world.run, claim_id)
+                    raise AssertionError("it is leased still")
+
+        self.run_(act())
 
     @rule(wants=st.lists(st.integers(1, 3), min_size=2, max_size=3))
     def claims_at_once(self, wants: list[int]) -> None:
