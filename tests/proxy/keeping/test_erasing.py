@@ -12,7 +12,9 @@ from sqlalchemy import select, update
 
 from proxy.contract.identifiers import SessionId
 from proxy.credentials.service import Credentials
+from proxy.database.arrays import pack_ids
 from proxy.database.lifecycle import settle
+from proxy.database.packed_json import pack_json
 from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.errors import Gone, InvalidRequest, NotFound
 from proxy.keeping.erasing import EraseService, ErasureTarget, LearntFrom
@@ -81,13 +83,13 @@ async def test_nothing_is_left_in_the_files(world: World) -> None:
     if world.database.url.get_backend_name() != "sqlite":
         pytest.skip("PostgreSQL keeps its files itself")
     session_id = await told(world, turns=40)
-    needles = [SECRET.encode(), b"Quirinius", b"".join(number.to_bytes(4, "little") for number in IDS)]
+    needles = [b"Quirinius", pack_ids(IDS), pack_json([{"role": "user", "content": SECRET}])]
 
     def held() -> list[bool]:
         bytes_of_all = b"".join(file.read_bytes() for file in path.parent.glob(path.name + "*"))
         return [needle in bytes_of_all for needle in needles]
 
-    assert held()[1:] == [True, True]
+    assert held() == [True, True, True]
     await eraser(world).erase(ErasureTarget(session=session_id))
     assert held() == [False, False, False]
 
