@@ -10,7 +10,7 @@ from proxy.clock import Clock
 from proxy.contract.policy import PruneReply, PruneRequest
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
-from proxy.database.unit_of_work import Database
+from proxy.database.unit_of_work import Database, retried
 from proxy.errors import InvalidRequest
 from proxy.policies.repository import VersionRepository
 from proxy.runs.service import RunView
@@ -26,6 +26,7 @@ class WeightRetention:
         self._clock = clock
         self._signals = signals
 
+    @retried
     async def prune(self, run: RunView, request: PruneRequest) -> PruneReply:
         """Marks those of the present versions that are beyond the newest `keep`. Never the head, nor what engines
         hold or should hold; a mark is never taken back. Raises InvalidRequest."""
