@@ -174,6 +174,7 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     retention = RetentionService(database, runs, erasing, clock)
     await _start_serving(app, engine, clock, stack)
     signals.erasures.listen(state.chat.forget)
+    signals.requested_erasures.listen(state.chat.forget_texts)
     await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, erasing.listen))
 
     async def sweep() -> None:

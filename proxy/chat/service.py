@@ -169,14 +169,16 @@ class ChatService:
         return await self._prompts.count(call)
 
     def forget(self, session_ids: Collection[str]) -> None:
-        """Of erased sessions nothing is said again. What was read of messages does not say whose they were: all of it
-        goes."""
+        """Of erased sessions nothing is said again."""
         self._recent.forget(session_ids)
         self._unnamed.forget(session_ids)
-        self.remembered.clear()
         for generation in self._running:
             if generation.head.session_id in session_ids:
                 generation.abandon()
+
+    def forget_texts(self, _session_ids: Collection[str]) -> None:
+        """What was read of messages does not say whose they were: all of it goes."""
+        self.remembered.clear()
 
     async def aclose(self) -> None:
         """Ends what still generates; each turn is recorded with what it has."""

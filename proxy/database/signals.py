@@ -73,11 +73,12 @@ class Erasures:
 class Signals:
     """`trajectories`: a session may have become claimable. `versions`: a version was committed or served.
     `events`: something was appended to the event log. `endings`: sessions may have ended. `erasures`: sessions were
-    erased."""
+    erased; `requested_erasures`: those of them that somebody asked for, and not retention, whose are long over."""
 
     def __init__(self) -> None:
         self.endings = Endings()
         self.erasures = Erasures()
+        self.requested_erasures = Erasures()
         self.trajectories = Signal()
         self.versions = Signal()
         self.events = Signal()

@@ -128,7 +128,7 @@ class EraseService:
             self._signals.events.notify()
             if self._observer is not None:
                 self._observer.sessions_erased(marked, reason=reason.value)
-        self._signals.erasures.notify(session_ids)
+        self._tell(session_ids, requested=session_ids if reason is ErasedReason.REQUESTED else ())
         return marked
 
     async def empty(self, session_ids: Sequence[str] | None = None) -> int:
@@ -150,9 +150,14 @@ class EraseService:
         """Tells this process of sessions that others erased."""
         since = max(self._heard.values(), default=self._clock()) - _OVERLAP_SECONDS
         rows = await self._database.look(lambda found: KeepingRepository(found).marked_since(since))
-        new = [row.id for row in rows if row.id not in self._heard]
+        new = [row for row in rows if row.id not in self._heard]
         self._heard = {row.id: row.erased_at for row in rows}
-        self._signals.erasures.notify(new)
+        requested = [row.id for row in new if row.erased_reason == ErasedReason.REQUESTED.value]
+        self._tell([row.id for row in new], requested=requested)
+
+    def _tell(self, session_ids: Sequence[str], *, requested: Sequence[str]) -> None:
+        self._signals.erasures.notify(session_ids)
+        self._signals.requested_erasures.notify(requested)
 
     async def _find(self, target: ErasureTarget) -> list[str]:
         if (target.session is None) == (target.user is None):

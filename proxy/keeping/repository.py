@@ -119,8 +119,9 @@ class KeepingRepository:
         return marked
 
     def marked_since(self, since: float) -> list[AnyRow]:
-        """Ids and times of sessions that were erased then or later."""
-        statement = select(SessionRow.id, SessionRow.erased_at).where(SessionRow.erased_at >= since)
+        """Ids, times and reasons of sessions that were erased then or later."""
+        columns = (SessionRow.id, SessionRow.erased_at, SessionRow.erased_reason)
+        statement = select(*columns).where(SessionRow.erased_at >= since)
         return list(self._connection.execute(statement).all())
 
     # Content

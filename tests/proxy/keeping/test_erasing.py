@@ -162,12 +162,17 @@ async def test_what_was_only_marked_is_emptied_by_the_next_sweep(world: World) -
 async def test_other_proxies_hear_of_it(world: World) -> None:
     session_id = await told(world)
     await eraser(world).erase(ErasureTarget(session=session_id))
+    overdue = await told(world)
+    await eraser(world).mark([overdue], ErasedReason.RETENTION, by="retention")
     heard: list[frozenset[str]] = []
+    requested: list[frozenset[str]] = []
     world.signals.erasures.listen(heard.append)
+    world.signals.requested_erasures.listen(requested.append)
     other = eraser(world)
     await other.listen()
     await other.listen()
-    assert heard == [frozenset({session_id})]
+    assert heard == [frozenset({session_id, overdue})]
+    assert requested == [frozenset({session_id})]
 
 
 async def test_calls_that_end_while_their_session_is_erased_are_kept_whole_or_not_at_all(world: World) -> None:
