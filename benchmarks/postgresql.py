@@ -59,8 +59,9 @@ class PostgresServer:
             [
                 *self._as_owner(),
                 str(found / "initdb"),
-                *("--pgdata", str(self._data), "--username", USER, "--auth", "trust", "--no-sync", "--no-locale"),
-                *("--encoding", "UTF8"),
+                *("--pgdata", str(self._data), "--username", USER, "--auth", "trust", "--no-sync"),
+                # Text in the order of a language, as on most servers: nothing may depend on the order of bytes.
+                *("--encoding", "UTF8", "--locale-provider", "icu", "--icu-locale", "en-US"),
             ],
             check=True,
             stdout=subprocess.DEVNULL,
@@ -130,6 +131,8 @@ class PostgresServer:
         return psycopg.connect(self.url(database), autocommit=True, connect_timeout=5)
 
     def _as_owner(self) -> list[str]:
-        """With this process, however that ends, ends the server."""
+        """With this process, however that ends, ends the server (Linux)."""
+        if shutil.which("setpriv") is None:
+            return []
         change = ["--reuid", USER, "--regid", USER, "--clear-groups"] if os.geteuid() == 0 else []
         return ["setpriv", "--pdeathsig", "QUIT", *change, "--"]
