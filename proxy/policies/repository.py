@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -126,9 +126,17 @@ class VersionRepository:
         except IntegrityError as error:
             raise Conflict(f"version {version} has been committed by somebody else") from error
         if step.tokens:
-            await self._connection.execute(
-                insert(TokenAuditRow), [_token_columns(run_id, version, audit) for audit in step.tokens]
-            )
+            erased = await self._erased({audit.session_id for audit in step.tokens})
+            kept = [audit for audit in step.tokens if audit.session_id not in erased]
+            if kept:
+                await self._connection.execute(
+                    insert(TokenAuditRow), [_token_columns(run_id, version, audit) for audit in kept]
+                )
+
+    async def _erased(self, session_ids: Collection[str]) -> set[str]:
+        """Those whose content was erased while a trainer had them."""
+        statement = select(SessionRow.id).where(SessionRow.id.in_(session_ids), SessionRow.erased_at.is_not(None))
+        return set((await self._connection.execute(statement)).scalars())
 
     async def consume(self, run_id: str, claim_ids: Sequence[ClaimId], version: int, *, now: float) -> int:
         """The claims and their sessions belong to `version` from now on, which is the head. How many sessions.
