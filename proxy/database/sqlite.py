@@ -91,7 +91,7 @@ def _configure(engine: Engine, *, synchronous: str) -> None:
         cursor.execute("PRAGMA secure_delete = ON")  # what is erased is overwritten
         cursor.execute("PRAGMA temp_store = MEMORY")
         cursor.execute("PRAGMA cache_size = -32768")  # KiB: of the indexes that each turn adds to at a random place
-        cursor.execute("PRAGMA wal_autocheckpoint = 4000")  # pages: a commit that waits for the disk every 16 MiB
+        cursor.execute("PRAGMA wal_autocheckpoint = 1000")  # pages: a commit that waits for the disk every 16 MiB
         cursor.close()
 
 

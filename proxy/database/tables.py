@@ -187,7 +187,7 @@ class SessionRow(Base):
 class SessionUserRow(Base):
     """On whose behalf a session's calls were made, so that what is known of a person can be found and erased.
 
-    `digest` is a keyed hash of what the agent sent as `user` (`credentials/users.py`): the name itself is not kept here.
+    `digest` is a keyed hash of what the agent sent as `user` (`credentials/users.py`): the name itself is not kept.
     """
 
     __tablename__ = "session_users"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, and_, bindparam, case, exists, insert, or_, select, text, update
+from sqlalchemy import Connection, Row, Text, and_, bindparam, case, cast, exists, insert, or_, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.identifiers import SessionId, TurnId
@@ -259,8 +260,8 @@ _TRAINABLE_TURNS = (
         TurnRow.prompt_ids,
         TurnRow.output_ids,
         TurnRow.output_logprobs,
-        TurnRow.spans,
-        TurnRow.sampling,
+        cast(TurnRow.spans, Text).label("spans"),
+        cast(TurnRow.sampling, Text).label("sampling"),
         TurnRow.finish_reason,
         TurnRow.continuation,
         TurnRow.state,
@@ -275,6 +276,17 @@ _TRAINABLE_TURNS = (
 )
 
 
+def _spans(stored: str) -> tuple[VersionSpan, ...]:
+    found = msgspec.json.decode(stored, type=list[tuple[int, int, int]])
+    return tuple([VersionSpan(version=version, start=start, end=end) for version, start, end in found])
+
+
+@lru_cache(maxsize=512)
+def _sampling(stored: str) -> SamplingParameters:
+    """Most turns of a run were drawn alike."""
+    return msgspec.json.decode(stored, type=SamplingParameters)
+
+
 def _turn(row: Row[*tuple[Any, ...]]) -> Turn:
     return Turn(
         id=TurnId(row.id),
@@ -284,8 +296,8 @@ def _turn(row: Row[*tuple[Any, ...]]) -> Turn:
         prompt_ids=unpack_ids(row.prompt_ids),
         output_ids=unpack_ids(row.output_ids),
         output_logprobs=unpack_logprobs(row.output_logprobs),
-        spans=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in row.spans),
-        sampling=msgspec.convert(row.sampling, SamplingParameters),
+        spans=_spans(row.spans),
+        sampling=_sampling(row.sampling),
         finish_reason=FinishReason(row.finish_reason),
         continuation=Continuation(row.continuation),
         state=TurnState(row.state),

@@ -44,10 +44,8 @@ class Selection(msgspec.Struct, kw_only=True):
 
     units: list[tuple[Candidate, ...]] = msgspec.field(default_factory=list)
     stale: list[Candidate] = msgspec.field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return sum(len(unit) for unit in self.units)
+    count: int = 0
+    """Of the sessions in `units`."""
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -108,3 +106,4 @@ def _add(members: Iterable[Candidate], bounds: Bounds, selection: Selection) -> 
         (selection.stale if is_stale(member, bounds) else fresh).append(member)
     if fresh:
         selection.units.append(tuple(fresh))
+        selection.count += len(fresh)

@@ -32,7 +32,7 @@ MAX_WAIT_SECONDS = 60.0
 MAX_WANT = 8192
 MAX_PROCESS = 64
 _RECHECK_SECONDS = 1.0
-_PAGE = 512
+_PAGE, _PAGE_AT_LEAST = 512, 16
 _EXPIRED_AT_ONCE = 16
 
 Abandoned = Callable[[], Awaitable[bool]]
@@ -230,11 +230,12 @@ class ClaimService:
         seen: set[str] = set()
         last: Candidate | None = None
         while selection.count < request.want:
-            page = await repository.ready_page(run.id, last, _PAGE)
+            size = min(_PAGE, 2 * (request.want - selection.count) + _PAGE_AT_LEAST)
+            page = await repository.ready_page(run.id, last, size)
             named = {candidate.group_id: None for candidate in page if candidate.group_id is not None}
             groups = await repository.groups([group_id for group_id in named if group_id not in seen])
             select_units(page, groups, bounds, want=request.want, seen=seen, selection=selection)
-            if len(page) < _PAGE:
+            if len(page) < size:
                 break
             last = page[-1]
         return selection

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -186,11 +185,11 @@ async def test_a_small_cache_changes_no_answer(world: World) -> None:
         assert found.path_ids == expected
 
 
-async def test_turns_are_there_after_a_restart(tmp_path: Path) -> None:
-    async with open_world(tmp_path / "store.sqlite3") as world:
+async def test_turns_are_there_after_a_restart(database_url: str) -> None:
+    async with open_world(database_url) as world:
         session = await world.session()
         await world.turn(session, conversation="a")
-    async with open_world(tmp_path / "store.sqlite3") as world:
+    async with open_world(database_url) as world:
         parent = await world.store.find_parent(session, [hash_of("a")])
         assert parent is not None
         assert parent.path_ids == (1, 2, 3, 4, 5)
