@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -20,7 +22,10 @@ ApiKey = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 DEFAULT_DATA_DIR = Path(".base-rl")
-out = Console()
+_PIPED_WIDTH = 200
+"""Of tables that no terminal bounds: a program or a file gets them whole."""
+
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH)
 errors = Console(stderr=True)
 
 

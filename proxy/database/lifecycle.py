@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Text, bindparam, case, cast, literal_column, select, update
 
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
@@ -256,9 +256,17 @@ _CLOSE = Prepared(update(SessionRow).where(_OF, SessionRow.outcome.is_(None)).va
 _END = Prepared(
     update(SessionRow)
     .where(_OF, is_open())
-    .values(state=bindparam("state"), end_reason=bindparam("end_reason"), ended_at=bindparam("ended_at"))
+    .values(
+        state=bindparam("state"),
+        end_reason=bindparam("end_reason"),
+        ended_at=case(
+            (SessionRow.last_active_at > bindparam("ended_at"), SessionRow.last_active_at),
+            else_=bindparam("ended_at"),
+        ),
+    )
     .returning(SessionRow.id)
 )
+"""A session does not end before its turns, though the clock was set back since: they would not be of it."""
 
 _LOCK = select(SessionRow.id).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
 _LOCK = _LOCK.order_by(SessionRow.id).with_for_update(key_share=True)

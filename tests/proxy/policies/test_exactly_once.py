@@ -1,4 +1,5 @@
-"""Any sequence of claims, commits, crashes and repetitions trains each trajectory at most once and loses none."""
+"""Any sequence of turns, rewards, claims, commits, crashes, repetitions and jumps of the clock, at two proxies,
+trains each trajectory at most once and loses none, and no turn and no reward."""
 
 from __future__ import annotations
 
@@ -16,10 +17,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sqlalchemy import text
 
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest
-from proxy.contract.identifiers import ClaimId, GroupId, SessionId
+from proxy.contract.identifiers import ClaimId, GroupId, KeyId, SessionId, new_reward_id
+from proxy.credentials.service import Principal, PrincipalKind
 from proxy.errors import Conflict
+from proxy.feedback.service import FeedbackItem, FeedbackService, Receipt
 from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
+from proxy.trajectories.service import TurnRecord
 from tests.database import needs_postgresql, postgresql_database, sqlite_database
 from tests.proxy.policies.publishing import commit_request, publish
 from tests.proxy.store import MovedClock
@@ -36,8 +40,20 @@ PICK = st.integers(0, 11)
 PICKS = st.lists(PICK, min_size=1, max_size=2)
 
 
+class Proxy:
+    """A process's services, with memories of their own."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        wiring = {"database": world.database, "clock": world.clock, "signals": world.signals}
+        self.claims = ClaimService(**wiring)  # type: ignore[arg-type]
+        self.versions = VersionService(**wiring)  # type: ignore[arg-type]
+        self.feedback = FeedbackService(world.database, world.signals, world.clock)
+
+
 class TrainingAccounts(RuleBasedStateMachine):
-    """Trainers and clients around a real SQLite file; the proxy may be replaced at any moment."""
+    """Trainers and clients around a real SQLite file and two proxies on it, either of which may be the one that is
+    asked, and may be replaced at any moment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +69,12 @@ class TrainingAccounts(RuleBasedStateMachine):
         self.of_process: dict[str, list[ClaimId]] = {process: [] for process in PROCESSES}
         self.requests: list[CommitRequest] = []
         self.acknowledged: dict[tuple[tuple[ClaimId, ...], str], int] = {}
+        self.sessions: list[SessionId] = []
+        self.turns: dict[SessionId, list[TurnRecord]] = {}
+        """What was acknowledged, in order."""
+        self.rewards: dict[str, tuple[FeedbackItem, Receipt]] = {}
+        """By idempotency key."""
+        self.latest = self.clock.now
         self.run_(self._start())
 
     def new_database(self) -> str:
@@ -64,10 +86,16 @@ class TrainingAccounts(RuleBasedStateMachine):
     async def _start(self) -> None:
         self.stack = AsyncExitStack()
         options = {"lease_seconds": LEASE, "group_timeout_seconds": GROUP_TIMEOUT}
-        self.world: World = await self.stack.enter_async_context(open_world(self.url, clock=self.clock, **options))
-        wiring = {"database": self.world.database, "clock": self.clock, "signals": self.world.signals}
-        self.claims = ClaimService(**wiring)  # type: ignore[arg-type]
-        self.versions = VersionService(**wiring)  # type: ignore[arg-type]
+        self.proxies = [
+            Proxy(await self.stack.enter_async_context(open_world(self.url, clock=self.clock, **options)))
+            for _ in range(2)
+        ]
+        self._ask(self.proxies[0])
+
+    def _ask(self, proxy: Proxy) -> None:
+        """From now on this one."""
+        self.world, self.claims, self.versions = proxy.world, proxy.claims, proxy.versions
+        self.feedback = proxy.feedback
 
     def teardown(self) -> None:
         try:
@@ -115,7 +143,8 @@ class TrainingAccounts(RuleBasedStateMachine):
     @initialize()
     def some_sessions(self) -> None:
         for _ in range(3):
-            self.run_(self.world.ready())
+            self.session(grouped=False, size=None)
+            self.reward(value=1.0, first=True)
 
     @rule(grouped=st.booleans(), size=st.sampled_from([None, 1, 2, 3]))
     def session(self, grouped: bool, size: int | None) -> None:
@@ -126,15 +155,65 @@ class TrainingAccounts(RuleBasedStateMachine):
                     self.groups.append(await self.world.group(size=size))
                 group = self.groups[-1]
             session = await self.world.session(group=group)
-            await self.world.turn(session)
+            self.sessions.append(session)
             self.unrewarded.append(session)
 
         self.run_(act())
+        self.turn(pick=len(self.sessions) - 1, continues=False, repetitions=1)
+
+    @precondition(lambda self: self.sessions)
+    @rule(pick=PICK, continues=st.booleans(), repetitions=st.integers(1, 2))
+    def turn(self, pick: int, continues: bool, repetitions: int) -> None:
+        """Of a session that may have ended, and been trained, long ago. Recorded again, it is the same turn."""
+        session = self.sessions[pick % len(self.sessions)]
+        known = self.turns.setdefault(session, [])
+        if continues and known:
+            record = self.world.record(session, parent=known[-1], prefix_tokens=4, prompt_ids=(7,))
+        else:
+            record = self.world.record(session)
+        for _ in range(repetitions):
+            self.run_(self.world.store.record(record))
+        known.append(record)
 
     @precondition(lambda self: self.unrewarded)
     @rule(value=st.sampled_from([0.0, 1.0]), first=st.booleans())
     def reward(self, value: float, first: bool) -> None:
-        self.run_(self.world.reward(self.unrewarded.pop(0 if first else -1), value))
+        session = self.unrewarded.pop(0 if first else -1)
+        self._rewarded(
+            FeedbackItem(entries=(("reward", value),), session_id=session, idempotency_key=new_reward_id())
+        )
+
+    @precondition(lambda self: self.sessions)
+    @rule(pick=PICK, value=st.sampled_from([0.0, 0.5]), of_turn=st.booleans())
+    def another_reward(self, pick: int, value: float, of_turn: bool) -> None:
+        """Early, late or a revision: it does not end the session."""
+        session = self.sessions[pick % len(self.sessions)]
+        known = self.turns[session]
+        self._rewarded(
+            FeedbackItem(
+                entries=(("reward", value), ("style", -value)),
+                session_id=session,
+                turn_id=known[pick % len(known)].turn.id if of_turn else None,
+                final=False,
+                idempotency_key=new_reward_id(),
+            )
+        )
+
+    @precondition(lambda self: self.rewards)
+    @rule(pick=PICK)
+    def a_reward_whose_answer_was_lost(self, pick: int) -> None:
+        """Posted again, it gets the first answer."""
+        key = list(self.rewards)[pick % len(self.rewards)]
+        item, receipt = self.rewards[key]
+        assert self.run_(self.feedback.record(self._customer(), [item])) == [receipt]
+
+    def _rewarded(self, item: FeedbackItem) -> None:
+        (receipt,) = self.run_(self.feedback.record(self._customer(), [item]))
+        assert item.idempotency_key is not None
+        self.rewards[item.idempotency_key] = (item, receipt)
+
+    def _customer(self) -> Principal:
+        return Principal(key_id=KeyId("key_test"), kind=PrincipalKind.RUN, run_id=self.world.run_id, session_id=None)
 
     # --- trainers
 
@@ -253,6 +332,17 @@ class TrainingAccounts(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, GROUP_TIMEOUT, LEASE - 1, LEASE]))
     def time_passes(self, seconds: float) -> None:
         self.clock.now += seconds
+        self.latest = max(self.latest, self.clock.now)
+
+    @rule(seconds=st.sampled_from([1.0, LEASE, 10 * LEASE]))
+    def clock_is_set_back_and_the_proxies_restart(self, seconds: float) -> None:
+        """Within one process, time never goes back (`proxy.clock`)."""
+        self.clock.now -= seconds
+        self.proxy_restarts()
+
+    @rule()
+    def the_other_proxy_is_asked(self) -> None:
+        self._ask(next(proxy for proxy in self.proxies if proxy.claims is not self.claims))
 
     @rule()
     def sweep(self) -> None:
@@ -301,6 +391,7 @@ class TrainingAccounts(RuleBasedStateMachine):
         assert [row.parent_version for row in versions] == [None, *range(len(versions) - 1)]
         assert await self._head() == len(versions) - 1
         assert set(self.acknowledged.values()) <= {row.version for row in versions}
+        await self._check_turns_and_rewards()
         committed = {row.id: row.committed_version for row in in_claims if row.state == "committed"}
         for (claim_ids, _sha256), version in self.acknowledged.items():
             assert {committed[claim_id] for claim_id in claim_ids} == {version}
@@ -308,10 +399,27 @@ class TrainingAccounts(RuleBasedStateMachine):
                 sessions = {row.session_id for row in in_claims if row.id == claim_id}
                 assert sessions == set(self.batches[claim_id])
 
+    async def _check_turns_and_rewards(self) -> None:
+        """Each is there once, with what was acknowledged."""
+        stored: dict[str, list[str]] = {session: [] for session in self.sessions}
+        for row in await self._query("SELECT id, session_id, ordinal FROM turns ORDER BY session_id, ordinal"):
+            assert row.ordinal == len(stored[row.session_id])
+            stored[row.session_id].append(row.id)
+        assert stored == {session: [record.turn.id for record in self.turns[session]] for session in self.sessions}
+        counts = {row.id: row.turn_count for row in await self._query("SELECT id, turn_count FROM sessions")}
+        assert counts == {session: len(known) for session, known in self.turns.items()}
+        entries = {row.id: row.value for row in await self._query("SELECT id, value FROM rewards")}
+        acknowledged = {
+            reward_id: value
+            for item, receipt in self.rewards.values()
+            for reward_id, (_, value) in zip(receipt.rewards, item.entries, strict=True)
+        }
+        assert entries == acknowledged
+
     async def _everything_trainable_is_claimable(self) -> None:
         for session in self.unrewarded:
             await self.world.reward(session, 0.0)
-        self.clock.now += LEASE + GROUP_TIMEOUT
+        self.clock.now = self.latest + LEASE + GROUP_TIMEOUT
         await self.claims.sweep()
         consumed = {row.id for row in await self._query("SELECT id FROM sessions WHERE training = 'consumed'")}
         everything = {row.id for row in await self._query("SELECT id FROM sessions")}

@@ -47,6 +47,15 @@ async def test_a_claim_leases_what_it_hands_out(world: World, claims: ClaimServi
     assert set(claimed.reward_ids) == {reward, turn_reward}
 
 
+async def test_turns_from_before_the_clock_was_set_back_stay_trainable(world: World, claims: ClaimService) -> None:
+    session = await world.session()
+    turn = await world.turn(session)
+    world.clock.now -= 10_000
+    await world.reward(session, 1.0)
+    (group,) = (await claims.claim(world.run, wish())).groups
+    assert [node.id for node in group.trajectories[0].turns] == [turn.turn.id]
+
+
 async def test_nothing_is_handed_out_twice(world: World, claims: ClaimService) -> None:
     wanted = {await world.ready() for _ in range(6)}
     batches = await asyncio.gather(*(claims.claim(world.run, wish(2)) for _ in range(4)))
