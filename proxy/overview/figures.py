@@ -53,6 +53,9 @@ class RunFigures:
         self._rates: dict[str, RateHistory] = {}
         self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
 
+    def close(self) -> None:
+        self._remembered.close()
+
     async def curves(self, run_id: str) -> Curves:
         return await self._remembered.get(("curves", run_id), lambda: self._drawn(run_id))
 

@@ -19,6 +19,13 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
     min_reward: float | None = None
     max_reward: float | None = None
 
+    @property
+    def is_searched(self) -> bool:
+        """Whether sessions are looked through for it, as no index has them: of a group, and open ones, it has."""
+        if self.group is not None or self.state == "open":
+            return False
+        return any(value is not None for value in msgspec.structs.astuple(self))
+
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
     """The last row of a page: the next one goes on below it. On the wire, `<created_at as hex float>~<id>`."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from proxy.database.unit_of_work import Database
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.views import RatePoint
@@ -16,28 +18,61 @@ _Answer = TypeVar("_Answer")
 _COST_FACTOR = 20.0
 """An answer that took t seconds is kept for 20 t: watching costs a twentieth of one core at most."""
 
+_PATIENCE_S = 0.03
+"""Who asks for an answer that takes longer, and was given before, gets the old one while the new one is made."""
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    """`due` and `seconds` of monotonic time: when it is to be made again, and how long it took."""
+
+    value: Any
+    due: float
+    seconds: float
+
 
 class Remembered:
-    """Answers by key, each for `hold_seconds` at least; many who ask at once cause one computation."""
+    """Answers by key, each for `hold_seconds` at least; many who ask at once cause one computation. Only the first
+    who asks for a slow one waits for it."""
 
     def __init__(self, hold_seconds: float) -> None:
         self._hold_seconds = hold_seconds
-        self._answers: dict[Hashable, tuple[Any, float]] = {}
+        self._answers: dict[Hashable, _Answered] = {}
         self._locks: dict[Hashable, asyncio.Lock] = {}
+        self._under_way: dict[Hashable, asyncio.Task[None]] = {}
 
     async def get(self, key: Hashable, compute: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        known = self._answers.get(key)
+        if known is not None and known.seconds > _PATIENCE_S:
+            if time.monotonic() >= known.due and key not in self._under_way:
+                self._under_way[key] = asyncio.create_task(self._renewed(key, compute))
+            return cast("_Answer", known.value)
         async with self._locks.setdefault(key, asyncio.Lock()):
             known = self._answers.get(key)
-            began = time.monotonic()
-            if known is not None and began < known[1]:
-                return cast("_Answer", known[0])
-            answer = await compute()
-            ended = time.monotonic()
-            self._answers[key] = (answer, ended + max(self._hold_seconds, _COST_FACTOR * (ended - began)))
-            return answer
+            if known is not None and time.monotonic() < known.due:
+                return cast("_Answer", known.value)
+            return await self._made(key, compute)
 
-    def forget(self) -> None:
-        self._answers.clear()
+    def close(self) -> None:
+        """Ends what is being made for nobody in particular."""
+        for task in self._under_way.values():
+            task.cancel()
+
+    async def _made(self, key: Hashable, compute: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        began = time.monotonic()
+        answer = await compute()
+        ended = time.monotonic()
+        seconds = ended - began
+        self._answers[key] = _Answered(answer, ended + max(self._hold_seconds, _COST_FACTOR * seconds), seconds)
+        return answer
+
+    async def _renewed(self, key: Hashable, compute: Callable[[], Awaitable[Any]]) -> None:
+        """Where it fails, the old answer is not given any more: the next who asks gets the reason."""
+        try:
+            await self._made(key, compute)
+        except Exception:  # noqa: BLE001  (see above)
+            self._answers.pop(key, None)
+        finally:
+            del self._under_way[key]
 
 
 class RateHistory:

@@ -47,6 +47,9 @@ _LOGPROB_BYTES = 4
 _LONGEST_TURN_S = 3600.0
 """A turn that took longer is not in the rates."""
 _CLAIM_STATES = ("leased", "committed", "released", "expired")
+SEARCHED = 4096
+"""How many sessions one page of a filtered list goes through."""
+
 _LOOKED_THROUGH = 4096
 """How many ended sessions are searched for the last rewarded ones."""
 
@@ -209,10 +212,13 @@ class OverviewRepository:
     async def sessions(
         self, run_id: str, wanted: SessionFilter, *, after: Cursor | None, limit: int
     ) -> Sequence[AnyRow]:
-        """Newest first, below the cursor."""
+        """Newest first, below the cursor; of those that few may match, as many as are found in `searched_to`."""
         conditions: list[ColumnElement[bool]] = [SessionRow.run_id == run_id]
+        if wanted.is_searched:
+            newest = _newest(run_id, after).limit(SEARCHED).subquery()
+            conditions.append(SessionRow.id.in_(select(newest.c.id)))
         if wanted.state is not None:
-            conditions.append(SessionRow.state == wanted.state)
+            conditions.append(is_open() if wanted.state == "open" else SessionRow.state == wanted.state)
         if wanted.training is not None:
             conditions.append(SessionRow.training == wanted.training)
         if wanted.attributed_by is not None:
@@ -226,11 +232,18 @@ class OverviewRepository:
         if wanted.max_reward is not None:
             conditions.append(SessionRow.reward <= wanted.max_reward)
         if after is not None:
-            conditions.append(tuple_(SessionRow.created_at, SessionRow.id) < (after.at, after.key))
+            conditions.append(_below(after))
         statement = (
             _SESSIONS.where(*conditions).order_by(SessionRow.created_at.desc(), SessionRow.id.desc()).limit(limit)
         )
         return await self._all(statement)
+
+    async def searched_to(self, run_id: str, after: Cursor | None) -> AnyRow | None:
+        """The last of the sessions that one search goes through (`id`, `created_at`), None where it comes to the
+        end."""
+        statement = _newest(run_id, after).offset(SEARCHED - 1).limit(2)
+        rows = await self._all(statement)
+        return rows[0] if len(rows) == 2 else None
 
     async def session(self, session_id: str) -> AnyRow | None:
         return (await self._connection.execute(_SESSIONS.where(SessionRow.id == session_id))).one_or_none()
@@ -309,6 +322,18 @@ class OverviewRepository:
     async def key(self, key_id: str) -> AnyRow | None:
         statement = select(ApiKeyRow.id, ApiKeyRow.kind, ApiKeyRow.run_id, ApiKeyRow.revoked_at)
         return (await self._connection.execute(statement.where(ApiKeyRow.id == key_id))).one_or_none()
+
+
+def _newest(run_id: str, after: Cursor | None) -> Select[*tuple[Any, ...]]:
+    """`id` and `created_at` of a run's sessions below the cursor, newest first."""
+    statement = select(SessionRow.id, SessionRow.created_at).where(SessionRow.run_id == run_id)
+    if after is not None:
+        statement = statement.where(_below(after))
+    return statement.order_by(SessionRow.created_at.desc(), SessionRow.id.desc())
+
+
+def _below(cursor: Cursor) -> ColumnElement[bool]:
+    return tuple_(SessionRow.created_at, SessionRow.id) < (cursor.at, cursor.key)
 
 
 def _compared(column: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:

@@ -41,6 +41,7 @@ from proxy.overview.views import (
     KeyHolder,
     RunList,
     RunSummary,
+    SessionItem,
     SessionPage,
     SessionView,
     Snapshot,
@@ -83,8 +84,9 @@ class OverviewService:
         self._closed = asyncio.Event()
 
     def close(self) -> None:
-        """Ends all event streams."""
+        """Ends all event streams, and what is counted ahead."""
         self._closed.set()
+        self._figures.close()
 
     def now(self) -> float:
         """The time that everything here is told in."""
@@ -139,14 +141,20 @@ class OverviewService:
     async def sessions(
         self, name_or_id: str, wanted: SessionFilter, *, cursor: str | None = None, limit: int = 50
     ) -> SessionPage:
-        """Newest first. Raises InvalidRequest for a cursor that no page gave out."""
+        """Newest first. A page of a filtered list goes through some thousand sessions: it may be short, or empty, and
+        still not be the last. Raises InvalidRequest for a cursor that no page gave out."""
         run_id = await self.run_id(name_or_id)
         size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
         async with self._database.read() as connection:
-            rows = await OverviewRepository(connection).sessions(run_id, wanted, after=after, limit=size + 1)
+            repository = OverviewRepository(connection)
+            rows = await repository.sessions(run_id, wanted, after=after, limit=size + 1)
+            last: AnyRow | SessionItem | None = None
+            if len(rows) <= size and wanted.is_searched:
+                last = await repository.searched_to(run_id, after)
         items = tuple(assembly.session_item(row) for row in rows[:size])
-        last = items[-1] if len(rows) > size else None
+        if len(rows) > size:
+            last = items[-1]
         return SessionPage(
             sessions=items,
             next_cursor=Cursor(at=last.created_at, key=last.id).encode() if last is not None else None,

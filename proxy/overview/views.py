@@ -269,7 +269,8 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of sessions, newest first. `next_cursor` None: this was the last page."""
+    """A page of sessions, newest first. `next_cursor` None: this was the last page. A filtered one may be short, or
+    empty, and not be the last."""
 
     sessions: tuple[SessionItem, ...]
     next_cursor: str | None

@@ -139,6 +139,27 @@ async def test_sessions_are_filtered(site: Site, run_id: str, wanted: SessionFil
     assert len((await site.overview.sessions(run_id, wanted, limit=200)).sessions) == count
 
 
+async def test_a_filtered_list_is_searched_bit_by_bit(
+    site: Site, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No page goes through more than so many sessions, and no match is passed over."""
+    wanted = SessionFilter(training="expired")
+    (expected,) = (await site.overview.sessions(run_id, wanted)).sessions
+    monkeypatch.setattr("proxy.overview.repository.SEARCHED", 7)
+    found: list[str] = []
+    pages, cursor = 0, None
+    while True:
+        page = await site.overview.sessions(run_id, wanted, cursor=cursor)
+        found += [session.id for session in page.sessions]
+        pages, cursor = pages + 1, page.next_cursor
+        if cursor is None:
+            break
+    assert found == [expected.id]
+    assert pages == -(-106 // 7)
+    open_ones = await site.overview.sessions(run_id, SessionFilter(state="open"))
+    assert open_ones.next_cursor is None, "an index has them"
+
+
 async def test_a_session_tells_its_turns_its_reward_and_the_step_that_took_it(site: Site, run_id: str) -> None:
     (item,) = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions
     view = await site.overview.session(item.id)
