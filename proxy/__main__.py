@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from proxy import log
 from proxy.app import begin_stop, create_app
+from proxy.errors import StoreUnavailable
 from proxy.settings import ConfigurationError, Settings, load_settings
 
 GRACE_SECONDS = 7
@@ -29,7 +30,8 @@ KEEP_ALIVE_SECONDS = 75
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 2 for a configuration that is wrong, with the reason as the last line of standard error."""
+    """The exit status: 2 for a configuration that is wrong, 1 for a database that is away and may come back, with the
+    reason as the last line of standard error."""
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The base-rl proxy.")
     parser.add_argument("--config", type=Path, help="TOML file; BASE_RL_SECTION__KEY in the environment overrides it")
     options = parser.parse_args(arguments)
@@ -86,13 +88,13 @@ class _Server(uvicorn.Server):
 
 
 def _is_worth_a_line(app: FastAPI, record: logging.LogRecord) -> bool:
-    """False for the traceback of a wrong configuration: its message is the last line."""
+    """False for the traceback of what the last line says."""
     return app.state.startup_error is None or not record.getMessage().startswith("Traceback")
 
 
-def _refuse(error: ConfigurationError) -> int:
+def _refuse(error: ConfigurationError | StoreUnavailable) -> int:
     sys.stderr.write(f"base-rl: {error}\n")
-    return 2
+    return 2 if isinstance(error, ConfigurationError) else 1
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ health = APIRouter(tags=["health"])
 def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock = system_clock) -> FastAPI:
     """The application; its services start with its lifespan. `engine` and `clock` are for tests.
 
-    Raises ConfigurationError without an engine's address; starting raises it for a wrong model, run or database and
-    leaves it in `app.state.startup_error`.
+    Raises ConfigurationError without an engine's address; starting raises it for a wrong model, run or database, and
+    StoreUnavailable for a database that is away, and leaves them in `app.state.startup_error`.
     """
     if engine is None and settings.engine.url is None:
         raise ConfigurationError(
@@ -83,7 +83,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
                 chosen = engine or SglangEngine(str(settings.engine.url), settings.engine)
                 stack.push_async_callback(chosen.aclose)
                 await _start(app, settings, chosen, clock, stack)
-            except ConfigurationError as error:
+            except (ConfigurationError, StoreUnavailable) as error:
                 app.state.startup_error = error
                 raise
             _LOG.info("ready", run=settings.run.name, model=settings.run.model)

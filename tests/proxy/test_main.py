@@ -117,3 +117,20 @@ def test_a_wrong_configuration_ends_with_one_clear_line(tmp_path: Path, model: P
         assert ended.returncode == 2, ended.stderr
         assert expected in ended.stderr.strip().splitlines()[-1]
         assert "Traceback" not in ended.stderr
+
+
+def test_a_database_that_is_away_is_one_line_and_another_exit_status(tmp_path: Path, model: Path) -> None:
+    """Who starts it again may be luckier."""
+    url = "postgresql://somebody:secret@127.0.0.1:1/store?connect_timeout=2"
+    ended = subprocess.run(
+        [sys.executable, "-m", "proxy"],
+        env=environment(tmp_path, model, BASE_RL_DATABASE__URL=url),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stderr
+    assert "cannot be reached" in ended.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+    assert "secret" not in ended.stderr
