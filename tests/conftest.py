@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,9 @@ _DATABASES = [
 
 
 def pytest_configure() -> None:
-    """Property tests run on machines that are shared: how long an example takes says nothing there."""
+    """Property tests run on machines that are shared: how long an example takes says nothing there. And what commands
+    print is as wide in every terminal."""
+    os.environ["COLUMNS"] = "200"
     settings.register_profile("shared-machine", deadline=None)
     settings.load_profile("shared-machine")
 
