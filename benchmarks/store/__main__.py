@@ -29,6 +29,7 @@ from benchmarks.store.workload import LONG, SHORT, Workload
 
 RESULT = Path(__file__).parent.parent / "results" / "store.json"
 EARLY = 10_000
+SHORT_TURNS, SHORT_EARLY = 4_000, 2_000
 _PARTS = 50
 _COMPARED_TURNS = 10_000
 
@@ -38,15 +39,15 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def grown(make: Callable[[], Place], directory: Path, turns: int) -> dict[str, Any]:
+async def grown(make: Callable[[], Place], directory: Path, turns: int, early_turns: int) -> dict[str, Any]:
     """One database from nothing to `turns` turns."""
     place = make()
     workload = Workload(seed=1)
     async with open_proxy(place.url, directory) as proxy:
-        await proxy.fill(workload, EARLY)
+        await proxy.fill(workload, early_turns)
         early = await measures.claims(proxy)
         rates, memory = [], []
-        part = max(EARLY, (turns - EARLY) // _PARTS)
+        part = max(early_turns, (turns - early_turns) // _PARTS)
         while proxy.filled.turns < turns:
             before, began = proxy.filled.turns, time.perf_counter()
             await proxy.fill(workload, min(part, turns - before))
@@ -62,7 +63,7 @@ async def grown(make: Callable[[], Place], directory: Path, turns: int) -> dict[
         "sessions": filled.sessions,
         "tokens": filled.tokens,
         "ingest_turns_per_s": round(filled.turns / filled.seconds, 1),
-        "claim_p99_ms": {_power(EARLY): early["p99"], _power(turns): late["p99"]},
+        "claim_p99_ms": {_power(early_turns): early["p99"], _power(turns): late["p99"]},
         "admin_p99_ms": max(found["p99"] for found in admin.values()),
         "slowest_part_turns_per_s": round(min(rates, default=0.0), 1),
         "claim_ms": {"early": early, "late": late},
@@ -91,10 +92,10 @@ async def conversation_ratio(make: Callable[[], Place], directory: Path, turns: 
     return round(per_token[0] / per_token[1], 3)
 
 
-def measure(name: str, turns: int, directory: Path) -> dict[str, Any]:
+def measure(name: str, turns: int, early_turns: int, directory: Path) -> dict[str, Any]:
     print(f"{name}: {turns:,} turns", flush=True)
     with place(name, directory) as make:
-        found = asyncio.run(grown(make, directory, turns))
+        found = asyncio.run(grown(make, directory, turns, early_turns))
         found["conversation_bytes_ratio"] = asyncio.run(
             conversation_ratio(make, directory, min(_COMPARED_TURNS, turns))
         )
@@ -107,18 +108,22 @@ def main() -> int:
     parser.add_argument("--database", choices=NAMES, action="append", help="default: both")
     parser.add_argument("--directory", type=Path, help="where the databases are; default: the system's for files")
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True, help=f"to {RESULT.name}")
-    parser.add_argument("--short", action="store_true", help="20,000 turns; nothing is written and nothing is judged")
+    parser.add_argument(
+        "--short", action="store_true", help="a few thousand turns; nothing is written and nothing is judged"
+    )
     options = parser.parse_args()
+    early_turns = EARLY
     if options.short:
-        options.turns, options.write = 2 * EARLY, False
-    if options.turns < 2 * EARLY:
+        options.turns, early_turns, options.write = SHORT_TURNS, SHORT_EARLY, False
+        measures.CLAIMS, measures.LOOKS = 8, 3
+    elif options.turns < 2 * EARLY:
         parser.error(f"--turns is {2 * EARLY} at least")
     directory = Path(tempfile.mkdtemp(prefix="base-rl-store-", dir=options.directory))
     directory.chmod(0o755)  # PostgreSQL's user has its own below it
     try:
         result: dict[str, Any] = {"machine": describe(), "turns": options.turns, "databases": {}}
         for name in options.database or NAMES:
-            result["databases"][name] = measure(name, options.turns, directory)
+            result["databases"][name] = measure(name, options.turns, early_turns, directory)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     if options.write:
