@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CompoundSelect, select, union_all
+from sqlalchemy import CompoundSelect, Connection, bindparam, select, union_all
 from sqlalchemy.orm import aliased
 
+from proxy.database.prepared import Prepared
 from proxy.database.tables import SessionRow
 
 
@@ -25,3 +26,13 @@ def sessions_called(name: Any, run_id: Any) -> CompoundSelect[Any]:
         .subquery()
     )
     return union_all(select(own.id).where(own.id == name, own.run_id == run_id), select(newest.c.id))
+
+
+def session_called(connection: Connection, name: str, run_id: str) -> str | None:
+    """The id of the session that is meant. To be looked up by itself: as a part of another statement, PostgreSQL
+    compares it with every session that there is."""
+    found = [row[0] for row in _CALLED.run(connection, {"name": name, "run": run_id})]
+    return name if name in found else next(iter(found), None)
+
+
+_CALLED = Prepared(sessions_called(bindparam("name"), bindparam("run")))

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.database.prepared import Prepared
-from proxy.database.session_names import sessions_called
+from proxy.database.session_names import session_called
 from proxy.database.tables import PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import InvalidRequest
 
@@ -42,8 +42,8 @@ class FeedbackRepository:
 
         Its row is locked: whether an entry comes before or after a claim or a commit is one thing for all.
         """
-        found = _BY_ID if run_id is None else _BY_NAME
-        rows = found.run(self._connection, {"name": name, "run": run_id})
+        session_id = name if run_id is None else session_called(self._connection, name, run_id)
+        rows = _BY_ID.run(self._connection, {"of": session_id}) if session_id is not None else ()
         return FoundSession(*rows[0]) if rows else None
 
     def session_of_turn(self, turn_id: str, *, run_id: str | None) -> str | None:
@@ -100,13 +100,7 @@ _INSERT_PREFERENCE = Prepared(
 
 _SESSION = select(*(getattr(SessionRow, name) for name in FoundSession._fields)).with_for_update(key_share=True)
 
-_BY_ID = Prepared(_SESSION.where(SessionRow.id == bindparam("name")))
-
-_BY_NAME = Prepared(
-    _SESSION.where(SessionRow.id.in_(sessions_called(bindparam("name"), bindparam("run"))))
-    .order_by(SessionRow.id != bindparam("name"))
-    .limit(1)
-)
+_BY_ID = Prepared(_SESSION.where(SessionRow.id == bindparam("of")))
 
 
 class RulesRepository:

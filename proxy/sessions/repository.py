@@ -14,7 +14,7 @@ from proxy.contract.turn import Continuation, TurnState
 from proxy.database.lifecycle import SessionState, TrainingState, is_open
 from proxy.database.preferences import preferences_about
 from proxy.database.prepared import Prepared
-from proxy.database.session_names import sessions_called
+from proxy.database.session_names import session_called
 from proxy.database.tables import (
     ClaimedSessionRow,
     GroupRow,
@@ -52,8 +52,8 @@ class SessionRepository:
 
     def context(self, *, name: str, run_id: str | None) -> ContextRow | None:
         """A session by our id or, within a run, by the client's own name: the newest that has it."""
-        values = {"name": name, "run": run_id}
-        rows = (_BY_ID if run_id is None else _BY_NAME).run(self._connection, values)
+        session_id = name if run_id is None else session_called(self._connection, name, run_id)
+        rows = _BY_ID.run(self._connection, {"of": session_id}) if session_id is not None else ()
         return ContextRow(*rows[0]) if rows else None
 
     def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
@@ -241,14 +241,7 @@ _INSERT = Prepared(insert(SessionRow), columns=_NEW)
 
 _CONTEXT = tuple(getattr(SessionRow, column) for column in ContextRow._fields)
 
-_BY_ID = Prepared(select(*_CONTEXT).where(SessionRow.id == bindparam("name")))
-
-_BY_NAME = Prepared(
-    select(*_CONTEXT)
-    .where(SessionRow.id.in_(sessions_called(bindparam("name"), bindparam("run"))))
-    .order_by(SessionRow.id != bindparam("name"))
-    .limit(1)
-)
+_BY_ID = Prepared(select(*_CONTEXT).where(SessionRow.id == bindparam("of")))
 
 _FOLLOWING = aliased(TurnRow)
 
