@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.proxy.systems import BASE_RL, BASE_RL_FSYNC, LITELLM_NAME, RLLM_NAME
+from benchmarks.targets import Target
 
 COMPARED = (BASE_RL, LITELLM_NAME, RLLM_NAME)
 TITLES = {
@@ -16,20 +16,6 @@ TITLES = {
 }
 EARLY, LATE = 2, 100
 TURNS_TOLD = (1, 2, 10, 25, 50, 75, 100)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """`measured` must not exceed `bound`, or not fall below it."""
-
-    what: str
-    measured: float
-    bound: float
-    at_least: bool = False
-
-    @property
-    def reached(self) -> bool:
-        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
 
 def headline(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """`measured` must not exceed `bound`, or not fall below it."""
-
-    what: str
-    measured: float
-    bound: float
-    at_least: bool = False
-
-    @property
-    def reached(self) -> bool:
-        return self.measured >= self.bound if self.at_least else self.measured <= self.bound
+from benchmarks.targets import Target
 
 
 def slowest_admin(found: dict[str, Any]) -> tuple[str, float]:

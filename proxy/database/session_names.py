@@ -11,7 +11,7 @@ from proxy.database.prepared import Prepared
 from proxy.database.tables import SessionRow
 
 
-def sessions_called(name: Any, run_id: Any) -> CompoundSelect[Any]:
+def _sessions_called(name: Any, run_id: Any) -> CompoundSelect[Any]:
     """The ids of two sessions at most: the one with this id in the run, and the newest of the run that had this name.
 
     Where both are there, the id is meant. Two looks into indexes, whatever the number of sessions: an OR over both is
@@ -35,4 +35,4 @@ def session_called(connection: Connection, name: str, run_id: str) -> str | None
     return name if name in found else next(iter(found), None)
 
 
-_CALLED = Prepared(sessions_called(bindparam("name"), bindparam("run")))
+_CALLED = Prepared(_sessions_called(bindparam("name"), bindparam("run")))

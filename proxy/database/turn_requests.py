@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Label, func, select
+from sqlalchemy import Label, Select, func, select
 from sqlalchemy.orm import aliased
 
 from proxy.database.packed_json import PackedJson
@@ -16,3 +16,8 @@ def request_as_sent() -> Label[Any]:
     holder = aliased(TurnRow)
     kept = select(holder.request).where(holder.id == TurnRow.request_of).scalar_subquery()
     return func.coalesce(TurnRow.request, kept, type_=PackedJson()).label("request")
+
+
+def turns_as_sent() -> Select[*tuple[Any, ...]]:
+    """Turns with all their columns, and each with its request."""
+    return select(*(column for column in TurnRow.__table__.columns if column.name != "request"), request_as_sent())

@@ -38,7 +38,7 @@ from proxy.database.tables import (
     SessionRow,
     TurnRow,
 )
-from proxy.database.turn_requests import request_as_sent
+from proxy.database.turn_requests import turns_as_sent
 from proxy.overview.filters import Cursor, SessionFilter
 
 AnyRow = Row[*tuple[Any, ...]]
@@ -346,7 +346,7 @@ _SESSIONS_AND_GROUPS: FromClause = SessionRow.__table__.outerjoin(
 )
 _SESSIONS = select(SessionRow.__table__, GroupRow.name.label("group_name")).select_from(_SESSIONS_AND_GROUPS)
 
-_TURNS = select(*(column for column in TurnRow.__table__.columns if column.name != "request"), request_as_sent())
+_TURNS = turns_as_sent()
 
 _TRAININGS = (
     select(

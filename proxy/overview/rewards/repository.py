@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from proxy.database.combining import LedgerEntry
 from proxy.database.lifecycle import ledger_of
 from proxy.database.preferences import preferences_about
-from proxy.database.session_names import sessions_called
+from proxy.database.session_names import session_called
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -38,8 +38,7 @@ class LedgerRepository:
 
     async def session_id(self, run_id: str, name: str) -> str | None:
         """By our id or the client's own name: the newest that has it."""
-        found = list((await self._connection.execute(sessions_called(name, run_id))).scalars())
-        return next((session_id for session_id in found if session_id == name), next(iter(found), None))
+        return await self._connection.run_sync(session_called, name, run_id)
 
     async def session_of_turn(self, turn_id: str) -> str | None:
         statement = select(TurnRow.session_id).where(TurnRow.id == turn_id)

@@ -15,7 +15,7 @@ from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, 
 from proxy.database.arrays import unpack_ids, unpack_logprobs
 from proxy.database.combining import LedgerEntry, session_rewards
 from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
-from proxy.database.turn_requests import request_as_sent
+from proxy.database.turn_requests import turns_as_sent
 from proxy.trajectories.transfer.conversation import messages_of, tools_of
 from proxy.trajectories.transfer.records import FORMAT, RewardRecord, SessionRecord, TurnRecord
 
@@ -112,7 +112,7 @@ _SESSIONS = (
     .join(GroupRow, GroupRow.id == SessionRow.group_id, isouter=True)
 )
 
-_TURNS = select(*(column for column in TurnRow.__table__.columns if column.name != "request"), request_as_sent())
+_TURNS = turns_as_sent()
 
 
 def _bounds(wanted: ExportFilter) -> list[Any]:
