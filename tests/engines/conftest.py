@@ -25,6 +25,8 @@ from tests.engines.tiny_model import make_model
 
 SGLANG_TIMEOUT = 400
 STOP_SECONDS = 30
+IDLE_SECONDS = 40
+"""An engine on a busy machine may look only every few seconds whether somebody still waits."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -163,10 +165,10 @@ async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def becomes_idle(http: httpx.AsyncClient, seconds: float) -> bool:
+async def becomes_idle(http: httpx.AsyncClient) -> bool:
     """True once the engine flushes its cache, which it does only when no request runs or waits."""
     try:
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(IDLE_SECONDS):
             while (await http.post("/flush_cache")).status_code != httpx.codes.OK:
                 await asyncio.sleep(0.05)
     except TimeoutError:

@@ -155,7 +155,7 @@ async def test_closing_the_iterator_frees_the_engine(engine: SglangEngine, http:
     await engine.pause(PauseMode.IN_PLACE)
     await stream.aclose()
     await engine.resume()
-    assert await becomes_idle(http, seconds=5)
+    assert await becomes_idle(http)
 
 
 async def test_cancelling_a_waiting_call_frees_the_engine(engine: SglangEngine, http: httpx.AsyncClient) -> None:
@@ -167,7 +167,7 @@ async def test_cancelling_a_waiting_call_frees_the_engine(engine: SglangEngine, 
     await asyncio.wait([task])
     assert task.cancelled()
     await engine.resume()
-    assert await becomes_idle(http, seconds=5)
+    assert await becomes_idle(http)
 
 
 async def test_a_client_that_leaves_without_a_word_is_aborted(engine: SglangEngine, http: httpx.AsyncClient) -> None:
@@ -180,7 +180,7 @@ async def test_a_client_that_leaves_without_a_word_is_aborted(engine: SglangEngi
         await anext(response.aiter_lines())
         await engine.pause(PauseMode.IN_PLACE)
     await engine.resume()
-    assert await becomes_idle(http, seconds=6)
+    assert await becomes_idle(http)
 
 
 async def test_the_wire_is_sglangs(http: httpx.AsyncClient, engine: SglangEngine) -> None:
