@@ -6,33 +6,73 @@ import struct
 from collections.abc import Sequence
 
 _WIDTH = 4
-_NARROW, _WIDE = b"\x03", b"\x04"
+_SPLIT, _NARROW, _WIDE = b"\x02", b"\x03", b"\x04"
+_PAIR = 0b11
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Int32 ids in a byte that says how wide, 3 or 4, and as many bytes for each: no vocabulary needs the fourth.
-    Nothing for none."""
+    """Int32 ids as a byte that says how, and
+
+    - 2: where all are below 2^18, as in the vocabularies that are in use: the lower 16 bits of each, then the upper
+      two bits, of four ids in a byte, the first lowest;
+    - 3: below 2^24, three bytes each;
+    - 4: four bytes each.
+
+    Nothing for none.
+    """
     packed = struct.pack(f"<{len(ids)}i", *ids)
     if not packed:
         return b""
-    if packed[_WIDTH - 1 :: _WIDTH].strip(b"\0"):
+    if packed[3::_WIDTH].strip(b"\0"):
         return _WIDE + packed
-    narrow = bytearray(packed)
-    del narrow[_WIDTH - 1 :: _WIDTH]
-    return _NARROW + narrow
+    upper = packed[2::_WIDTH]
+    if max(upper) > _PAIR:
+        narrow = bytearray(packed)
+        del narrow[3::_WIDTH]
+        return _NARROW + narrow
+    lower = bytearray(2 * len(ids))
+    lower[0::2], lower[1::2] = packed[0::_WIDTH], packed[1::_WIDTH]
+    return _SPLIT + lower + _fourfold(upper)
 
 
 def widened_ids(blob: bytes) -> bytes:
     """What `pack_ids` made as plain int32. Raises ValueError for anything else."""
-    width, body = blob[:1], blob[1:]
-    if width == _NARROW and len(body) % (_WIDTH - 1) == 0:
-        wide = bytearray(len(body) // (_WIDTH - 1) * _WIDTH)
-        for place in range(_WIDTH - 1):
-            wide[place::_WIDTH] = body[place :: _WIDTH - 1]
+    how, body = blob[:1], blob[1:]
+    if how == _SPLIT and body and len(body) % 9 in _SPLIT_RESTS:
+        count = 4 * (len(body) // 9) + _SPLIT_RESTS[len(body) % 9]
+        wide = bytearray(_WIDTH * count)
+        wide[0::_WIDTH], wide[1::_WIDTH] = body[0 : 2 * count : 2], body[1 : 2 * count : 2]
+        wide[2::_WIDTH] = _unfolded(body[2 * count :], count)
         return bytes(wide)
-    if (width == _WIDE and len(body) % _WIDTH == 0) or not blob:
+    if how == _NARROW and len(body) % 3 == 0:
+        wide = bytearray(len(body) // 3 * _WIDTH)
+        for place in range(3):
+            wide[place::_WIDTH] = body[place::3]
+        return bytes(wide)
+    if (how == _WIDE and len(body) % _WIDTH == 0) or not blob:
         return body
-    raise ValueError(f"{len(blob)} bytes that begin with {width!r} are no packed token ids")
+    raise ValueError(f"{len(blob)} bytes that begin with {how!r} are no packed token ids")
+
+
+_SPLIT_RESTS = {0: 0, 3: 1, 5: 2, 7: 3}
+"""Four ids take nine bytes; by the bytes beyond whole fours, the ids beyond them."""
+
+
+def _fourfold(values: bytes) -> bytes:
+    """Bytes below four, four of them in one."""
+    size = -(-len(values) // 4)
+    number = 0
+    for place in range(4):  # as numbers, all bytes at once: none has a carry
+        number |= int.from_bytes(values[place::4], "little") << 2 * place
+    return number.to_bytes(size, "little")
+
+
+def _unfolded(folded: bytes, count: int) -> bytes:
+    """`count` bytes below four."""
+    return b"".join([_FOURS[byte] for byte in folded])[:count]
+
+
+_FOURS = [bytes((byte & 3, byte >> 2 & 3, byte >> 4 & 3, byte >> 6)) for byte in range(256)]
 
 
 def unpack_ids(blob: bytes) -> tuple[int, ...]:
