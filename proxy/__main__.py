@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import socket
 import sys
@@ -16,14 +15,11 @@ from fastapi import FastAPI
 from proxy import log
 from proxy.app import begin_stop, create_app
 from proxy.errors import StoreUnavailable
+from proxy.memory import settle_memory
 from proxy.settings import ConfigurationError, Settings, load_settings
 
 GRACE_SECONDS = 7
 """How long open streams may go on once the proxy was told to stop; the supervisor's patience is ten seconds."""
-
-
-GARBAGE_THRESHOLDS = (10_000, 20, 20)
-"""Objects, and collections of the generation before. A call leaves next to none behind, and has thousands in hand."""
 
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that none is closed in the moment it is used."""
@@ -76,11 +72,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # Modules, tokenizer and templates stay as long as the process: a full collection that looks at all of them
-        # takes a tenth of a second, in which no call is answered.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GARBAGE_THRESHOLDS)
+        settle_memory()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         begin_stop(self._app)

@@ -26,6 +26,7 @@ from benchmarks.store.databases import NAMES, Place, place
 from benchmarks.store.filling import open_proxy
 from benchmarks.store.report import judged, shown
 from benchmarks.store.workload import LONG, SHORT, Workload
+from proxy.memory import settle_memory
 
 RESULT = Path(__file__).parent.parent / "results" / "store.json"
 EARLY = 10_000
@@ -44,6 +45,7 @@ async def grown(make: Callable[[], Place], directory: Path, turns: int, early_tu
     place = make()
     workload = Workload(seed=1)
     async with open_proxy(place.url, directory) as proxy:
+        settle_memory()
         await proxy.fill(workload, early_turns)
         early = await measures.claims(proxy)
         rates, memory = [], []
