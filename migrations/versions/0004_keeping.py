@@ -13,6 +13,7 @@ depends_on = None
 _ERASED = sa.text("erased_at IS NOT NULL")
 _KEPT = sa.text("erased_at IS NULL")
 _SESSIONS = ("erased_at", "erased_reason", "emptied_at", "origin", "held_back")
+_IMPORTED = sa.text("origin IS NOT NULL")
 _INDEXES = ("ix_sessions_erased", "ix_sessions_kept", "uq_sessions_origin")
 
 
@@ -26,7 +27,14 @@ def upgrade() -> None:
     op.create_index(
         "ix_sessions_kept", "sessions", ["run_id", "ended_at"], sqlite_where=_KEPT, postgresql_where=_KEPT
     )
-    op.create_index("uq_sessions_origin", "sessions", ["run_id", "origin"], unique=True)
+    op.create_index(
+        "uq_sessions_origin",
+        "sessions",
+        ["run_id", "origin"],
+        unique=True,
+        sqlite_where=_IMPORTED,
+        postgresql_where=_IMPORTED,
+    )
     op.create_table(
         "session_users",
         sa.Column("session_id", sa.String(length=40), nullable=False),

@@ -25,6 +25,12 @@ depends_on = None
 _AT_ONCE = 500
 _SETTLED = sa.text("settled_hash IS NOT NULL")
 _KEYED = sa.text("idempotency_key IS NOT NULL")
+_WHERE_SET = {
+    "group_id_training_ended_at": ("group_id", ["group_id", "training", "ended_at"]),
+    "claim_id": ("claim_id", ["claim_id"]),
+    "run_id_external_id_created_at": ("external_id", ["run_id", "external_id", "created_at"]),
+}
+"""Indexes of sessions about a column that is null in many."""
 _KEPT = (
     "id",
     "run_id",
@@ -61,6 +67,7 @@ def upgrade() -> None:
     op.drop_index(op.f("ix_sessions_state_last_active_at"), "sessions")
     for index in ("run_id_conversation_hash", "run_id_settled_hash", "session_id_conversation_hash"):
         op.drop_index(op.f(f"ix_turns_{index}"), "turns")
+    _index_sessions(where_set=True)
     packed = [sa.Column(name, sa.LargeBinary(), nullable=name == "request") for name in _JSON]
     if op.get_bind().dialect.name == "sqlite":
         op.drop_index(op.f("ix_turns_session_id_ordinal"), "turns")
@@ -94,6 +101,7 @@ def downgrade() -> None:
         "WHERE request_of IS NOT NULL"
     )
     op.create_index(op.f("ix_sessions_state_last_active_at"), "sessions", ["state", "last_active_at"])
+    _index_sessions(where_set=False)
     for index in ("conversation_hash_session_id", "settled_hash"):
         op.drop_index(op.f(f"ix_turns_{index}"), "turns")
     op.drop_index("uq_turns_session_id_idempotency_key", "turns")
@@ -121,6 +129,15 @@ def downgrade() -> None:
         postgresql_where=_SETTLED,
     )
     op.create_index(op.f("ix_turns_session_id_conversation_hash"), "turns", ["session_id", "conversation_hash"])
+
+
+def _index_sessions(*, where_set: bool) -> None:
+    """The indexes of `_WHERE_SET` anew, with every session or only with those that have a value."""
+    for index, (column, columns) in _WHERE_SET.items():
+        name = op.f(f"ix_sessions_{index}")
+        op.drop_index(name, "sessions")
+        where = sa.text(f"{column} IS NOT NULL") if where_set else None
+        op.create_index(name, "sessions", columns, sqlite_where=where, postgresql_where=where)
 
 
 def _pack(value: Any) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import NewType
 
@@ -21,6 +22,7 @@ _TIME_BITS = 48
 _RANDOM_BYTES = 10
 _SHIFTS = tuple(range(120, -10, -10))
 _FETCHED = 256
+_SESSION_ID = re.compile(f"ses_[{_ALPHABET}]{{26}}")
 
 
 class _Randomness:
@@ -60,6 +62,11 @@ def new_run_id() -> RunId:
 
 def new_session_id() -> SessionId:
     return SessionId(_new("ses"))
+
+
+def is_session_id(name: str) -> bool:
+    """Whether a name has the form of our session ids, so that it can only be one."""
+    return _SESSION_ID.fullmatch(name) is not None
 
 
 def new_group_id() -> GroupId:

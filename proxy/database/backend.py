@@ -25,7 +25,7 @@ class Backend:
 
     writer: AsyncEngine
     reader: AsyncEngine
-    write_thread: ConnectionThreads
+    write_threads: ConnectionThreads
     read_threads: ConnectionThreads
     one_writer: bool
     is_unavailable: Callable[[DBAPIError], bool]
@@ -33,7 +33,7 @@ class Backend:
 
     async def aclose(self) -> None:
         """Waits for what was asked of it."""
-        self.write_thread.close()
+        self.write_threads.close()
         self.read_threads.close()
         await self.writer.dispose()
         await self.reader.dispose()

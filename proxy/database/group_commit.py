@@ -1,4 +1,8 @@
-"""Many small writes in one transaction: those that arrive while one is being committed share the next."""
+"""Many small writes in one transaction: those that arrive while one is being committed share the next.
+
+Each is whole or not at all. As they mostly succeed, they run with nothing between them; when one fails, the
+transaction is undone and the same writes run again with a savepoint before each, so that it fails alone.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,9 @@ _Result = TypeVar("_Result")
 AT_ONCE = 64
 """Writes in one transaction. It bounds how long a write waits: for the transaction under way, and for one of these
 for every 64 writes before it."""
+
+CAREFUL = 64
+"""Transactions with savepoints after a write failed. Where many fail, few are run in vain."""
 
 ATTEMPTS = 5
 """How often a write is begun that others get in the way of."""
@@ -45,6 +52,7 @@ class GroupCommit:
         self._waiting: list[_Waiting] = []
         self._group: list[_Waiting] = []
         self._under_way: asyncio.Future[Any] | None = None
+        self._careful = 0
         self._scheduled = False
         self._held = False
         self._holders = asyncio.Lock()
@@ -52,8 +60,9 @@ class GroupCommit:
     async def commit(self, write: Write[_Result]) -> _Result:
         """What `write` returned, once that is durable; or what it raised, and then it changed nothing.
 
-        What may be done again is, up to `ATTEMPTS` times in all, before what has not been begun. A caller that is
-        cancelled does not undo the write. When the transaction cannot be begun or committed, all writes in it fail.
+        `write` may be run several times, of which one is committed: it must change nothing but the database. What may
+        be done again is, up to `ATTEMPTS` times in all, before what has not been begun. A caller that is cancelled
+        does not undo the write. When the transaction cannot be begun or committed, all writes in it fail.
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
@@ -69,7 +78,7 @@ class GroupCommit:
         async with self._holders:
             self._held = True
             try:
-                if self._under_way is not None:
+                while self._under_way is not None:  # a transaction in which a write failed has another behind it
                     await asyncio.wait((self._under_way,))
                 yield
             finally:
@@ -87,15 +96,24 @@ class GroupCommit:
         if self._held or self._under_way is not None or not self._waiting:
             return
         self._group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
-        self._under_way = self._transaction(_Group([waiting.write for waiting in self._group]))
+        self._run()
+
+    def _run(self) -> None:
+        each_alone = self._careful > 0
+        self._careful -= each_alone
+        self._under_way = self._transaction(_Group([waiting.write for waiting in self._group], each_alone=each_alone))
         self._under_way.add_done_callback(self._finish)
 
     def _finish(self, transaction: asyncio.Future[Any]) -> None:
-        self._under_way = None
-        group, self._group = self._group, []
         failure: BaseException | None = (
             asyncio.CancelledError() if transaction.cancelled() else transaction.exception()
         )
+        if isinstance(failure, _OneFailed):
+            self._careful = CAREFUL
+            self._run()
+            return
+        self._under_way = None
+        group, self._group = self._group, []
         results = [_Failure(failure)] * len(group) if failure is not None else transaction.result()
         again = [one for one, result in zip(group, results, strict=True) if not self._is_told(one, result)]
         self._waiting[:0] = again
@@ -124,16 +142,27 @@ class _Failure:
         self.error = error
 
 
-class _Group:
-    """Writes one after the other, each whole or not at all; their results, or how they failed."""
+class _OneFailed(Exception):
+    """One of several writes failed, and nothing of any of them was committed."""
 
-    def __init__(self, writes: Sequence[Write[Any]]) -> None:
+
+class _Group:
+    """Writes one after the other, each whole or not at all; their results, or how they failed. Unless `each_alone`,
+    raises _OneFailed when one of several fails."""
+
+    def __init__(self, writes: Sequence[Write[Any]], *, each_alone: bool) -> None:
         self._writes = writes
+        self._each_alone = each_alone
 
     def __call__(self, connection: Connection) -> list[Any]:
         if len(self._writes) == 1:
             return [self._writes[0](connection)]
-        return [self._run(connection, write) for write in self._writes]
+        if self._each_alone:
+            return [self._run(connection, write) for write in self._writes]
+        try:
+            return [write(connection) for write in self._writes]
+        except Exception as error:
+            raise _OneFailed from error
 
     def _run(self, connection: Connection, write: Write[Any]) -> Any:
         run_plain(connection, "SAVEPOINT write")

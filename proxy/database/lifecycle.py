@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, Connection, Text, bindparam, case, cast, l
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
 from proxy.database.combining import LedgerEntry, revised_at, session_rewards
-from proxy.database.prepared import Prepared
+from proxy.database.prepared import Prepared, unindexed
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.settings import RunSettings
 
@@ -144,17 +144,15 @@ def settle(connection: Connection, session_ids: Sequence[str], *, now: float) ->
     claimable, or groups complete.
     """
     changed: list[str] = []
-    rules: dict[str, RewardRules] = {}
     for session_id in sorted(set(session_ids)):  # in one order: see `lock_sessions`
         found = _FACTS.run(connection, {"of": session_id})
         if not found:
             continue
-        facts = _Facts(*found[0])
+        *columns, config = found[0]
+        facts = _Facts(*columns)
         entries = [_entry(row) for row in _ENTRIES.run(connection, {"of": session_id})]
         lineage = _lineage(connection, session_id) if facts.training in _TAKEN else None
-        if entries and facts.run_id not in rules:
-            rules[facts.run_id] = _run_rules(connection, facts.run_id)
-        settled = _settled(facts, entries, lineage, rules.get(facts.run_id), now)
+        settled = _settled(facts, entries, lineage, reward_rules_in(config), now)
         if settled["training"] != facts.training:
             changed.append(session_id)
         if any(settled[name] != getattr(facts, name) for name in ("training", "reward", "revised_at")):
@@ -202,11 +200,11 @@ def _settled(
     row: _Facts,
     entries: Sequence[LedgerEntry],
     lineage: _Lineage | None,
-    rules: RewardRules | None,
+    rules: RewardRules,
     now: float,
 ) -> dict[str, Any]:
-    """The columns that follow from the facts. `rules` are the run's; None where there are no entries."""
-    rules = lineage.rules if lineage is not None and lineage.rules is not None else rules or RewardRules()
+    """The columns that follow from the facts. `rules` are the run's."""
+    rules = lineage.rules if lineage is not None and lineage.rules is not None else rules
     rewards = session_rewards(entries, rules)
     training = training_state(_facts(row, rewarded=rewards.is_rewarded))
     is_new = training is TrainingState.READY and row.training != TrainingState.READY.value
@@ -227,13 +225,9 @@ def _lineage(connection: Connection, session_id: str) -> _Lineage | None:
     return None if row is None else _Lineage(row.reward_ids, _rules(row.reward_rules))
 
 
-def _run_rules(connection: Connection, run_id: str) -> RewardRules:
-    return _rules_in(_CONFIG.run(connection, {"of": run_id})[0][0])
-
-
 @lru_cache(maxsize=64)
-def _rules_in(config: str) -> RewardRules:
-    """Of a run's configuration, JSON: read for every reward, and the same most of the time."""
+def reward_rules_in(config: str) -> RewardRules:
+    """By which the rewards of a run are combined, from its configuration as JSON text."""
     return RunSettings.model_validate(json.loads(config)).reward_rules
 
 
@@ -246,16 +240,17 @@ _TAKEN = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
 _OF = SessionRow.id == bindparam("of")
 
 _FACTS = Prepared(
-    select(*(getattr(SessionRow, name) for name in _Facts._fields)).where(_OF).with_for_update(key_share=True)
+    select(*(getattr(SessionRow, name) for name in _Facts._fields), cast(RunRow.config, Text))
+    .join(RunRow, RunRow.id == SessionRow.run_id)
+    .where(_OF)
+    .with_for_update(key_share=True, of=SessionRow)
 )
-
-_CONFIG = Prepared(select(cast(RunRow.config, Text)).where(RunRow.id == bindparam("of")))
 
 _CLOSE = Prepared(update(SessionRow).where(_OF, SessionRow.outcome.is_(None)).values(outcome=bindparam("outcome")))
 
 _END = Prepared(
     update(SessionRow)
-    .where(_OF, is_open())
+    .where(_OF, unindexed(SessionRow.state) == SessionState.OPEN.value)
     .values(
         state=bindparam("state"),
         end_reason=bindparam("end_reason"),

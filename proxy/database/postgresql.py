@@ -15,6 +15,10 @@ from proxy.database.packed_json import json_text
 from proxy.database.threads import ConnectionThreads
 
 _WRITERS = 4
+_LANES = 3
+"""Connections on which functions write: while the server works on one group of them, the proxy does on another. The
+last is for those about no single session."""
+
 _IDLE_IN_TRANSACTION_SECONDS = 60
 """A transaction that its proxy says nothing in for so long is ended by the server: its locks would stay."""
 
@@ -77,7 +81,7 @@ def open_postgresql(
     return Backend(
         writer=writer,
         reader=reader,
-        write_thread=ConnectionThreads(writing, begin="BEGIN", count=1, name="store-writer", is_lost=_is_lost),
+        write_threads=ConnectionThreads(writing, begin="BEGIN", count=_LANES, name="store-writer", is_lost=_is_lost),
         read_threads=ConnectionThreads(
             reading,
             begin="BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Connection, bindparam, select, union_all
-from sqlalchemy.orm import aliased
+from sqlalchemy import Connection, bindparam, select
 
+from proxy.contract.identifiers import is_session_id
 from proxy.database.prepared import Prepared
 from proxy.database.tables import SessionRow
 
 
-def _sessions_called(name: Any, run_id: Any) -> CompoundSelect[Any]:
-    """The ids of two sessions at most: the one with this id in the run, and the newest of the run that had this name.
+def session_called(connection: Connection, name: str, run_id: str | None, by_id: Prepared) -> tuple[Any, ...] | None:
+    """The row of the session that is meant, as `by_id` gives it (of a session `of`; its second column is the run).
 
-    Where both are there, the id is meant. Two looks into indexes, whatever the number of sessions: an OR over both is
-    answered by a walk through the run.
+    Where a session of the run has this id, that one; else the newest of the run that had this name. Without a run
+    only ids are known. Up to three looks into indexes, whatever the number of sessions: as one statement, PostgreSQL
+    may compare the name with every session that there is.
     """
-    named, own = aliased(SessionRow), aliased(SessionRow)
-    newest = (
-        select(named.id)
-        .where(named.run_id == run_id, named.external_id == name)
-        .order_by(named.created_at.desc(), named.id.desc())
-        .limit(1)
-        .subquery()
-    )
-    return union_all(select(own.id).where(own.id == name, own.run_id == run_id), select(newest.c.id))
+    if run_id is None or is_session_id(name):
+        rows = by_id.run(connection, {"of": name})
+        if rows and run_id in (None, rows[0][1]):
+            return rows[0]
+    if run_id is None:
+        return None
+    newest = _NEWEST.run(connection, {"name": name, "run": run_id})
+    return by_id.run(connection, {"of": newest[0][0]})[0] if newest else None
 
 
-def session_called(connection: Connection, name: str, run_id: str) -> str | None:
-    """The id of the session that is meant. To be looked up by itself: as a part of another statement, PostgreSQL
-    compares it with every session that there is."""
-    found = [row[0] for row in _CALLED.run(connection, {"name": name, "run": run_id})]
-    return name if name in found else next(iter(found), None)
-
-
-_CALLED = Prepared(_sessions_called(bindparam("name"), bindparam("run")))
+_NEWEST = Prepared(
+    select(SessionRow.id)
+    .where(SessionRow.run_id == bindparam("run"), SessionRow.external_id == bindparam("name"))
+    .order_by(SessionRow.created_at.desc(), SessionRow.id.desc())
+    .limit(1)
+)

@@ -45,7 +45,7 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
     return Backend(
         writer=writer,
         reader=reader,
-        write_thread=ConnectionThreads(
+        write_threads=ConnectionThreads(
             writing, begin=_BEGIN_WRITING, count=1, name="store-writer", is_lost=_is_never_lost
         ),
         read_threads=ConnectionThreads(

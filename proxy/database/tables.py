@@ -99,6 +99,10 @@ class GroupRow(Base):
 
 
 _OPEN = text("state = 'open'")
+_GROUPED = text("group_id IS NOT NULL")
+_CLAIMED = text("claim_id IS NOT NULL")
+_NAMED = text("external_id IS NOT NULL")
+_IMPORTED = text("origin IS NOT NULL")
 _REVISED = text("revised_at IS NOT NULL")
 _ERASED = text("erased_at IS NOT NULL")
 _KEPT = text("erased_at IS NULL")
@@ -125,16 +129,18 @@ class SessionRow(Base):
         Index(None, "run_id", "training", "ready_at", "id"),
         Index(None, "run_id", "created_at"),
         Index(None, "run_id", "ended_at"),
-        Index(None, "group_id", "training", "ended_at"),
-        Index(None, "claim_id"),
-        Index(None, "run_id", "external_id", "created_at"),
+        Index(None, "group_id", "training", "ended_at", sqlite_where=_GROUPED, postgresql_where=_GROUPED),
+        Index(None, "claim_id", sqlite_where=_CLAIMED, postgresql_where=_CLAIMED),
+        Index(None, "run_id", "external_id", "created_at", sqlite_where=_NAMED, postgresql_where=_NAMED),
         Index("ix_sessions_revised", "run_id", "revised_at", sqlite_where=_REVISED, postgresql_where=_REVISED),
         Index(
             "uq_sessions_open_name", "run_id", "external_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN
         ),
         Index("ix_sessions_erased", "erased_at", sqlite_where=_ERASED, postgresql_where=_ERASED),
         Index("ix_sessions_kept", "run_id", "ended_at", sqlite_where=_KEPT, postgresql_where=_KEPT),
-        Index("uq_sessions_origin", "run_id", "origin", unique=True),
+        Index(
+            "uq_sessions_origin", "run_id", "origin", unique=True, sqlite_where=_IMPORTED, postgresql_where=_IMPORTED
+        ),
         CheckConstraint("state IN ('open', 'ended')", name="state"),
         CheckConstraint(
             "training IN ('pending', 'ready', 'leased', 'consumed', 'stale', 'expired', 'excluded')", name="training"

@@ -36,7 +36,7 @@ class ConnectionThreads:
     ) -> None:
         self._engine = engine
         self._begin = begin
-        self._count = count
+        self.count = count
         self._name = name
         self._is_lost = is_lost
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
@@ -51,7 +51,7 @@ class ConnectionThreads:
         outcome: asyncio.Future[_Result] = loop.create_future()
         self._under_way += 1
         outcome.add_done_callback(self._done)
-        if len(self._threads) < min(self._under_way, self._count):
+        if len(self._threads) < min(self._under_way, self.count):
             self._start()
         self._jobs.put((work, loop, outcome))
         return outcome

@@ -73,20 +73,25 @@ class Database:
                 statement_timeout_seconds=statement_timeout_seconds,
             )
         self._backend: Backend = backend
-        self._group = GroupCommit(backend.write_thread.run, may_do_again=backend.may_do_again)
+        self._lanes = [
+            GroupCommit(backend.write_threads.run, may_do_again=backend.may_do_again)
+            for _ in range(backend.write_threads.count)
+        ]
         self._sole_writer: Callable[[], AbstractAsyncContextManager[None]] = (
-            self._group.held if backend.one_writer else nullcontext
+            self._lanes[0].held if backend.one_writer else nullcontext
         )
 
-    async def transact(self, work: Callable[[Connection], _Result]) -> _Result:
+    async def transact(self, work: Callable[[Connection], _Result], *, about: str | None = None) -> _Result:
         """What `work` returned, once what it wrote is committed; or what it raised, and then it changed nothing.
 
         It must only use its connection, and wait for nothing else. A caller that is cancelled does not undo it.
+        `about`: what names the session that it changes, where it changes one. Writes about the same are made in the
+        order of their arrival; where the database can, those about others at the same time, and those about none.
         Raises StoreUnavailable when the database cannot be reached or written (down, locked, disk full), and
         InvalidRequest for a value that the database cannot hold.
         """
         try:
-            return await self._group.commit(work)
+            return await self._lane(about).commit(work)
         except (DBAPIError, PoolExhausted) as error:
             self._raise_told(error)
 
@@ -131,8 +136,15 @@ class Database:
 
     async def aclose(self) -> None:
         """Waits for what is being written."""
-        await self._group.aclose()
+        for lane in self._lanes:
+            await lane.aclose()
         await self._backend.aclose()
+
+    def _lane(self, about: str | None) -> GroupCommit:
+        """The last is for what is about no session, or many: such writes lock more than others, and share their
+        transaction with none that waits for such a lock."""
+        sessions = self._lanes[:-1] or self._lanes
+        return self._lanes[-1] if about is None else sessions[hash(about) % len(sessions)]
 
     def _raise_told(self, error: DBAPIError | PoolExhausted) -> NoReturn:
         """What callers are told of it."""

@@ -42,9 +42,8 @@ class FeedbackRepository:
 
         Its row is locked: whether an entry comes before or after a claim or a commit is one thing for all.
         """
-        session_id = name if run_id is None else session_called(self._connection, name, run_id)
-        rows = _BY_ID.run(self._connection, {"of": session_id}) if session_id is not None else ()
-        return FoundSession(*rows[0]) if rows else None
+        row = session_called(self._connection, name, run_id, _BY_ID)
+        return FoundSession(*row) if row is not None else None
 
     def session_of_turn(self, turn_id: str, *, run_id: str | None) -> str | None:
         statement = select(TurnRow.session_id).where(TurnRow.id == turn_id)

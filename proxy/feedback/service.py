@@ -90,7 +90,10 @@ class FeedbackService:
         """
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
         now = self._clock()
-        recorded = await self._database.transact(lambda connection: _record(connection, principal, items, now=now))
+        recorded = await self._database.transact(
+            lambda connection: _record(connection, principal, items, now=now),
+            about=(items[0].session_id if len(items) == 1 else None) or principal.session_id,
+        )
         if recorded.ended:
             self._signals.endings.notify(recorded.ended)
         if recorded.changed:

@@ -33,7 +33,6 @@ from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_ses
 from proxy.contract.trajectory import Purpose
 from proxy.errors import InvalidRequest
 
-_OWN_ID = re.compile(r"ses_[0-9a-hjkmnp-tv-z]{26}")
 _NAME_LENGTH = 200
 _FOREIGN_LENGTH = 2000
 """Longer values of others are not looked into."""
@@ -146,11 +145,6 @@ def unrecorded_session(run_id: RunId) -> SessionContext:
         group_id=None,
         is_new=True,
     )
-
-
-def is_own_id(name: str) -> bool:
-    """Whether a name has the form of our session ids, so that it can only be one."""
-    return _OWN_ID.fullmatch(name) is not None
 
 
 def checked_name(name: str, *, param: str) -> str:

@@ -52,9 +52,8 @@ class SessionRepository:
 
     def context(self, *, name: str, run_id: str | None) -> ContextRow | None:
         """A session by our id or, within a run, by the client's own name: the newest that has it."""
-        session_id = name if run_id is None else session_called(self._connection, name, run_id)
-        rows = _BY_ID.run(self._connection, {"of": session_id}) if session_id is not None else ()
-        return ContextRow(*rows[0]) if rows else None
+        row = session_called(self._connection, name, run_id, _BY_ID)
+        return ContextRow(*row) if row is not None else None
 
     def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
         """Who holds the longest of these conversations (`hashes`, longest first) that any session of the key holds:

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
-from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_session_id
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, is_session_id, new_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import require
 from proxy.credentials.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
@@ -28,7 +28,7 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, Gone, InvalidRequest, NotFound, PermissionDenied
 from proxy.runs.service import RunDirectory, RunView
-from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints, is_own_id
+from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
 from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
 from proxy.sessions.views import SessionView, session_view
@@ -208,7 +208,7 @@ class SessionService:
             changed = settle(connection, [session_id], now=now)
             return changed, _view(connection, session_id)
 
-        changed, view = await self._database.transact(end)
+        changed, view = await self._database.transact(end, about=session_id)
         self._signals.endings.notify([session_id])
         if changed:
             self._signals.trajectories.notify()
@@ -282,11 +282,11 @@ class SessionService:
     async def _named(self, opening: _Opening, name: Name) -> SessionContext:
         run = opening.run
         known = self._memory.by_name(run.id, name.text)
-        if known is None and (is_own_id(name.text) or self._memory.has_heard_of(run.id, name.text)):
+        if known is None and (is_session_id(name.text) or self._memory.has_heard_of(run.id, name.text)):
             known = await self._look_up(run.id, name.text)
         if known is not None and _takes_calls_of(known.context.id, name, is_open=known.is_open):
             return _attributed(known, name.by)
-        if known is None and is_own_id(name.text) and name.by in (AttributedBy.PATH, AttributedBy.HEADER):
+        if known is None and is_session_id(name.text) and name.by in (AttributedBy.PATH, AttributedBy.HEADER):
             raise NotFound(f"there is no session {name.text!r} in the run {run.name!r}")
         return await self._open(opening, name)
 
@@ -322,7 +322,8 @@ class SessionService:
         by = name.by if name is not None else AttributedBy.NEW
         run, now, look = opening.run, self._clock(), self._memory.look()
         found, row = await self._database.transact(
-            lambda connection: _find_or_insert(SessionRepository(connection), opening, name, now)
+            lambda connection: _find_or_insert(SessionRepository(connection), opening, name, now),
+            about=name.text if name is not None else opening.key_id,
         )
         if name is not None and found is not None:
             known = self._remember(found, look)

@@ -7,7 +7,22 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Text, and_, bindparam, case, cast, exists, insert, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    exists,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.identifiers import SessionId, TurnId
@@ -22,7 +37,7 @@ from proxy.contract.turn import (
 )
 from proxy.database.arrays import unpack_ids, unpack_logprobs, widened_ids
 from proxy.database.lifecycle import SessionState, TrainingState, is_open, settle
-from proxy.database.prepared import Prepared
+from proxy.database.prepared import Prepared, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
 from proxy.trajectories.assembly import PathPiece
@@ -53,27 +68,24 @@ class TurnRepository:
         Raises NotFound for an unknown session, Gone for an erased one, Conflict for an idempotency key that is taken.
         """
         versions = [version for version, _start, _end in columns["spans"]]
-        counted = _COUNT_TURN.run(
-            self._connection,
-            {
-                "of": columns["session_id"],
-                "turn": columns["id"],
-                "active_at": columns["finished_at"],
-                "oldest": min(versions, default=None),
-                "newest": max(versions, default=None),
-            },
-        )
+        values = {
+            "of": columns["session_id"],
+            "turn": columns["id"],
+            "active_at": columns["finished_at"],
+            "oldest": min(versions, default=None),
+            "newest": max(versions, default=None),
+        }
+        try:
+            counted = self._count_and_insert(values, columns)
+        except IntegrityError as error:
+            raise Conflict(f"turn {columns['id']} cannot be recorded: {error.orig}") from error
         if not counted:
             if self._is_recorded(columns["id"]):
                 return RecordedTurn(settled=False, session_open=False)
             if self._is_erased(columns["session_id"]):
                 raise Gone(f"the session {columns['session_id']} was erased: nothing of this call is kept")
             raise NotFound(f"there is no session {columns['session_id']!r}")
-        turn_count, state, training = counted[0]
-        try:
-            _INSERT_TURN.run(self._connection, {**columns, "ordinal": turn_count - 1})
-        except IntegrityError as error:
-            raise Conflict(f"turn {columns['id']} cannot be recorded: {error.orig}") from error
+        _turn_count, state, training = counted[0]
         if state != SessionState.ENDED.value:
             return RecordedTurn(settled=False, session_open=True)
         if training not in _MAY_BECOME_READY:
@@ -167,6 +179,19 @@ class TurnRepository:
                     turns[row.session_id].append(_turn(row))
         return turns
 
+    def _count_and_insert(
+        self, values: Mapping[str, Any], columns: Mapping[str, Any]
+    ) -> Sequence[tuple[int, str, str]]:
+        """The session's new count of turns, its state and its training state; nothing where it takes no such turn."""
+        if self._connection.dialect.name == "postgresql":
+            return _COUNT_AND_INSERT_TURN.run(
+                self._connection, {**values, **{f"new_{name}": value for name, value in columns.items()}}
+            )
+        counted = _COUNT_TURN.run(self._connection, values)
+        if counted:
+            _INSERT_TURN.run(self._connection, {**columns, "ordinal": counted[0][0] - 1})
+        return counted
+
     def _is_erased(self, session_id: str) -> bool:
         statement = select(exists().where(SessionRow.id == session_id, SessionRow.erased_at.is_not(None)))
         return bool(self._connection.execute(statement).scalar_one())
@@ -176,11 +201,11 @@ class TurnRepository:
         return bool((self._connection.execute(statement)).scalar_one())
 
 
-_COUNT_TURN = Prepared(
+_COUNTED = (
     update(SessionRow)
     .where(
         SessionRow.id == bindparam("of"),
-        SessionRow.erased_at.is_(None),
+        unindexed(SessionRow.erased_at).is_(None),
         ~exists().where(TurnRow.id == bindparam("turn")),
     )
     .values(
@@ -207,7 +232,23 @@ _COUNT_TURN = Prepared(
     .returning(SessionRow.turn_count, SessionRow.state, SessionRow.training)
 )
 
+_COUNT_TURN = Prepared(_COUNTED)
+
 _INSERT_TURN = Prepared(insert(TurnRow), columns=TurnRow.__table__.columns.keys())
+
+
+def _count_and_insert_turn() -> Select[Any]:
+    """Both as one statement, which SQLite does not know; the turn's columns are parameters `new_…`."""
+    counted = _COUNTED.cte("counted")
+    given = [column for column in TurnRow.__table__.columns if column.name != "ordinal"]
+    inserted = insert(TurnRow).from_select(
+        [*(column.name for column in given), "ordinal"],
+        select(*(bindparam(f"new_{column.name}", type_=column.type) for column in given), counted.c.turn_count - 1),
+    )
+    return select(counted.c.turn_count, counted.c.state, counted.c.training).add_cte(inserted.cte("inserted"))
+
+
+_COUNT_AND_INSERT_TURN = Prepared(_count_and_insert_turn())
 
 _ADD_USER = text(
     "INSERT INTO session_users (session_id, digest, run_id) VALUES (:session, :digest, :run) ON CONFLICT DO NOTHING"

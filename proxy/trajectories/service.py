@@ -99,7 +99,7 @@ class TrajectoryStore:
                 repository.add_users(records[0].run_id, records[0].turn.session_id, users)
             return recorded
 
-        recorded = await self._database.transact(write)
+        recorded = await self._database.transact(write, about=records[0].turn.session_id if records else None)
         for digest in users:
             self._users[records[0].turn.session_id, digest] = None
             if len(self._users) > _KNOWN_USERS:

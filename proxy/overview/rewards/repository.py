@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, func, select, tuple_
+from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.database.combining import LedgerEntry
 from proxy.database.lifecycle import ledger_of
 from proxy.database.preferences import preferences_about
+from proxy.database.prepared import Prepared
 from proxy.database.session_names import session_called
 from proxy.database.tables import (
     ClaimedSessionRow,
@@ -26,6 +27,8 @@ from proxy.overview.rewards.views import RewardFilter
 
 AnyRow = Row[*tuple[Any, ...]]
 
+_BY_ID = Prepared(select(SessionRow.id, SessionRow.run_id).where(SessionRow.id == bindparam("of")))
+
 
 class LedgerRepository:
     """Reads of one look at the store."""
@@ -38,7 +41,8 @@ class LedgerRepository:
 
     async def session_id(self, run_id: str, name: str) -> str | None:
         """By our id or the client's own name: the newest that has it."""
-        return await self._connection.run_sync(session_called, name, run_id)
+        row = await self._connection.run_sync(session_called, name, run_id, _BY_ID)
+        return row[0] if row is not None else None
 
     async def session_of_turn(self, turn_id: str) -> str | None:
         statement = select(TurnRow.session_id).where(TurnRow.id == turn_id)

@@ -7,16 +7,14 @@ from enum import StrEnum
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, and_, bindparam, case, delete, func, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, Text, and_, bindparam, case, cast, delete, func, insert, or_, select, update
 
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.reward import RewardRules
 from proxy.database.combining import LedgerEntry, SessionRewards
-from proxy.database.lifecycle import TrainingState, ledger_of, settle
+from proxy.database.lifecycle import TrainingState, ledger_of, reward_rules_in, settle
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
-from proxy.settings import RunSettings
 from proxy.trajectories.claims.selection import Candidate, GroupStanding
 
 _CHUNK = 500
@@ -41,25 +39,26 @@ class RunStanding(msgspec.Struct, frozen=True, kw_only=True):
 class ClaimRepository:
     """Reads and writes of one transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def run(self, run_id: str, *, lock: bool = False) -> RunStanding:
+    def run(self, run_id: str, *, lock: bool = False) -> RunStanding:
         """With `lock`, nobody else claims or commits in this run until the transaction's end."""
-        statement = select(RunRow.state, RunRow.head_version, RunRow.config).where(RunRow.id == run_id)
-        row = (await self._connection.execute(statement.with_for_update(key_share=True) if lock else statement)).one()
+        config = cast(RunRow.config, Text).label("config")
+        statement = select(RunRow.state, RunRow.head_version, config).where(RunRow.id == run_id)
+        row = self._connection.execute(statement.with_for_update(key_share=True) if lock else statement).one()
         return RunStanding(
             is_active=row.state == _ACTIVE,
             head_version=row.head_version,
-            reward_rules=RunSettings.model_validate(row.config).reward_rules,
+            reward_rules=reward_rules_in(row.config),
         )
 
-    async def ready_count(self, run_id: str, limit: int) -> int:
+    def ready_count(self, run_id: str, limit: int) -> int:
         """How many sessions are ready, counted up to `limit`."""
         ready = select(SessionRow.id).where(*_is_ready(run_id)).limit(limit).subquery()
-        return int((await self._connection.execute(select(func.count()).select_from(ready))).scalar_one())
+        return int(self._connection.execute(select(func.count()).select_from(ready)).scalar_one())
 
-    async def ready_page(self, run_id: str, after: Candidate | None, limit: int) -> list[Candidate]:
+    def ready_page(self, run_id: str, after: Candidate | None, limit: int) -> list[Candidate]:
         """Ready sessions, first ready first, that come after `after`."""
         statement = _CANDIDATES.where(*_is_ready(run_id)).order_by(SessionRow.ready_at, SessionRow.id).limit(limit)
         if after is not None:
@@ -68,15 +67,15 @@ class ClaimRepository:
                 and_(SessionRow.ready_at == after.ready_at, SessionRow.id > after.id),
             )
             statement = statement.where(SessionRow.ready_at >= after.ready_at, later)
-        return [_candidate(row) for row in await self._connection.execute(statement)]
+        return [_candidate(row) for row in self._connection.execute(statement)]
 
-    async def groups(self, group_ids: Sequence[str]) -> dict[str, GroupStanding]:
+    def groups(self, group_ids: Sequence[str]) -> dict[str, GroupStanding]:
         ready: dict[str, list[Candidate]] = {group_id: [] for group_id in group_ids}
         standings: dict[str, GroupStanding] = {}
         for part in _chunks(group_ids):
-            for row in await self._connection.execute(_READY_MEMBERS, {"ids": part}):
+            for row in self._connection.execute(_READY_MEMBERS, {"ids": part}):
                 ready[row.group_id].append(_candidate(row))
-            for row in await self._connection.execute(_GROUPS, {"ids": part}):
+            for row in self._connection.execute(_GROUPS, {"ids": part}):
                 standings[row.id] = GroupStanding(
                     size=row.size,
                     members=row.members,
@@ -86,14 +85,14 @@ class ClaimRepository:
                 )
         return standings
 
-    async def ledger(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
+    def ledger(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
         """All entries by session, in order of arrival."""
-        return await self._connection.run_sync(ledger_of, session_ids)
+        return ledger_of(self._connection, session_ids)
 
-    async def settle(self, session_ids: Sequence[str], *, now: float) -> None:
-        await self._connection.run_sync(settle, session_ids, now=now)
+    def settle(self, session_ids: Sequence[str], *, now: float) -> None:
+        settle(self._connection, session_ids, now=now)
 
-    async def insert_claim(
+    def insert_claim(
         self,
         claim_id: ClaimId,
         run_id: RunId,
@@ -103,7 +102,7 @@ class ClaimRepository:
         now: float,
         lease_expires_at: float,
     ) -> None:
-        await self._connection.execute(
+        self._connection.execute(
             insert(ClaimRow).values(
                 id=claim_id,
                 run_id=run_id,
@@ -117,18 +116,18 @@ class ClaimRepository:
             )
         )
 
-    async def lease(self, claim_id: ClaimId, session_ids: Sequence[str]) -> int:
+    def lease(self, claim_id: ClaimId, session_ids: Sequence[str]) -> int:
         """Moves ready sessions into the claim; how many still were ready. Rewards that come from here on are late."""
         leased = 0
         for part in _chunks(session_ids):
-            leased += (await self._connection.execute(_LEASE, {"claim": claim_id, "ids": part})).rowcount
+            leased += self._connection.execute(_LEASE, {"claim": claim_id, "ids": part}).rowcount
         return leased
 
-    async def hand_out(
+    def hand_out(
         self, claim_id: ClaimId, candidates: Sequence[Candidate], rewards: Mapping[str, SessionRewards]
     ) -> None:
         """Writes down what the claim consists of."""
-        await self._connection.execute(
+        self._connection.execute(
             insert(ClaimedSessionRow),
             [
                 {
@@ -144,30 +143,30 @@ class ClaimRepository:
             ],
         )
 
-    async def mark_stale(self, session_ids: Sequence[str]) -> None:
+    def mark_stale(self, session_ids: Sequence[str]) -> None:
         for part in _chunks(session_ids):
-            await self._connection.execute(_MARK, {"training_state": TrainingState.STALE.value, "ids": part})
+            self._connection.execute(_MARK, {"training_state": TrainingState.STALE.value, "ids": part})
 
-    async def exclude(self, claim_id: ClaimId, session_ids: Sequence[str]) -> None:
+    def exclude(self, claim_id: ClaimId, session_ids: Sequence[str]) -> None:
         """Takes sessions that were never handed out of the claim, for good."""
         for part in _chunks(session_ids):
-            await self._connection.execute(_EXCLUDE, {"claim": claim_id, "ids": part})
-            await self._connection.execute(_UNLIST, {"claim": claim_id, "ids": part})
+            self._connection.execute(_EXCLUDE, {"claim": claim_id, "ids": part})
+            self._connection.execute(_UNLIST, {"claim": claim_id, "ids": part})
 
-    async def state(self, claim_id: str, run_id: str) -> tuple[ClaimState, float] | None:
+    def state(self, claim_id: str, run_id: str) -> tuple[ClaimState, float] | None:
         """A claim's state and the end of its lease."""
         statement = select(ClaimRow.state, ClaimRow.lease_expires_at).where(
             ClaimRow.id == claim_id, ClaimRow.run_id == run_id
         )
-        row = (await self._connection.execute(statement.with_for_update(key_share=True))).one_or_none()
+        row = self._connection.execute(statement.with_for_update(key_share=True)).one_or_none()
         return None if row is None else (ClaimState(row.state), row.lease_expires_at)
 
-    async def extend(self, claim_id: str, lease_expires_at: float) -> None:
-        await self._connection.execute(
+    def extend(self, claim_id: str, lease_expires_at: float) -> None:
+        self._connection.execute(
             update(ClaimRow).where(ClaimRow.id == claim_id).values(lease_expires_at=lease_expires_at)
         )
 
-    async def of_process(self, run_id: str, process: str) -> list[ClaimId]:
+    def of_process(self, run_id: str, process: str) -> list[ClaimId]:
         """The claims that a trainer's process holds."""
         statement = (
             select(ClaimRow.id)
@@ -175,27 +174,27 @@ class ClaimRepository:
             .order_by(ClaimRow.created_at, ClaimRow.id)
             .with_for_update(key_share=True)
         )
-        return [ClaimId(claim_id) for claim_id in (await self._connection.execute(statement)).scalars()]
+        return [ClaimId(claim_id) for claim_id in self._connection.execute(statement).scalars()]
 
-    async def listed(self, run_id: str, limit: int) -> list[tuple[Row[*tuple[Any, ...]], int]]:
+    def listed(self, run_id: str, limit: int) -> list[tuple[Row[*tuple[Any, ...]], int]]:
         """Those that are leased, then the others, newest first each; with how many sessions they handed out.
 
         Ids follow the time, so that the newest are found without a look at all.
         """
         of_run = select(ClaimRow.__table__).where(ClaimRow.run_id == run_id).order_by(ClaimRow.id.desc()).limit(limit)
         leased = ClaimRow.state == ClaimState.LEASED.value
-        rows = list(await self._connection.execute(of_run.where(leased)))
-        rows += list(await self._connection.execute(of_run.where(~leased)))
+        rows = list(self._connection.execute(of_run.where(leased)))
+        rows += list(self._connection.execute(of_run.where(~leased)))
         rows = rows[:limit]
         counted = (
             select(ClaimedSessionRow.claim_id, func.count())
             .where(ClaimedSessionRow.claim_id.in_([row.id for row in rows]))
             .group_by(ClaimedSessionRow.claim_id)
         )
-        sessions = {row[0]: int(row[1]) for row in await self._connection.execute(counted)}
+        sessions = {row[0]: int(row[1]) for row in self._connection.execute(counted)}
         return [(row, sessions.get(row.id, 0)) for row in rows]
 
-    async def overdue(self, now: float, limit: int) -> list[Row[*tuple[Any, ...]]]:
+    def overdue(self, now: float, limit: int) -> list[Row[*tuple[Any, ...]]]:
         """Claims whose lease has passed: their ids and runs."""
         statement = (
             select(ClaimRow.id, ClaimRow.run_id)
@@ -203,24 +202,19 @@ class ClaimRepository:
             .order_by(ClaimRow.lease_expires_at)
             .limit(limit)
         )
-        return list((await self._connection.execute(statement)).all())
+        return list(self._connection.execute(statement).all())
 
-    async def end(self, claim_id: str, state: ClaimState, *, now: float) -> int:
+    def end(self, claim_id: str, state: ClaimState, *, now: float) -> int:
         """Ends a leased claim without a commit; its sessions are ready again. How many.
 
         Rewards that came during the lease count from here on.
         """
-        await self._connection.execute(update(ClaimRow).where(ClaimRow.id == claim_id).values(state=state.value))
+        self._connection.execute(update(ClaimRow).where(ClaimRow.id == claim_id).values(state=state.value))
         leased = SessionRow.training == TrainingState.LEASED.value
         returned = update(SessionRow).where(SessionRow.claim_id == claim_id, leased)
-        session_ids = list(
-            (
-                await self._connection.execute(
-                    returned.values(training=TrainingState.READY.value, claim_id=None).returning(SessionRow.id)
-                )
-            ).scalars()
-        )
-        await self.settle(session_ids, now=now)
+        returned = returned.values(training=TrainingState.READY.value, claim_id=None)
+        session_ids = list(self._connection.execute(returned.returning(SessionRow.id)).scalars())
+        self.settle(session_ids, now=now)
         return len(session_ids)
 
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Row
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row
 
 from proxy.clock import Clock
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply, ReleasedClaims
-from proxy.contract.identifiers import ClaimId, new_claim_id
+from proxy.contract.identifiers import ClaimId, RunId, new_claim_id
 from proxy.database.combining import session_rewards
-from proxy.database.events import append_event
+from proxy.database.events import add_event
+from proxy.database.lifecycle import settle
 from proxy.database.signals import Signals
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest
 from proxy.runs.service import RunView
 from proxy.trajectories.claims.handing_out import Lease, hand_out, nothing
@@ -109,72 +110,70 @@ class ClaimService:
             if remaining <= 0:
                 break
             woken = await self._signals.trajectories.wait(min(remaining, _RECHECK_SECONDS), since=seen)
-        async with self._database.read() as connection:
-            head = (await ClaimRepository(connection).run(run.id)).head_version
-        return nothing(base_version=head, now=self._clock())
+        standing = await self._database.look(lambda connection: ClaimRepository(connection).run(run.id))
+        return nothing(base_version=standing.head_version, now=self._clock())
 
-    @retried
     async def heartbeat(self, run: RunView, claim_id: ClaimId) -> LeaseReply:
         """Extends a live lease. Raises Conflict for one that has passed."""
         now = self._clock()
         expires_at = now + run.settings.lease_seconds
-        async with self._database.write() as connection:
+
+        def extend(connection: Connection) -> None:
             repository = ClaimRepository(connection)
-            known = await repository.state(claim_id, run.id)
+            known = repository.state(claim_id, run.id)
             if known is None or known[0] is not ClaimState.LEASED or known[1] <= now:
                 raise _gone(claim_id, known)
-            await repository.extend(claim_id, expires_at)
+            repository.extend(claim_id, expires_at)
+
+        await self._database.transact(extend)
         return LeaseReply(claim_id=claim_id, lease_expires_at=expires_at)
 
-    @retried
     async def release(self, run: RunView, claim_id: ClaimId) -> None:
         """Gives a claim's trajectories back at once. Released before: nothing changes. Raises Conflict otherwise."""
-        async with self._database.write() as connection:
+        now = self._clock()
+
+        def release(connection: Connection) -> bool:
             repository = ClaimRepository(connection)
-            await repository.run(run.id, lock=True)
-            known = await repository.state(claim_id, run.id)
+            repository.run(run.id, lock=True)
+            known = repository.state(claim_id, run.id)
             if known is not None and known[0] is ClaimState.RELEASED:
-                return
+                return False
             if known is None or known[0] is not ClaimState.LEASED:
                 raise _gone(claim_id, known)
-            await self._release(connection, run, claim_id)
-        self._changed()
+            _end(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
+            return True
 
-    @retried
+        if await self._database.transact(release):
+            self._changed()
+
     async def release_abandoned(self, run: RunView, process: str) -> ReleasedClaims:
         """Gives back what a trainer's process holds, which the caller knows to be dead. Again: nothing is left."""
-        async with self._database.write() as connection:
+        now = self._clock()
+
+        def release(connection: Connection) -> list[ClaimId]:
             repository = ClaimRepository(connection)
-            await repository.run(run.id, lock=True)
-            claim_ids = await repository.of_process(run.id, process)
+            repository.run(run.id, lock=True)
+            claim_ids = repository.of_process(run.id, process)
             for claim_id in claim_ids:
-                await self._release(connection, run, claim_id)
+                _end(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
+            return claim_ids
+
+        claim_ids = await self._database.transact(release)
         if claim_ids:
             self._changed()
         return ReleasedClaims(claim_ids=tuple(claim_ids))
 
-    async def _release(self, connection: AsyncConnection, run: RunView, claim_id: ClaimId) -> None:
-        now = self._clock()
-        count = await ClaimRepository(connection).end(claim_id, ClaimState.RELEASED, now=now)
-        data = {"claim": claim_id, "sessions": count}
-        await append_event(connection, run_id=run.id, kind="claim.released", data=data, now=now)
-
     async def list_(self, run: RunView, *, limit: int) -> list[ClaimView]:
         """The leased ones first, newest first."""
         now = self._clock()
-        async with self._database.read() as connection:
-            rows = await ClaimRepository(connection).listed(run.id, limit)
+        rows = await self._database.look(lambda connection: ClaimRepository(connection).listed(run.id, limit))
         return [_view(row, sessions, now) for row, sessions in rows]
 
     async def expire(self) -> int:
         """Returns the sessions of claims whose lease has passed, of all runs; how many claims there were."""
         total = 0
-        while True:
-            now = self._clock()
-            async with self._database.read() as connection:
-                if not await ClaimRepository(connection).overdue(now, 1):
-                    break
-            total += await self._expire_some(now)
+        while await self._database.look(partial(_overdue, now=self._clock())):
+            total += await self._database.transact(partial(_expire_some, now=self._clock()))
         if total:
             self._changed()
         return total
@@ -183,135 +182,162 @@ class ClaimService:
         """For the background: what claims also do before they look."""
         await self.expire()
 
-    @retried
-    async def _expire_some(self, now: float) -> int:
-        async with self._database.write() as connection:
-            repository = ClaimRepository(connection)
-            overdue = await repository.overdue(now, _EXPIRED_AT_ONCE)
-            for row in sorted(overdue, key=lambda claim: (claim.run_id, claim.id)):
-                await repository.run(row.run_id, lock=True)
-                known = await repository.state(row.id, row.run_id)
-                if known is None or known[0] is not ClaimState.LEASED or known[1] > now:
-                    continue  # another proxy ended or extended it meanwhile
-                count = await repository.end(row.id, ClaimState.EXPIRED, now=now)
-                data = {"claim": row.id, "sessions": count}
-                await append_event(connection, run_id=row.run_id, kind="claim.expired", data=data, now=now)
-        return len(overdue)
-
     async def _attempt(self, run: RunView, request: ClaimRequest, minimum: int) -> ClaimedBatch | None:
         """A claim of at least `minimum`, or None. Writes only if a look without a lock promises something."""
-        async with self._database.read() as connection:
-            repository = ClaimRepository(connection)
-            standing = await repository.run(run.id)
-            if not standing.is_active or await repository.ready_count(run.id, minimum) < minimum:
-                return None
-            selection = await self._select(repository, run, standing, request)
-        if selection.count < minimum and not selection.stale:
+        asked = _Asked(run, request, minimum, self._clock())
+        if not await self._database.look(partial(_promises, asked=asked)):
             return None
         try:
-            lease = await self._lease(run, request, minimum)
+            lease = await self._database.transact(partial(_lease, asked=asked))
         except _Raced:
             return None
         except _Unrewarded as found:
-            async with self._database.write() as connection:
-                await ClaimRepository(connection).settle(found.session_ids, now=self._clock())
+            session_ids = found.session_ids
+            await self._database.transact(lambda connection: settle(connection, session_ids, now=self._clock()))
             return None
         return await self._hand_out(run, lease) if lease is not None else None
 
-    async def _select(
-        self, repository: ClaimRepository, run: RunView, standing: RunStanding, request: ClaimRequest
-    ) -> Selection:
-        bounds = Bounds(
-            oldest_version=standing.head_version - request.max_staleness,
-            group_timeout=run.settings.group_timeout_seconds,
-            now=self._clock(),
-        )
-        selection = Selection()
-        seen: set[str] = set()
-        last: Candidate | None = None
-        while selection.count < request.want:
-            size = min(_PAGE, 2 * (request.want - selection.count) + _PAGE_AT_LEAST)
-            page = await repository.ready_page(run.id, last, size)
-            named = {candidate.group_id: None for candidate in page if candidate.group_id is not None}
-            groups = await repository.groups([group_id for group_id in named if group_id not in seen])
-            select_units(page, groups, bounds, want=request.want, seen=seen, selection=selection)
-            if len(page) < size:
-                break
-            last = page[-1]
-        return selection
-
-    @retried
-    async def _lease(self, run: RunView, request: ClaimRequest, minimum: int) -> Lease | None:
-        """Selects again under the lock, and leases what it finds; marks what has become stale in any case."""
-        async with self._database.write() as connection:
-            repository = ClaimRepository(connection)
-            standing = await repository.run(run.id, lock=True)
-            if not standing.is_active:
-                return None
-            selection = await self._select(repository, run, standing, request)
-            now = self._clock()
-            if selection.stale:
-                stale = [candidate.id for candidate in selection.stale]
-                await repository.mark_stale(stale)
-                data = {"count": len(stale), "head": standing.head_version, "max_staleness": request.max_staleness}
-                await append_event(connection, run_id=run.id, kind="sessions.stale", data=data, now=now)
-            if selection.count < minimum:
-                return None
-            candidates = selection.candidates
-            session_ids = [candidate.id for candidate in candidates]
-            claim_id = new_claim_id()
-            expires_at = now + run.settings.lease_seconds
-            await repository.insert_claim(
-                claim_id,
-                run.id,
-                request,
-                standing=standing,
-                now=now,
-                lease_expires_at=expires_at,
-            )
-            if await repository.lease(claim_id, session_ids) != len(candidates):
-                raise _Raced
-            ledger = await repository.ledger(session_ids)
-            rewards = {name: session_rewards(entries, standing.reward_rules) for name, entries in ledger.items()}
-            unrewarded = [name for name, found in rewards.items() if not found.is_rewarded]
-            if unrewarded:
-                raise _Unrewarded(unrewarded)
-            await repository.hand_out(claim_id, candidates, rewards)
-        return Lease(
-            claim_id=claim_id,
-            expires_at=expires_at,
-            base_version=standing.head_version,
-            units=selection.units,
-            rewards=rewards,
-        )
-
     async def _hand_out(self, run: RunView, lease: Lease) -> ClaimedBatch | None:
         """The lease with its trajectories, without those that have nothing to train; None if none is left."""
-        async with self._database.read() as connection:
-            turns = await connection.run_sync(lambda found: TurnRepository(found).turns_of(lease.turn_counts))
-        batch, untrainable = hand_out(lease, turns)
-        if untrainable:
-            await self._exclude(run, lease.claim_id, untrainable, nothing_left=not batch.groups)
-        return batch if batch.groups else None
 
-    @retried
-    async def _exclude(
-        self, run: RunView, claim_id: ClaimId, session_ids: Sequence[str], *, nothing_left: bool
-    ) -> None:
-        now = self._clock()
-        async with self._database.write() as connection:
-            repository = ClaimRepository(connection)
-            await repository.run(run.id, lock=True)
-            await repository.exclude(claim_id, session_ids)
-            if nothing_left:
-                await repository.end(claim_id, ClaimState.RELEASED, now=now)
-            data = {"count": len(session_ids), "reason": "no trainable turn"}
-            await append_event(connection, run_id=run.id, kind="sessions.excluded", data=data, now=now)
-        self._changed()
+        def read(connection: Connection) -> tuple[ClaimedBatch, list[str]]:
+            return hand_out(lease, TurnRepository(connection).turns_of(lease.turn_counts))
+
+        batch, untrainable = await self._database.look(read)
+        if untrainable:
+            leave_out = partial(
+                _exclude,
+                run_id=run.id,
+                claim_id=lease.claim_id,
+                session_ids=untrainable,
+                nothing_left=not batch.groups,
+                now=self._clock(),
+            )
+            await self._database.transact(leave_out)
+            self._changed()
+        return batch if batch.groups else None
 
     def _changed(self) -> None:
         self._signals.trajectories.notify()
         self._signals.events.notify()
+
+
+class _Asked(NamedTuple):
+    """A request at one time; at least `minimum` trajectories, or none."""
+
+    run: RunView
+    request: ClaimRequest
+    minimum: int
+    now: float
+
+
+def _promises(connection: Connection, asked: _Asked) -> bool:
+    """Whether `_lease` may find something to do, as far as can be told without a lock."""
+    repository = ClaimRepository(connection)
+    standing = repository.run(asked.run.id)
+    if not standing.is_active or repository.ready_count(asked.run.id, asked.minimum) < asked.minimum:
+        return False
+    selection = _select(repository, standing, asked)
+    return selection.count >= asked.minimum or bool(selection.stale)
+
+
+def _lease(connection: Connection, asked: _Asked) -> Lease | None:
+    """Selects under the lock, and leases what it finds; marks what has become stale in any case."""
+    run, request, minimum, now = asked
+    repository = ClaimRepository(connection)
+    standing = repository.run(run.id, lock=True)
+    if not standing.is_active:
+        return None
+    selection = _select(repository, standing, asked)
+    if selection.stale:
+        stale = [candidate.id for candidate in selection.stale]
+        repository.mark_stale(stale)
+        data = {"count": len(stale), "head": standing.head_version, "max_staleness": request.max_staleness}
+        add_event(connection, run_id=run.id, kind="sessions.stale", data=data, now=now)
+    if selection.count < minimum:
+        return None
+    candidates = selection.candidates
+    session_ids = [candidate.id for candidate in candidates]
+    claim_id = new_claim_id()
+    expires_at = now + run.settings.lease_seconds
+    repository.insert_claim(claim_id, run.id, request, standing=standing, now=now, lease_expires_at=expires_at)
+    if repository.lease(claim_id, session_ids) != len(candidates):
+        raise _Raced
+    ledger = repository.ledger(session_ids)
+    rewards = {name: session_rewards(entries, standing.reward_rules) for name, entries in ledger.items()}
+    unrewarded = [name for name, found in rewards.items() if not found.is_rewarded]
+    if unrewarded:
+        raise _Unrewarded(unrewarded)
+    repository.hand_out(claim_id, candidates, rewards)
+    return Lease(
+        claim_id=claim_id,
+        expires_at=expires_at,
+        base_version=standing.head_version,
+        units=selection.units,
+        rewards=rewards,
+    )
+
+
+def _select(repository: ClaimRepository, standing: RunStanding, asked: _Asked) -> Selection:
+    run, request = asked.run, asked.request
+    bounds = Bounds(
+        oldest_version=standing.head_version - request.max_staleness,
+        group_timeout=run.settings.group_timeout_seconds,
+        now=asked.now,
+    )
+    selection = Selection()
+    seen: set[str] = set()
+    last: Candidate | None = None
+    while selection.count < request.want:
+        size = min(_PAGE, 2 * (request.want - selection.count) + _PAGE_AT_LEAST)
+        page = repository.ready_page(run.id, last, size)
+        named = {candidate.group_id: None for candidate in page if candidate.group_id is not None}
+        groups = repository.groups([group_id for group_id in named if group_id not in seen])
+        select_units(page, groups, bounds, want=request.want, seen=seen, selection=selection)
+        if len(page) < size:
+            break
+        last = page[-1]
+    return selection
+
+
+def _overdue(connection: Connection, now: float) -> bool:
+    return bool(ClaimRepository(connection).overdue(now, 1))
+
+
+def _expire_some(connection: Connection, now: float) -> int:
+    repository = ClaimRepository(connection)
+    overdue = repository.overdue(now, _EXPIRED_AT_ONCE)
+    for row in sorted(overdue, key=lambda claim: (claim.run_id, claim.id)):
+        repository.run(row.run_id, lock=True)
+        known = repository.state(row.id, row.run_id)
+        if known is None or known[0] is not ClaimState.LEASED or known[1] > now:
+            continue  # another proxy ended or extended it meanwhile
+        _end(connection, row.run_id, row.id, ClaimState.EXPIRED, now=now)
+    return len(overdue)
+
+
+def _exclude(
+    connection: Connection,
+    *,
+    run_id: RunId,
+    claim_id: ClaimId,
+    session_ids: Sequence[str],
+    nothing_left: bool,
+    now: float,
+) -> None:
+    repository = ClaimRepository(connection)
+    repository.run(run_id, lock=True)
+    repository.exclude(claim_id, session_ids)
+    if nothing_left:
+        repository.end(claim_id, ClaimState.RELEASED, now=now)
+    data = {"count": len(session_ids), "reason": "no trainable turn"}
+    add_event(connection, run_id=run_id, kind="sessions.excluded", data=data, now=now)
+
+
+def _end(connection: Connection, run_id: str, claim_id: ClaimId, state: ClaimState, *, now: float) -> None:
+    count = ClaimRepository(connection).end(claim_id, state, now=now)
+    data = {"claim": claim_id, "sessions": count}
+    add_event(connection, run_id=run_id, kind=f"claim.{state.value}", data=data, now=now)
 
 
 def _view(row: Row[*tuple[Any, ...]], sessions: int, now: float) -> ClaimView:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from proxy.database.group_commit import AT_ONCE
+from proxy.database.group_commit import AT_ONCE, CAREFUL
 from proxy.database.unit_of_work import Database
 from proxy.errors import StoreUnavailable
 
@@ -79,7 +79,32 @@ async def test_a_failing_write_fails_alone(numbers: Numbers) -> None:
     assert isinstance(results[1], ValueError)
     assert "UNIQUE" in str(results[3])
     assert await numbers.stored() == {1, 2, 3}
-    assert numbers.runs == [1, -1, 2, 2, 3], "none was run twice"
+    assert numbers.runs == [1, -1, *(1, -1, 2, 2, 3)], "together first, then each alone"
+
+
+async def test_where_writes_fail_they_are_not_tried_together_for_a_while(numbers: Numbers) -> None:
+    await asyncio.gather(numbers.add(-1), numbers.add(1), return_exceptions=True)
+    numbers.runs.clear()
+    await asyncio.gather(numbers.add(2), numbers.add(-1), numbers.add(3), return_exceptions=True)
+    assert numbers.runs == [2, -1, 3]
+    for number in range(CAREFUL):
+        await numbers.add(100 + number)
+    numbers.runs.clear()
+    await asyncio.gather(numbers.add(-1), numbers.add(4), return_exceptions=True)
+    assert numbers.runs == [-1, *(-1, 4)], "they are again"
+    assert await numbers.stored() == {1, 2, 3, 4, *range(100, 100 + CAREFUL)}
+
+
+async def test_a_block_waits_for_the_second_try_of_a_group(numbers: Numbers) -> None:
+    async def block() -> list[int]:
+        async with numbers.database.write() as connection:
+            return list((await connection.execute(text("SELECT number FROM numbers ORDER BY number"))).scalars())
+
+    adding = [asyncio.ensure_future(numbers.add(number)) for number in (1, -1, 2)]
+    for _ in range(3):  # until their transaction is under way
+        await asyncio.sleep(0)
+    assert await block() == [1, 2], "the block is after the group, or both would wait for the other"
+    assert [str(result) for result in await asyncio.gather(*adding, return_exceptions=True)] == ["10", "-1", "20"]
 
 
 async def test_a_write_that_fails_on_its_own_changes_nothing(numbers: Numbers) -> None:

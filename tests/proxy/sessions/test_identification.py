@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.contract.identifiers import is_session_id
 from proxy.errors import InvalidRequest
 from proxy.sessions.identification import (
     AttributedBy,
     Name,
     SessionHints,
     claude_code_session,
-    is_own_id,
     session_headers,
     session_hints,
     trace_id,
@@ -216,5 +216,5 @@ def test_no_foreign_value_ever_fails_a_call(headers: dict[str, str], body: dict[
 
 
 def test_only_our_own_ids_have_their_form() -> None:
-    assert is_own_id("ses_01m7zrfarp6b2yyrhdhydm4ajs")
-    assert not is_own_id("ses_5a1b2c3d4e5fAbCdEfGhIjKlMn"), "as OpenCode writes its own"
+    assert is_session_id("ses_01m7zrfarp6b2yyrhdhydm4ajs")
+    assert not is_session_id("ses_5a1b2c3d4e5fAbCdEfGhIjKlMn"), "as OpenCode writes its own"

@@ -69,9 +69,9 @@ def transactions(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
     def counting(kind: str) -> Any:
         real = getattr(store.database, kind)
 
-        def count(*work: Any) -> Any:
+        def count(*work: Any, **about: Any) -> Any:
             opened.append(kind)
-            return real(*work)
+            return real(*work, **about)
 
         return count
 
