@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from openai import APIConnectionError, APIError, AsyncOpenAI
+from openai import APIConnectionError, APIError, AsyncOpenAI, LengthFinishReasonError
+from openai.types.chat import ChatCompletion
 
 MODEL = "calculator"
 _PAUSE_S = 0.1
@@ -134,7 +135,11 @@ class _Agent:
             extra_headers={"X-Base-RL-Session": session},
         )
         async with stream as events:
-            completion = await events.get_final_completion()
+            completion: ChatCompletion
+            try:
+                completion = await events.get_final_completion()
+            except LengthFinishReasonError as cut:  # an answer of as many tokens as there may be is one
+                completion = cut.completion
         if completion.choices[0].finish_reason is None:
             raise httpx.RemoteProtocolError("the stream ended before its answer")
         text = _said(completion.choices[0].message)
