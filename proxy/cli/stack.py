@@ -98,13 +98,14 @@ async def wait_until_ready(stack: Stack) -> None:
     """Waits until calls would be served: the engine has loaded its model and the proxy has verified it.
 
     Has no bound of its own, as a large model may take long; ends by PartFailed when a part was given up, or died
-    again and again without ever getting so far. Raises NoFreePort when what answers is not ours.
+    again and again meanwhile. Raises NoFreePort when what answers is not ours.
     """
+    before = {part: stack.supervisor.restarts(part) for part in stack.supervisor.parts}
     async with Operations(stack.url, stack.keys.admin_key) as operations:
         while not await operations.ready():
             stack.supervisor.raise_for_failure()
             for part in stack.supervisor.parts:
-                if stack.supervisor.restarts(part) > _MOST_RESTARTS_BEFORE_READY:
+                if stack.supervisor.restarts(part) - before[part] > _MOST_RESTARTS_BEFORE_READY:
                     raise PartFailed(
                         f"{part} ends again and again before it is ready. The end of its log, "
                         f"{stack.supervisor.log(part)}:\n{stack.supervisor.log_tail(part)}"
