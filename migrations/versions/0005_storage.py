@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from proxy.database.arrays import pack_ids, widened_ids
+from proxy.contract.arrays import pack_ids, widened_ids
 from proxy.database.packed_json import pack_json, unpack_json
 
 revision = "0005"

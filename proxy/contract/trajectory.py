@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
+from proxy.contract.arrays import count_ids, count_logprobs, unpack_ids, unpack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.turn import LogprobConvention, VersionSpan
 
@@ -18,27 +20,45 @@ class Purpose(StrEnum):
     EVAL = "eval"
 
 
-class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True):
+class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A node of the token tree. `parent` is an index into `Trajectory.turns`, always smaller than the node's own.
 
     The node's prompt is the first `prefix_tokens` ids of its parent's path followed by `prompt_ids`. `logprobs`
-    belong to `output_ids` one to one, taken at `temperature`. `trainable` is false for turns that teach nothing:
-    greedy ones, failed ones. `masked` are [start, end) over `prompt_ids` followed by `output_ids`: redacted, so that
-    placeholders stand there, which teach nothing.
+    belong to `output_ids` one to one, taken at `temperature`. These three are handed over as the store has them,
+    packed (`contract.arrays`), and unpacked where they are asked for: ValueError for what is nothing packed.
+    `trainable` is false for turns that teach nothing: greedy ones, failed ones. `masked` are [start, end) over
+    `prompt_ids` followed by `output_ids`: redacted, so that placeholders stand there, which teach nothing.
     """
 
     id: TurnId
     parent: int | None
     prefix_tokens: int
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    packed_prompt_ids: bytes
+    packed_output_ids: bytes
+    packed_logprobs: bytes
     spans: tuple[VersionSpan, ...]
     temperature: float
     convention: LogprobConvention
     trainable: bool
     reward: float | None = None
     masked: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        count_ids(self.packed_prompt_ids)
+        count_ids(self.packed_output_ids)
+        count_logprobs(self.packed_logprobs)
+
+    @cached_property
+    def prompt_ids(self) -> tuple[int, ...]:
+        return unpack_ids(self.packed_prompt_ids)
+
+    @cached_property
+    def output_ids(self) -> tuple[int, ...]:
+        return unpack_ids(self.packed_output_ids)
+
+    @cached_property
+    def logprobs(self) -> tuple[float, ...]:
+        return unpack_logprobs(self.packed_logprobs)
 
     @property
     def learnt(self) -> Sequence[int]:

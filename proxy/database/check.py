@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, Select, and_, func, or_, select
 
-from proxy.database.arrays import unpack_ids, unpack_logprobs
+from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.database.lifecycle import TrainingState
 from proxy.database.migrate import current, missing_columns, newest, opened
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow

@@ -1,6 +1,6 @@
 """The tables of the trajectory store. Times are seconds since the epoch, UTC; ids come from `contract.identifiers`.
 
-Token ids are int32 and log-probabilities float32, little-endian, packed into blobs (`arrays.py`).
+Token ids are int32 and log-probabilities float32, little-endian, packed into blobs (`contract/arrays.py`).
 """
 
 from __future__ import annotations

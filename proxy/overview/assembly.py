@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row
 
+from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.contract.turn import SamplingParameters, VersionSpan
-from proxy.database.arrays import unpack_ids, unpack_logprobs
 from proxy.overview.views import (
     EventItem,
     RewardPoint,

@@ -11,11 +11,11 @@ from sqlalchemy import Row, case, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.claim import CommitRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.policy import VersionState
 from proxy.contract.step import TokenAudit
-from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.lifecycle import TrainingState, settle
 from proxy.database.tables import (
     ClaimedSessionRow,

@@ -13,7 +13,7 @@ import msgspec
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
-from proxy.contract.turn import Turn, TurnState
+from proxy.contract.turn import SamplingParameters, Turn, TurnState, VersionSpan
 
 
 class BrokenTree(Exception):
@@ -88,13 +88,28 @@ def _ancestry(turn_id: str, pieces: Mapping[str, PathPiece]) -> list[PathPiece]:
     return chain[::-1]
 
 
-def is_trainable(turn: Turn) -> bool:
+class StoredTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trajectory needs of a turn, its arrays packed as in the store (`contract.arrays`)."""
+
+    id: TurnId
+    parent_id: TurnId | None
+    prefix_tokens: int
+    prompt_ids: bytes
+    output_ids: bytes
+    output_logprobs: bytes
+    spans: tuple[VersionSpan, ...]
+    sampling: SamplingParameters
+    state: TurnState
+    masked: tuple[tuple[int, int], ...] = ()
+
+
+def is_trainable(turn: Turn | StoredTurn) -> bool:
     """Whether the turn's tokens were drawn from the policy's own distribution: greedy and failed ones were not."""
     return turn.state is not TurnState.FAILED and bool(turn.output_ids) and not turn.sampling.is_greedy
 
 
 def assemble(
-    turns: Sequence[Turn],
+    turns: Sequence[StoredTurn],
     *,
     session_id: SessionId,
     group_id: GroupId | None,
@@ -112,9 +127,9 @@ def assemble(
                 id=turn.id,
                 parent=None if turn.parent_id is None else positions[turn.parent_id],
                 prefix_tokens=turn.prefix_tokens,
-                prompt_ids=turn.prompt_ids,
-                output_ids=turn.output_ids,
-                logprobs=turn.output_logprobs,
+                packed_prompt_ids=turn.prompt_ids,
+                packed_output_ids=turn.output_ids,
+                packed_logprobs=turn.output_logprobs,
                 spans=turn.spans,
                 temperature=turn.sampling.temperature,
                 convention=turn.sampling.logprob_convention,
@@ -126,12 +141,12 @@ def assemble(
     return Trajectory(session_id=session_id, group_id=group_id, task=task, turns=tuple(nodes), reward=reward)
 
 
-def _parents_first(turns: Iterable[Turn]) -> list[Turn]:
-    ordered: list[Turn] = []
+def _parents_first(turns: Iterable[StoredTurn]) -> list[StoredTurn]:
+    ordered: list[StoredTurn] = []
     placed: set[str] = set()
     waiting = list(turns)
     while waiting:
-        later: list[Turn] = []
+        later: list[StoredTurn] = []
         for turn in waiting:
             if turn.parent_id is None or turn.parent_id in placed:
                 ordered.append(turn)

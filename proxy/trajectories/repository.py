@@ -25,22 +25,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from proxy.contract.identifiers import SessionId, TurnId
+from proxy.contract.arrays import widened_ids
+from proxy.contract.identifiers import TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import (
-    Continuation,
-    FinishReason,
     SamplingParameters,
-    Turn,
     TurnState,
     VersionSpan,
 )
-from proxy.database.arrays import unpack_ids, unpack_logprobs, widened_ids
 from proxy.database.lifecycle import SessionState, TrainingState, is_open, settle
 from proxy.database.prepared import Prepared, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
-from proxy.trajectories.assembly import PathPiece
+from proxy.trajectories.assembly import PathPiece, StoredTurn
 
 _HASHES = 500
 _SESSIONS = 64
@@ -167,16 +164,16 @@ class TurnRepository:
         )
         return list(self._connection.execute(statement).scalars())
 
-    def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[Turn]]:
+    def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[StoredTurn]]:
         """What sessions had to train on, in order: turns that began before the session ended, of the first
         `turn_counts[session]` recorded."""
-        turns: dict[str, list[Turn]] = {session_id: [] for session_id in turn_counts}
+        turns: dict[str, list[StoredTurn]] = {session_id: [] for session_id in turn_counts}
         session_ids = list(turn_counts)
         for start in range(0, len(session_ids), _SESSIONS):
             part = session_ids[start : start + _SESSIONS]
-            for row in self._connection.execute(_TRAINABLE_TURNS, {"ids": part}):
-                if row.ordinal < turn_counts[row.session_id]:
-                    turns[row.session_id].append(_turn(row))
+            for session_id, ordinal, *columns in self._connection.execute(_TRAINABLE_TURNS, {"ids": part}):
+                if ordinal < turn_counts[session_id]:
+                    turns[session_id].append(_stored_turn(*columns))
         return turns
 
     def _count_and_insert(
@@ -293,23 +290,18 @@ _HEADS = select(
 
 _TRAINABLE_TURNS = (
     select(
-        TurnRow.id,
         TurnRow.session_id,
         TurnRow.ordinal,
+        TurnRow.id,
         TurnRow.parent_id,
         TurnRow.prefix_tokens,
         TurnRow.prompt_ids,
         TurnRow.output_ids,
         TurnRow.output_logprobs,
-        cast(TurnRow.spans, Text).label("spans"),
-        cast(TurnRow.sampling, Text).label("sampling"),
-        TurnRow.finish_reason,
-        TurnRow.continuation,
+        cast(TurnRow.spans, Text),
+        cast(TurnRow.sampling, Text),
         TurnRow.state,
-        TurnRow.started_at,
-        TurnRow.first_token_at,
-        TurnRow.finished_at,
-        TurnRow.masked,
+        cast(TurnRow.masked, Text),
     )
     .join(SessionRow, and_(SessionRow.id == TurnRow.session_id, TurnRow.started_at <= SessionRow.ended_at))
     .where(TurnRow.session_id.in_(bindparam("ids", expanding=True)))
@@ -328,22 +320,27 @@ def _sampling(stored: str) -> SamplingParameters:
     return msgspec.json.decode(stored, type=SamplingParameters)
 
 
-def _turn(row: Row[*tuple[Any, ...]]) -> Turn:
-    return Turn(
-        id=TurnId(row.id),
-        session_id=SessionId(row.session_id),
-        parent_id=None if row.parent_id is None else TurnId(row.parent_id),
-        prefix_tokens=row.prefix_tokens,
-        prompt_ids=unpack_ids(row.prompt_ids),
-        output_ids=unpack_ids(row.output_ids),
-        output_logprobs=unpack_logprobs(row.output_logprobs),
-        spans=_spans(row.spans),
-        sampling=_sampling(row.sampling),
-        finish_reason=FinishReason(row.finish_reason),
-        continuation=Continuation(row.continuation),
-        state=TurnState(row.state),
-        started_at=row.started_at,
-        first_token_at=row.first_token_at,
-        finished_at=row.finished_at,
-        masked=tuple((start, end) for start, end in row.masked or ()),
+def _stored_turn(
+    id_: str,
+    parent_id: str | None,
+    prefix_tokens: int,
+    prompt_ids: bytes,
+    output_ids: bytes,
+    output_logprobs: bytes,
+    spans: str,
+    sampling: str,
+    state: str,
+    masked: str | None,
+) -> StoredTurn:
+    return StoredTurn(
+        id=TurnId(id_),
+        parent_id=None if parent_id is None else TurnId(parent_id),
+        prefix_tokens=prefix_tokens,
+        prompt_ids=prompt_ids,
+        output_ids=output_ids,
+        output_logprobs=output_logprobs,
+        spans=_spans(spans),
+        sampling=_sampling(sampling),
+        state=TurnState(state),
+        masked=() if masked is None else msgspec.json.decode(masked, type=tuple[tuple[int, int], ...]),
     )

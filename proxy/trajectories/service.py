@@ -12,10 +12,10 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
+from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import FinishReason, Turn, TurnState
-from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.packed_json import json_bytes
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database

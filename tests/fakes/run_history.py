@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, insert, update
 
+from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.identifiers import (
     SessionId,
@@ -20,7 +21,6 @@ from proxy.contract.identifiers import (
     new_session_id,
     new_turn_id,
 )
-from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.tables import (
     Base,
     ClaimedSessionRow,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import insert, select, update
 
+from proxy.contract.arrays import pack_ids
 from proxy.contract.identifiers import new_turn_id
 from proxy.credentials.service import Credentials, Principal, PrincipalKind
-from proxy.database.arrays import pack_ids
 from proxy.database.signals import Signals
 from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.database.unit_of_work import Database

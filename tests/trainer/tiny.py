@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, VersionSpan
@@ -76,9 +77,9 @@ def turn(
         id=TurnId(f"turn_{next(_numbers)}"),
         parent=parent,
         prefix_tokens=prefix,
-        prompt_ids=tuple(prompt),
-        output_ids=tuple(output),
-        logprobs=tuple(logprobs) if logprobs is not None else (-2.0,) * len(output),
+        packed_prompt_ids=pack_ids(prompt),
+        packed_output_ids=pack_ids(output),
+        packed_logprobs=pack_logprobs(logprobs if logprobs is not None else (-2.0,) * len(output)),
         spans=(VersionSpan(version=version, start=0, end=len(output)),) if output else (),
         temperature=temperature,
         convention=convention,

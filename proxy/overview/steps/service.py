@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.step import StepInputs
-from proxy.database.arrays import unpack_ids, unpack_logprobs
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
 from proxy.overview.assembly import TokenText, audit_of, step_facts, step_item

@@ -12,9 +12,8 @@ import msgspec
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.identifiers import ClaimId, GroupId, SessionId
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup
-from proxy.contract.turn import Turn
 from proxy.database.combining import SessionRewards
-from proxy.trajectories.assembly import BrokenTree, assemble
+from proxy.trajectories.assembly import BrokenTree, StoredTurn, assemble
 from proxy.trajectories.claims.selection import Candidate
 
 
@@ -32,7 +31,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return {candidate.id: candidate.turn_count for unit in self.units for candidate in unit}
 
 
-def hand_out(lease: Lease, turns: Mapping[str, Sequence[Turn]]) -> tuple[ClaimedBatch, list[str]]:
+def hand_out(lease: Lease, turns: Mapping[str, Sequence[StoredTurn]]) -> tuple[ClaimedBatch, list[str]]:
     """The batch, and the sessions left out of it because there is nothing to train in them."""
     groups: list[TrajectoryGroup] = []
     untrainable: list[str] = []
@@ -59,7 +58,7 @@ def nothing(*, base_version: int, now: float) -> ClaimedBatch:
     return ClaimedBatch(claim_id=None, lease_expires_at=now, base_version=base_version, groups=())
 
 
-def _trajectory(candidate: Candidate, turns: Sequence[Turn], rewards: SessionRewards) -> Trajectory | None:
+def _trajectory(candidate: Candidate, turns: Sequence[StoredTurn], rewards: SessionRewards) -> Trajectory | None:
     """None where nothing can be trained: no turn drawn from the policy, or turns that do not fit together."""
     try:
         trajectory = assemble(

@@ -17,11 +17,10 @@ from proxy.contract.policy import Head, WeightsFormat, WeightsReference
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup
-from proxy.contract.turn import Turn
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
 from proxy.runs.service import RunView
-from proxy.trajectories.assembly import BrokenTree, assemble
+from proxy.trajectories.assembly import BrokenTree, StoredTurn, assemble
 from proxy.trajectories.repository import TurnRepository
 from proxy.trajectories.steps.repository import AnyRow, StepRepository
 
@@ -110,7 +109,7 @@ def _groups(sessions: Sequence[AnyRow], trajectories: Mapping[str, Trajectory]) 
     return tuple(TrajectoryGroup(id=group[0].group_id, trajectories=tuple(group)) for group in groups)
 
 
-def _trajectory(session: AnyRow, turns: Sequence[Turn]) -> Trajectory | None:
+def _trajectory(session: AnyRow, turns: Sequence[StoredTurn]) -> Trajectory | None:
     """None where what is left of its turns does not fit together."""
     try:
         return assemble(

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, select, tuple_
 
+from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.identifiers import TurnId
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, TurnState
-from proxy.database.arrays import unpack_ids, unpack_logprobs
 from proxy.database.combining import LedgerEntry, session_rewards
 from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.database.turn_requests import turns_as_sent

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, insert, select
 
+from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import (
     RunId,
     new_group_id,
@@ -16,7 +17,6 @@ from proxy.contract.identifiers import (
     new_turn_id,
 )
 from proxy.contract.trajectory import Purpose
-from proxy.database.arrays import pack_ids, pack_logprobs
 from proxy.database.lifecycle import SessionState, TrainingState, settle
 from proxy.database.tables import GroupRow, RewardRow, SessionRow, SessionUserRow, TurnRow
 from proxy.trajectories.assembly import is_trainable

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from sqlalchemy import insert, select, update
 
+from proxy.contract.arrays import pack_ids, pack_logprobs, unpack_ids
 from proxy.contract.step import StepConditions, StepInputs
 from proxy.credentials.service import PrincipalKind
-from proxy.database.arrays import pack_ids, pack_logprobs, unpack_ids
 from proxy.database.tables import PolicyVersionRow, SessionRow, TokenAuditRow, TurnRow
 from tests.fakes.run_history import NOW
 from tests.proxy.overview.site import ORIGIN, Site

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from proxy.database.arrays import unpack_ids
+from proxy.contract.arrays import unpack_ids
 from tests.proxy.chat.world import World
 
 Messages = list[dict[str, Any]]

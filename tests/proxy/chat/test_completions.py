@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.chat.completions_request import parse_completion
-from proxy.database.arrays import unpack_ids
+from proxy.contract.arrays import unpack_ids
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from tests.proxy.chat.test_choices import service_like, turns_of
 from tests.proxy.chat.world import USER, World, output_ids

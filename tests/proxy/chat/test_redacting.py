@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.database.arrays import unpack_logprobs
+from proxy.contract.arrays import unpack_logprobs
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.repository import TurnRepository
 from proxy.trajectories.service import TrajectoryStore

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from proxy.contract.arrays import unpack_ids
 from proxy.contract.policy import weight_label
-from proxy.database.arrays import unpack_ids
 from proxy.tokens.template import ChatTemplate
 from tests.proxy.chat.world import CALL, TOOLS, USER, World, open_world, output_ids, until
 

@@ -19,11 +19,11 @@ from sqlalchemy import select
 from proxy.chat import endpoints as chat_endpoints
 from proxy.chat import messages_endpoints, responses_endpoints
 from proxy.chat.service import ChatService
+from proxy.contract.arrays import unpack_ids
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import weight_label
 from proxy.contract.turn import Turn
 from proxy.credentials.service import PrincipalKind
-from proxy.database.arrays import unpack_ids
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.engines.interface import Engine, GenerateRequest
 from proxy.http import errors

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import insert, select, text
 
-from proxy.database.arrays import unpack_ids
+from proxy.contract.arrays import unpack_ids
 from proxy.database.migrate import downgrade, upgrade
 from proxy.database.tables import TurnRow
 from tests.proxy.database.test_migrate import plain_engine

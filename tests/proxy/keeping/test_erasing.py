@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from sqlalchemy import select, update
 
+from proxy.contract.arrays import pack_ids
 from proxy.contract.identifiers import SessionId
 from proxy.credentials.service import Credentials
-from proxy.database.arrays import pack_ids
 from proxy.database.lifecycle import settle
 from proxy.database.packed_json import pack_json
 from proxy.database.tables import RewardRow, SessionRow, TurnRow

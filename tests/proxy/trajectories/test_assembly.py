@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import Turn, TurnState
-from proxy.trajectories.assembly import BrokenTree, PathPiece, assemble, is_trainable, lineage_of, path_of
+from proxy.trajectories.assembly import BrokenTree, PathPiece, StoredTurn, assemble, is_trainable, lineage_of, path_of
 from proxy.trajectories.service import TurnRecord
 from tests.proxy.trajectories.world import turn_record
 
@@ -38,8 +39,25 @@ def trees(draw: st.DrawFn) -> list[tuple[Turn, tuple[int, ...]]]:
     return [(record.turn, path) for record, path in records]
 
 
+def stored(turn: Turn) -> StoredTurn:
+    return StoredTurn(
+        id=turn.id,
+        parent_id=turn.parent_id,
+        prefix_tokens=turn.prefix_tokens,
+        prompt_ids=pack_ids(turn.prompt_ids),
+        output_ids=pack_ids(turn.output_ids),
+        output_logprobs=pack_logprobs(turn.output_logprobs),
+        spans=turn.spans,
+        sampling=turn.sampling,
+        state=turn.state,
+        masked=turn.masked,
+    )
+
+
 def assembled(turns: list[Turn]) -> Trajectory:
-    return assemble(turns, session_id=SESSION, group_id=None, task=None, reward=1.0, turn_rewards={})
+    return assemble(
+        [stored(turn) for turn in turns], session_id=SESSION, group_id=None, task=None, reward=1.0, turn_rewards={}
+    )
 
 
 def flat_path(trajectory: Trajectory, index: int) -> tuple[int, ...]:
@@ -105,7 +123,7 @@ def test_a_missing_parent_is_an_error() -> None:
 def test_rewards_go_to_their_turns() -> None:
     turns = [turn_record(RUN, SESSION, now=0.0).turn for _ in range(2)]
     trajectory = assemble(
-        turns,
+        [stored(turn) for turn in turns],
         session_id=SESSION,
         group_id=None,
         task="t",

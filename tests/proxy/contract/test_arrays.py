@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.contract.arrays import (
+    count_ids,
+    count_logprobs,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+    unpack_logprobs,
+    widened_ids,
+)
 from proxy.contract.token_ids import TokenIds
-from proxy.database.arrays import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs, widened_ids
 
 IDS = st.lists(st.integers(0, 300_000) | st.integers(-(1 << 31), (1 << 31) - 1))
 
@@ -14,6 +22,7 @@ IDS = st.lists(st.integers(0, 300_000) | st.integers(-(1 << 31), (1 << 31) - 1))
 def test_ids_come_back(ids: list[int]) -> None:
     assert unpack_ids(pack_ids(ids)) == tuple(ids)
     assert TokenIds(widened_ids(pack_ids(ids))) == ids
+    assert count_ids(pack_ids(ids)) == len(ids)
 
 
 @given(st.lists(st.integers(0, (1 << 18) - 1), min_size=1))
@@ -56,8 +65,16 @@ def test_no_ids_are_no_bytes() -> None:
 def test_other_bytes_are_refused(blob: bytes) -> None:
     with pytest.raises(ValueError, match="packed token ids"):
         unpack_ids(blob)
+    with pytest.raises(ValueError, match="packed token ids"):
+        count_ids(blob)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False)))
 def test_logprobs_come_back(logprobs: list[float]) -> None:
     assert unpack_logprobs(pack_logprobs(logprobs)) == tuple(logprobs)
+    assert count_logprobs(pack_logprobs(logprobs)) == len(logprobs)
+
+
+def test_half_a_logprob_is_refused() -> None:
+    with pytest.raises(ValueError, match="packed log-probabilities"):
+        count_logprobs(b"\0" * 6)

@@ -1,4 +1,4 @@
-"""Packed arrays for blobs: token ids and float32 log-probabilities, little-endian."""
+"""Packed arrays, as they are stored and handed to trainers: token ids, float32 log-probabilities; little-endian."""
 
 from __future__ import annotations
 
@@ -35,23 +35,34 @@ def pack_ids(ids: Sequence[int]) -> bytes:
     return _SPLIT + lower + _fourfold(upper)
 
 
+def count_ids(blob: bytes) -> int:
+    """How many `pack_ids` packed. Raises ValueError for what it did not make."""
+    if not blob:
+        return 0
+    how, size = blob[:1], len(blob) - 1
+    if how == _SPLIT and size and size % 9 in _SPLIT_RESTS:
+        return 4 * (size // 9) + _SPLIT_RESTS[size % 9]
+    width = {_NARROW: 3, _WIDE: _WIDTH}.get(how)
+    if width is None or not size or size % width:
+        raise ValueError(f"{len(blob)} bytes that begin with {how!r} are no packed token ids")
+    return size // width
+
+
 def widened_ids(blob: bytes) -> bytes:
     """What `pack_ids` made as plain int32. Raises ValueError for anything else."""
+    count = count_ids(blob)
     how, body = blob[:1], blob[1:]
-    if how == _SPLIT and body and len(body) % 9 in _SPLIT_RESTS:
-        count = 4 * (len(body) // 9) + _SPLIT_RESTS[len(body) % 9]
+    if how == _SPLIT:
         wide = bytearray(_WIDTH * count)
         wide[0::_WIDTH], wide[1::_WIDTH] = body[0 : 2 * count : 2], body[1 : 2 * count : 2]
         wide[2::_WIDTH] = _unfolded(body[2 * count :], count)
         return bytes(wide)
-    if how == _NARROW and len(body) % 3 == 0:
-        wide = bytearray(len(body) // 3 * _WIDTH)
+    if how == _NARROW:
+        wide = bytearray(_WIDTH * count)
         for place in range(3):
             wide[place::_WIDTH] = body[place::3]
         return bytes(wide)
-    if (how == _WIDE and len(body) % _WIDTH == 0) or not blob:
-        return body
-    raise ValueError(f"{len(blob)} bytes that begin with {how!r} are no packed token ids")
+    return body
 
 
 _SPLIT_RESTS = {0: 0, 3: 1, 5: 2, 7: 3}
@@ -84,6 +95,13 @@ def unpack_ids(blob: bytes) -> tuple[int, ...]:
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
     """Rounds to float32, which is what engines compute in."""
     return struct.pack(f"<{len(logprobs)}f", *logprobs)
+
+
+def count_logprobs(blob: bytes) -> int:
+    """How many `pack_logprobs` packed. Raises ValueError for what it did not make."""
+    if len(blob) % _WIDTH:
+        raise ValueError(f"{len(blob)} bytes are no packed log-probabilities")
+    return len(blob) // _WIDTH
 
 
 def unpack_logprobs(blob: bytes) -> tuple[float, ...]:
