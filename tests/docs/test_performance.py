@@ -75,3 +75,21 @@ def test_the_machine() -> None:
             assert fact in PAGE, name
         assert machine["cores"] == 2
         assert machine["torch"].startswith("2.13.0+cpu")
+
+
+def test_the_kills() -> None:
+    measured = result("chaos.json")
+    told = sections(PAGE)["Kills"]
+    assert rows(told) == [
+        [
+            run["database"],
+            *(str(run["kills"][part]) for part in ("proxy", "trainer", "engine")),
+            *(str(run[name]) for name in ("answered_turns", "acknowledged_rewards", "consumed", "versions")),
+        ]
+        for run in measured["runs"]
+    ]
+    broken = ("lost_turns", "changed_turns", "lost_rewards", "changed_rewards", "doubled_rewards")
+    untrue = ("consumed_twice", "consumed_without_a_step", "trained_and_not_consumed")
+    assert f"Lost, changed or doubled turns and rewards: {sum(measured[name] for name in broken)}." in told
+    assert f"Sessions trained twice or without a step: {sum(measured[name] for name in untrue)}." in told
+    assert f"were not in the end: {measured['stuck']}." in told
