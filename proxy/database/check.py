@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, Select, and_, func, or_, select
 
-from proxy.contract.arrays import unpack_ids, unpack_logprobs
+from proxy.contract.arrays import count_ids, count_logprobs
 from proxy.database.lifecycle import TrainingState
 from proxy.database.migrate import current, missing_columns, newest, opened
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
@@ -130,7 +130,7 @@ _ACCOUNTS = tuple(_accounts())
 
 
 def _torn_turns(connection: Connection) -> Iterator[str]:
-    """Every turn is unpacked, a page at a time."""
+    """Every turn is looked at, a page at a time."""
     last = ""
     while True:
         rows = connection.execute(_TURNS.where(TurnRow.id > last).limit(_PAGE)).all()
@@ -153,7 +153,8 @@ _TURNS = select(
 
 def _is_torn(row: Row[*tuple[Any, ...]]) -> bool:
     try:
-        prompt, output = len(unpack_ids(row.prompt_ids)), len(unpack_ids(row.output_ids))
+        prompt, output = count_ids(row.prompt_ids), count_ids(row.output_ids)
+        logprobs = count_logprobs(row.output_logprobs)
     except ValueError:
         return True
     covered = 0
@@ -161,9 +162,4 @@ def _is_torn(row: Row[*tuple[Any, ...]]) -> bool:
         if start != covered or end <= start:
             return True
         covered = end
-    return (
-        len(row.output_logprobs) % 4 != 0
-        or len(unpack_logprobs(row.output_logprobs)) != output
-        or covered != output
-        or row.prefix_tokens + prompt != row.prompt_token_count
-    )
+    return logprobs != output or covered != output or row.prefix_tokens + prompt != row.prompt_token_count

@@ -41,7 +41,7 @@ from proxy.trajectories.assembly import PathPiece, StoredTurn
 
 _HASHES = 500
 _SESSIONS = 64
-"""Whose turns are read at once: other requests get their turn in between."""
+"""Whose turns one statement reads."""
 
 _MAY_BECOME_READY = frozenset({TrainingState.PENDING.value, TrainingState.EXCLUDED.value})
 
@@ -82,7 +82,7 @@ class TurnRepository:
             if self._is_erased(columns["session_id"]):
                 raise Gone(f"the session {columns['session_id']} was erased: nothing of this call is kept")
             raise NotFound(f"there is no session {columns['session_id']!r}")
-        _turn_count, state, training = counted[0]
+        _, state, training = counted[0]
         if state != SessionState.ENDED.value:
             return RecordedTurn(settled=False, session_open=True)
         if training not in _MAY_BECOME_READY:

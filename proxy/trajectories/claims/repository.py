@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Row, Text, and_, bindparam, case, cast, delet
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.reward import RewardRules
-from proxy.database.combining import LedgerEntry, SessionRewards
-from proxy.database.lifecycle import TrainingState, ledger_of, reward_rules_in, settle
+from proxy.database.combining import SessionRewards
+from proxy.database.lifecycle import TrainingState, reward_rules_in, settle
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
 from proxy.trajectories.claims.selection import Candidate, GroupStanding
 
@@ -84,13 +84,6 @@ class ClaimRepository:
                     ready=tuple(ready[row.id]),
                 )
         return standings
-
-    def ledger(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
-        """All entries by session, in order of arrival."""
-        return ledger_of(self._connection, session_ids)
-
-    def settle(self, session_ids: Sequence[str], *, now: float) -> None:
-        settle(self._connection, session_ids, now=now)
 
     def insert_claim(
         self,
@@ -214,7 +207,7 @@ class ClaimRepository:
         returned = update(SessionRow).where(SessionRow.claim_id == claim_id, leased)
         returned = returned.values(training=TrainingState.READY.value, claim_id=None)
         session_ids = list(self._connection.execute(returned.returning(SessionRow.id)).scalars())
-        self.settle(session_ids, now=now)
+        settle(self._connection, session_ids, now=now)
         return len(session_ids)
 
 

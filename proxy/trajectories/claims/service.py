@@ -19,7 +19,7 @@ from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply, Release
 from proxy.contract.identifiers import ClaimId, RunId, new_claim_id
 from proxy.database.combining import session_rewards
 from proxy.database.events import add_event
-from proxy.database.lifecycle import settle
+from proxy.database.lifecycle import ledger_of, settle
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest
@@ -263,7 +263,7 @@ def _lease(connection: Connection, asked: _Asked) -> Lease | None:
     repository.insert_claim(claim_id, run.id, request, standing=standing, now=now, lease_expires_at=expires_at)
     if repository.lease(claim_id, session_ids) != len(candidates):
         raise _Raced
-    ledger = repository.ledger(session_ids)
+    ledger = ledger_of(connection, session_ids)
     rewards = {name: session_rewards(entries, standing.reward_rules) for name, entries in ledger.items()}
     unrewarded = [name for name, found in rewards.items() if not found.is_rewarded]
     if unrewarded:

@@ -65,12 +65,16 @@ def read(url: str, statement: Any) -> Any:
         return connection.execute(statement).one()
 
 
-def test_turns_come_through(empty_database_url: str) -> None:
-    url = empty_database_url
+def upgraded(url: str) -> Any:
+    """The old turn, in a database that was brought here with it."""
     upgrade(url, "0004")
     written(url, RUN, SESSION, turn=OLD)
     upgrade(url)
-    row = read(url, select(TurnRow.__table__))
+    return read(url, select(TurnRow.__table__))
+
+
+def test_turns_come_through(empty_database_url: str) -> None:
+    row = upgraded(empty_database_url)
     assert unpack_ids(bytes(row.prompt_ids)) == (1, 151_935, 70_000)
     assert unpack_ids(bytes(row.output_ids)) == (4, 1 << 25)
     assert bytes(row.output_logprobs) == OLD["output_logprobs"]
@@ -82,10 +86,7 @@ def test_turns_come_through(empty_database_url: str) -> None:
 
 def test_and_back_with_requests_that_are_kept_once(empty_database_url: str) -> None:
     url = empty_database_url
-    upgrade(url, "0004")
-    written(url, RUN, SESSION, turn=OLD)
-    upgrade(url)
-    first = read(url, select(TurnRow.__table__))
+    first = upgraded(url)
     second = {**first._mapping, "id": "turn_2", "ordinal": 1, "idempotency_key": None, "request": None}
     with plain_engine(url).begin() as connection:
         connection.execute(insert(TurnRow).values({**second, "parent_id": "turn_1", "request_of": "turn_1"}))
