@@ -8,22 +8,25 @@ in the same transaction, which derives the rest from the facts. In a `Database.w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, case, cast, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, literal_column, select, update
 
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
 from proxy.database.combining import LedgerEntry, revised_at, session_rewards
-from proxy.database.prepared import Prepared, unindexed
+from proxy.database.prepared import Prepared
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.settings import RunSettings
 
 _CHUNK = 500
+
+_NONE: Mapping[str, Ending] = MappingProxyType({})
 
 
 class SessionState(StrEnum):
@@ -96,36 +99,6 @@ def training_state(facts: SessionFacts) -> TrainingState:
     return TrainingState.EXPIRED if facts.training is TrainingState.EXPIRED else TrainingState.PENDING
 
 
-def end_session(
-    connection: Connection, session_id: str, *, reason: EndReason, outcome: Outcome | None, now: float
-) -> bool:
-    """Ends a session; whether it was open. A later outcome fills one that was missing, nothing else changes.
-
-    Call `settle` afterwards.
-    """
-    return end_sessions(connection, [session_id], reason=reason, outcome=outcome, now=now) > 0
-
-
-def end_sessions(
-    connection: Connection,
-    session_ids: Sequence[str],
-    *,
-    reason: EndReason,
-    outcome: Outcome | None,
-    now: float,
-) -> int:
-    """`end_session` for many; how many were open."""
-    if len(session_ids) > 1:
-        lock_sessions(connection, session_ids)
-    ended = 0
-    for session_id in session_ids:
-        if outcome is not None:
-            _CLOSE.run(connection, {"of": session_id, "outcome": outcome.value})
-        values = {"of": session_id, "state": SessionState.ENDED.value, "end_reason": reason.value, "ended_at": now}
-        ended += len(_END.run(connection, values))
-    return ended
-
-
 def lock_sessions(connection: Connection, session_ids: Sequence[str]) -> None:
     """Nobody else changes these sessions until the transaction's end. They are locked in the order of their ids, so
     that of two who lock some of the same, one waits for the other. On SQLite who writes has the whole store."""
@@ -134,30 +107,51 @@ def lock_sessions(connection: Connection, session_ids: Sequence[str]) -> None:
             connection.execute(_LOCK, {"ids": chunk}).close()
 
 
-def settle(connection: Connection, session_ids: Sequence[str], *, now: float) -> list[str]:
-    """Recomputes `reward`, `training`, `ready_at` and `revised_at`; the ids whose training state changed.
+class Ending(NamedTuple):
+    """How a session is to end. A later outcome fills one that is missing; of one that has ended, nothing else
+    changes."""
+
+    reason: EndReason
+    outcome: Outcome | None = None
+
+
+class Settled(NamedTuple):
+    """The ids whose training state changed, and those that were open and are ended."""
+
+    changed: list[str]
+    ended: list[str]
+
+
+def settle(
+    connection: Connection, session_ids: Iterable[str], *, now: float, endings: Mapping[str, Ending] = _NONE
+) -> Settled:
+    """Ends the sessions that `endings` names, and recomputes `reward`, `training`, `ready_at` and `revised_at` of
+    these and of all others in `session_ids`.
 
     Rewards are combined by the rules of the run as they are now, and those of a session that a trainer has or had by
     the rules of its claim.
 
-    After the commit, whoever gets a non-empty list calls `signals.trajectories.notify()`: sessions may have become
+    After the commit, whoever gets `changed` calls `signals.trajectories.notify()`: sessions may have become
     claimable, or groups complete.
     """
-    changed: list[str] = []
-    for session_id in sorted(set(session_ids)):  # in one order: see `lock_sessions`
+    done = Settled([], [])
+    for session_id in sorted({*session_ids, *endings}):  # in one order: see `lock_sessions`
         found = _FACTS.run(connection, {"of": session_id})
         if not found:
             continue
         *columns, config = found[0]
-        facts = _Facts(*columns)
+        before = _Facts(*columns)
+        facts = _ended(before, endings[session_id], now) if session_id in endings else before
         entries = [_entry(row) for row in _ENTRIES.run(connection, {"of": session_id})]
         lineage = _lineage(connection, session_id) if facts.training in _TAKEN else None
-        settled = _settled(facts, entries, lineage, reward_rules_in(config), now)
-        if settled["training"] != facts.training:
-            changed.append(session_id)
-        if any(settled[name] != getattr(facts, name) for name in ("training", "reward", "revised_at")):
-            _SETTLE.run(connection, {"of": session_id, **settled})
-    return changed
+        facts = _settled(facts, entries, lineage, reward_rules_in(config), now)
+        if facts.training != before.training:
+            done.changed.append(session_id)
+        if facts.state != before.state:
+            done.ended.append(session_id)
+        if facts != before:
+            _SETTLE.run(connection, {"of": session_id, **{name: getattr(facts, name) for name in _SETTLED}})
+    return done
 
 
 def ledger_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
@@ -187,6 +181,13 @@ class _Facts(NamedTuple):
     ready_at: float | None
     erased_at: float | None
     held_back: bool
+    end_reason: str | None
+    ended_at: float | None
+    last_active_at: float
+
+
+_SETTLED = ("state", "end_reason", "ended_at", "outcome", "reward", "training", "ready_at", "revised_at")
+"""The columns that `settle` writes."""
 
 
 class _Lineage(msgspec.Struct, frozen=True):
@@ -196,14 +197,25 @@ class _Lineage(msgspec.Struct, frozen=True):
     rules: RewardRules | None
 
 
+def _ended(row: _Facts, ending: Ending, now: float) -> _Facts:
+    """A session does not end before its turns, though the clock was set back since: they would not be of it."""
+    if row.outcome is None and ending.outcome is not None:
+        row = row._replace(outcome=ending.outcome.value)
+    if row.state != SessionState.OPEN.value:
+        return row
+    return row._replace(
+        state=SessionState.ENDED.value, end_reason=ending.reason.value, ended_at=max(now, row.last_active_at)
+    )
+
+
 def _settled(
     row: _Facts,
     entries: Sequence[LedgerEntry],
     lineage: _Lineage | None,
     rules: RewardRules,
     now: float,
-) -> dict[str, Any]:
-    """The columns that follow from the facts. `rules` are the run's."""
+) -> _Facts:
+    """With what follows from the facts. `rules` are the run's."""
     rules = lineage.rules if lineage is not None and lineage.rules is not None else rules
     rewards = session_rewards(entries, rules)
     training = training_state(_facts(row, rewarded=rewards.is_rewarded))
@@ -211,12 +223,12 @@ def _settled(
     revised = None
     if training is TrainingState.CONSUMED and lineage is not None:
         revised = revised_at(entries, lineage.reward_ids, rules)
-    return {
-        "reward": rewards.reward,
-        "training": training.value,
-        "ready_at": now if is_new else row.ready_at,
-        "revised_at": revised,
-    }
+    return row._replace(
+        reward=rewards.reward,
+        training=training.value,
+        ready_at=now if is_new else row.ready_at,
+        revised_at=revised,
+    )
 
 
 def _lineage(connection: Connection, session_id: str) -> _Lineage | None:
@@ -246,23 +258,6 @@ _FACTS = Prepared(
     .with_for_update(key_share=True, of=SessionRow)
 )
 
-_CLOSE = Prepared(update(SessionRow).where(_OF, SessionRow.outcome.is_(None)).values(outcome=bindparam("outcome")))
-
-_END = Prepared(
-    update(SessionRow)
-    .where(_OF, unindexed(SessionRow.state) == SessionState.OPEN.value)
-    .values(
-        state=bindparam("state"),
-        end_reason=bindparam("end_reason"),
-        ended_at=case(
-            (SessionRow.last_active_at > bindparam("ended_at"), SessionRow.last_active_at),
-            else_=bindparam("ended_at"),
-        ),
-    )
-    .returning(SessionRow.id)
-)
-"""A session does not end before its turns, though the clock was set back since: they would not be of it."""
-
 _LOCK = select(SessionRow.id).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
 _LOCK = _LOCK.order_by(SessionRow.id).with_for_update(key_share=True)
 
@@ -286,16 +281,7 @@ _LINEAGE = (
     .where(_OF)
 )
 
-_SETTLE = Prepared(
-    update(SessionRow)
-    .where(_OF)
-    .values(
-        reward=bindparam("reward"),
-        training=bindparam("training"),
-        ready_at=bindparam("ready_at"),
-        revised_at=bindparam("revised_at"),
-    )
-)
+_SETTLE = Prepared(update(SessionRow).where(_OF).values({name: bindparam(name) for name in _SETTLED}))
 
 
 def _facts(row: _Facts, *, rewarded: bool) -> SessionFacts:

@@ -14,7 +14,7 @@ from proxy.contract.identifiers import RewardId, SessionId, TurnId, new_reward_i
 from proxy.contract.reward import DEFAULT_SOURCE
 from proxy.credentials.http import require
 from proxy.credentials.service import Principal, PrincipalKind
-from proxy.database.lifecycle import EndReason, TrainingState, end_session, settle
+from proxy.database.lifecycle import Ending, EndReason, TrainingState, settle
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, InvalidRequest
@@ -94,8 +94,8 @@ class FeedbackService:
             lambda connection: _record(connection, principal, items, now=now),
             about=(items[0].session_id if len(items) == 1 else None) or principal.session_id,
         )
-        if recorded.ended:
-            self._signals.endings.notify(recorded.ended)
+        if recorded.endings:
+            self._signals.endings.notify(list(recorded.endings))
         if recorded.changed:
             self._signals.trajectories.notify()
         if self._observer is not None:
@@ -127,11 +127,12 @@ class FeedbackService:
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """What became of all items: `new_entries` are numbers of entries, `ended` and `changed` sessions."""
+    """What became of all items: `new_entries` are numbers of entries, `endings` sessions with a final one, `changed`
+    those whose training state did."""
 
     receipts: list[Receipt]
     new_entries: list[tuple[int, Effect]]
-    ended: list[str]
+    endings: dict[str, Ending]
     changed: list[str]
 
 
@@ -142,7 +143,7 @@ def _record(
     *,
     now: float,
 ) -> _Recorded:
-    found = _Recorded([], [], [], [])
+    found = _Recorded([], [], {}, [])
     touched: dict[str, None] = {}
     for index, item in enumerate(items):
         try:
@@ -155,9 +156,9 @@ def _record(
             touched[target.session_id] = None
             found.new_entries.append((len(item.entries), receipt.effect))
             if _is_final(item, target):
-                found.ended.append(target.session_id)
+                found.endings[target.session_id] = Ending(EndReason.REWARD)
         found.receipts.append(receipt)
-    found.changed.extend(settle(connection, list(touched), now=now))
+    found.changed.extend(settle(connection, touched, now=now, endings=found.endings).changed)
     return found
 
 
@@ -199,8 +200,6 @@ def _append(connection: Connection, target: Target, item: FeedbackItem, now: flo
         for name, value in item.entries
     ]
     FeedbackRepository(connection).insert(rows)
-    if _is_final(item, target):
-        end_session(connection, target.session_id, reason=EndReason.REWARD, outcome=None, now=now)
     return _receipt(
         session_id=target.session_id,
         turn_id=target.turn_id,

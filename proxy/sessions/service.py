@@ -15,12 +15,11 @@ from proxy.credentials.http import require
 from proxy.credentials.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
 from proxy.database.events import append_event
 from proxy.database.lifecycle import (
+    Ending,
     EndReason,
     Outcome,
     SessionState,
     TrainingState,
-    end_session,
-    end_sessions,
     lock_sessions,
     settle,
 )
@@ -204,9 +203,9 @@ class SessionService:
         now = self._clock()
 
         def end(connection: Connection) -> tuple[list[str], SessionView]:
-            end_session(connection, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            changed = settle(connection, [session_id], now=now)
-            return changed, _view(connection, session_id)
+            ending = Ending(EndReason.EXPLICIT, outcome)
+            settled = settle(connection, (), now=now, endings={session_id: ending})
+            return settled.changed, _view(connection, session_id)
 
         changed, view = await self._database.transact(end, about=session_id)
         self._signals.endings.notify([session_id])
@@ -259,15 +258,15 @@ class SessionService:
             found = set(idle), set(overdue)
             idle, overdue = await connection.run_sync(due)  # a call or another proxy may have come between
             idle, overdue = [one for one in idle if one in found[0]], [one for one in overdue if one in found[1]]
-            ended = await connection.run_sync(end_sessions, idle, reason=EndReason.IDLE, outcome=None, now=now)
-            await connection.run_sync(settle, idle, now=now)
+            endings = dict.fromkeys(idle, Ending(EndReason.IDLE))
+            settled = await connection.run_sync(settle, (), now=now, endings=endings)
             expired = await connection.run_sync(lambda found: SessionRepository(found).expire(overdue))
             if expired:
                 await append_event(
                     connection, run_id=run.id, kind="session.expired", data={"count": expired}, now=now
                 )
         self._signals.endings.notify(idle)
-        return Swept(ended=ended, expired=expired)
+        return Swept(ended=len(settled.ended), expired=expired)
 
     async def _of_session_key(self, session_id: SessionId, run: RunView, hints: SessionHints) -> SessionContext:
         known = self._memory.by_id(session_id) or await self._look_up(run.id, session_id)

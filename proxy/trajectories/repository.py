@@ -88,7 +88,7 @@ class TurnRepository:
         if training not in _MAY_BECOME_READY:
             return RecordedTurn(settled=False, session_open=False)
         settled = settle(self._connection, [columns["session_id"]], now=now)
-        return RecordedTurn(settled=bool(settled), session_open=False)
+        return RecordedTurn(settled=bool(settled.changed), session_open=False)
 
     def add_users(self, run_id: str, session_id: str, digests: Sequence[bytes]) -> None:
         """Those on whose behalf calls of the session are made; who is known already stays."""

@@ -19,7 +19,7 @@ from proxy.contract.identifiers import (
     new_turn_id,
 )
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
-from proxy.database.lifecycle import EndReason, Outcome, end_session, settle
+from proxy.database.lifecycle import Ending, EndReason, Outcome, settle
 from proxy.database.signals import Signals
 from proxy.database.tables import Base, EventRow, GroupRow, RewardRow, RunRow, SessionRow
 from proxy.database.unit_of_work import Database
@@ -108,17 +108,16 @@ class World:
                     created_at=now,
                 )
             )
-            if final:
-                await connection.run_sync(end_session, session_id, reason=EndReason.REWARD, outcome=None, now=now)
-            await connection.run_sync(settle, [session_id], now=now)
+            endings: dict[str, Ending] = {session_id: Ending(EndReason.REWARD)} if final else {}
+            await connection.run_sync(settle, [session_id], now=now, endings=endings)
         self.signals.trajectories.notify()
         return reward_id
 
     async def end(self, session_id: SessionId, outcome: Outcome | None = None) -> None:
         now = self.clock()
         async with self.database.write() as connection:
-            await connection.run_sync(end_session, session_id, reason=EndReason.EXPLICIT, outcome=outcome, now=now)
-            await connection.run_sync(settle, [session_id], now=now)
+            endings: dict[str, Ending] = {session_id: Ending(EndReason.EXPLICIT, outcome)}
+            await connection.run_sync(settle, (), now=now, endings=endings)
 
     async def ready(self, value: float = 1.0, *, group: GroupId | None = None, version: int = 0) -> SessionId:
         """A session with one turn and a reward."""
