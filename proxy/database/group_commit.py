@@ -1,16 +1,18 @@
 """Many small writes in one transaction: those that arrive while one is being committed share the next.
 
-Each is whole or not at all. As they mostly succeed, they run with nothing between them; when one fails, the
-transaction is undone and the same writes run again with a savepoint before each, so that it fails alone.
+Each is whole or not at all. Those of a kind that knows how to (`Together`) are made at once. As they mostly succeed,
+they run with nothing between them; when one fails, the transaction is undone and the same writes run again with a
+savepoint before each, so that it fails alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from sqlalchemy import Connection
 
@@ -29,6 +31,22 @@ ATTEMPTS = 5
 """How often a write is begun that others get in the way of."""
 
 Write = Callable[[Connection], _Result]
+
+
+class Together(ABC, Generic[_Result]):
+    """A write of a kind of which many at once cost less than one after the other."""
+
+    @abstractmethod
+    def __call__(self, connection: Connection) -> _Result:
+        """Writes it alone."""
+
+    @classmethod
+    @abstractmethod
+    def together(cls, connection: Connection, writes: Sequence[Self]) -> Sequence[_Result]:
+        """Writes them all and returns what each alone would, in their order. Where one would fail, or this cannot
+        tell, it raises, whatever was written: all are undone, and each is written alone."""
+
+
 Transaction = Callable[[Callable[[Connection], Any]], "asyncio.Future[Any]"]
 
 
@@ -60,6 +78,7 @@ class GroupCommit:
     async def commit(self, write: Write[_Result]) -> _Result:
         """What `write` returned, once that is durable; or what it raised, and then it changed nothing.
 
+        Of writes that wait at the same time, those of one `Together` kind are made first; else they keep their order.
         `write` may be run several times, of which one is committed: it must change nothing but the database. What may
         be done again is, up to `ATTEMPTS` times in all, before what has not been begun. A caller that is cancelled
         does not undo the write. When the transaction cannot be begun or committed, all writes in it fail.
@@ -160,9 +179,22 @@ class _Group:
         if self._each_alone:
             return [self._run(connection, write) for write in self._writes]
         try:
-            return [write(connection) for write in self._writes]
+            return self._run_all(connection)
         except Exception as error:
             raise _OneFailed from error
+
+    def _run_all(self, connection: Connection) -> list[Any]:
+        results: dict[int, Any] = {}
+        alike: dict[type[Together[Any]], dict[int, Together[Any]]] = {}
+        for place, write in enumerate(self._writes):
+            if isinstance(write, Together):
+                alike.setdefault(type(write), {})[place] = write
+        for kind, writes in alike.items():
+            results.update(zip(writes, kind.together(connection, list(writes.values())), strict=True))
+        for place, write in enumerate(self._writes):
+            if place not in results:
+                results[place] = write(connection)
+        return [results[place] for place in range(len(self._writes))]
 
     def _run(self, connection: Connection, write: Write[Any]) -> Any:
         run_plain(connection, "SAVEPOINT write")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import URL, Connection, create_engine
@@ -18,6 +19,10 @@ _WRITERS = 4
 _LANES = 3
 """Connections on which functions write: while the server works on one group of them, the proxy does on another. The
 last is for those about no single session."""
+
+_FEW_ROWS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+"""For functions that write, which name the few rows that they are about: of tables that it has not analysed yet,
+PostgreSQL would go through all rows to find them."""
 
 _IDLE_IN_TRANSACTION_SECONDS = 60
 """A transaction that its proxy says nothing in for so long is ended by the server: its locks would stay."""
@@ -45,13 +50,14 @@ def open_postgresql(
     statement_timeout_seconds: float,
 ) -> Backend:
     arguments = connect_arguments(connect_timeout_seconds)
-    arguments["options"] = _options(
-        url,
-        synchronous_commit=_COMMIT_WAITS[synchronous] if synchronous is not None else None,
-        lock_timeout=f"{_milliseconds(busy_timeout_seconds)}",
-        statement_timeout=f"{_milliseconds(statement_timeout_seconds)}",
-        idle_in_transaction_session_timeout=f"{_milliseconds(_IDLE_IN_TRANSACTION_SECONDS)}",
-    )
+    options = {
+        "synchronous_commit": _COMMIT_WAITS[synchronous] if synchronous is not None else None,
+        "lock_timeout": f"{_milliseconds(busy_timeout_seconds)}",
+        "statement_timeout": f"{_milliseconds(statement_timeout_seconds)}",
+        "idle_in_transaction_session_timeout": f"{_milliseconds(_IDLE_IN_TRANSACTION_SECONDS)}",
+    }
+    arguments["options"] = _options(url, options)
+    few_rows = {**arguments, "options": _options(url, {**options, **_FEW_ROWS})}
     url = url.set(drivername="postgresql+psycopg").difference_update_query(["options"])
     pool: dict[str, Any] = {
         "max_overflow": 0,
@@ -73,10 +79,10 @@ def open_postgresql(
             url,
             poolclass=NullPool,
             isolation_level="AUTOCOMMIT",  # transactions begin when we say so
-            connect_args=arguments,
+            connect_args=given,
             json_serializer=json_text,
         )
-        for _ in range(2)
+        for given in (few_rows, arguments)
     )
     return Backend(
         writer=writer,
@@ -114,7 +120,7 @@ def sqlstate(error: BaseException) -> str | None:
     return state if isinstance(state, str) else None
 
 
-def _options(url: URL, **parameters: str | None) -> str:
+def _options(url: URL, parameters: Mapping[str, str | None]) -> str:
     """Parameters of the connection, beside those that the URL gives."""
     given = url.query.get("options", "")
     own = [f"-c {name}={value}" for name, value in parameters.items() if value is not None]

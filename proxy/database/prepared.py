@@ -7,14 +7,18 @@ more; run so, 15 µs. It pays where a model call waits: recording a turn, openin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Executable, String, literal_column
+from sqlalchemy import JSON, ColumnElement, Connection, Dialect, Executable, String, Table, literal_column
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from proxy.database.packed_json import json_text
 
 _Convert = Callable[[Any], Any]
 
@@ -41,6 +45,32 @@ class Prepared:
         return _run(connection, text.sql, text.parameters(values))
 
 
+class Copied:
+    """New rows of a table by PostgreSQL's COPY: for many at once, half the cost of inserts to either side."""
+
+    def __init__(self, table: Table) -> None:
+        self._columns = list(table.columns)
+        names = ", ".join(f'"{column.name}"' for column in self._columns)
+        self._sql = f'COPY "{table.name}" ({names}) FROM STDIN (FORMAT BINARY)'
+        self._types: list[str] = []
+
+    def run(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Within a transaction; each row gives every column, None for null. Raises SQLAlchemy's exceptions."""
+        dialect = connection.dialect
+        self._types = self._types or [_sent_as(column.type, dialect) for column in self._columns]
+        converts = [_converter(column.type, dialect) for column in self._columns]
+        named = [(column.name, convert) for column, convert in zip(self._columns, converts, strict=True)]
+        with _cursor(connection, self._sql) as cursor, cursor.copy(self._sql) as copy:
+            copy.set_types(self._types)
+            for row in rows:
+                copy.write_row(
+                    [
+                        value if convert is None or value is None else convert(value)
+                        for value, convert in ((row[name], convert) for name, convert in named)
+                    ]
+                )
+
+
 def unindexed(column: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[Any]:
     """`column` in a form that no index is about: for a condition beside one that names a row by its id.
 
@@ -57,11 +87,35 @@ def run_plain(connection: Connection, sql: str) -> None:
     _run(connection, sql, ())
 
 
+def _sent_as(type_: TypeEngine[Any], dialect: Dialect) -> str:
+    """PostgreSQL's name of a type of which the driver sends a value in the form that the column reads."""
+    if isinstance(type_, JSON):
+        return "text"  # so our own JSON is sent as it is: both types read the same form
+    name = str(type_.compile(dialect=dialect)).partition("(")[0].lower()
+    return "float8" if name == "float" else name
+
+
+def _converter(type_: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
+    """To what the driver sends as it is. SQLAlchemy's own wrap what a statement's text is to say of the type."""
+    if isinstance(type_, JSON):
+        return json_text
+    if isinstance(type_, TypeDecorator):
+        return lambda value: type_.process_bind_param(value, dialect)
+    return None
+
+
 def _run(connection: Connection, sql: str, parameters: Any) -> Sequence[tuple[Any, ...]]:
-    cursor = connection.connection.cursor()
-    try:
+    with _cursor(connection, sql) as cursor:
         cursor.execute(sql, parameters)
         return cursor.fetchall() if cursor.description is not None else ()
+
+
+@contextmanager
+def _cursor(connection: Connection, sql: str) -> Iterator[Any]:
+    """The driver's own, with errors told as SQLAlchemy's, of `sql`."""
+    cursor = connection.connection.cursor()
+    try:
+        yield cursor
     except connection.dialect.loaded_dbapi.Error as error:
         base = cast("type[Exception]", connection.dialect.loaded_dbapi.Error)
         raise DBAPIError.instance(sql, None, error, base, dialect=connection.dialect) from error

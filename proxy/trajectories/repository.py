@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
+from typing import cast as cast_to
 
 import msgspec
 from sqlalchemy import (
+    ARRAY,
     Connection,
+    Double,
+    Integer,
     Row,
     Select,
+    Table,
     Text,
+    Update,
     and_,
     bindparam,
     case,
     cast,
+    column,
     exists,
+    func,
     insert,
     or_,
     select,
@@ -24,6 +33,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.types import TypeEngine
 
 from proxy.contract.arrays import widened_ids
 from proxy.contract.identifiers import TurnId
@@ -34,7 +44,7 @@ from proxy.contract.turn import (
     VersionSpan,
 )
 from proxy.database.lifecycle import SessionState, TrainingState, is_open, settle
-from proxy.database.prepared import Prepared, unindexed
+from proxy.database.prepared import Copied, Prepared, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
 from proxy.trajectories.assembly import PathPiece, StoredTurn
@@ -53,25 +63,60 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     session_open: bool
 
 
+class _Added(NamedTuple):
+    """What new turns change of their session's row; as columns of `_COUNT_TURNS`, lists of these."""
+
+    id: str
+    turns: int
+    active_at: float
+    oldest: int | None
+    newest: int | None
+
+    @classmethod
+    def by(cls, session_id: str, turns: Sequence[Mapping[str, Any]]) -> _Added:
+        versions = [version for columns in turns for version, _start, _end in columns["spans"]]
+        return cls(
+            id=session_id,
+            turns=len(turns),
+            active_at=max(columns["finished_at"] for columns in turns),
+            oldest=min(versions, default=None),
+            newest=max(versions, default=None),
+        )
+
+
 class TurnRepository:
     """Reads and writes of one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    def record_new(self, turns: Sequence[Mapping[str, Any]], *, now: float) -> list[RecordedTurn]:
+        """`record` of several, at once where the database can. Raises IntegrityError or NotFound where one of them
+        was recorded before or cannot be; then some may have been written."""
+        if len(turns) <= 1 or self._connection.dialect.name != "postgresql":
+            return [self.record(columns, now=now) for columns in turns]
+        by_session: dict[str, list[Mapping[str, Any]]] = {}
+        for columns in sorted(turns, key=itemgetter("session_id")):  # in one order: see `lifecycle.lock_sessions`
+            by_session.setdefault(columns["session_id"], []).append(columns)
+        added = [_Added.by(session_id, of_one) for session_id, of_one in by_session.items()]
+        counted = _COUNT_TURNS.run(self._connection, dict(zip(_Added._fields, zip(*added, strict=True), strict=True)))
+        if len(counted) != len(added):
+            raise NotFound("some of these sessions take no turns")
+        rows = []
+        for session_id, turn_count, _state, _training in counted:
+            of_one = by_session[session_id]
+            ordinals = range(turn_count - len(of_one), turn_count)
+            rows += [{**columns, "ordinal": ordinal} for columns, ordinal in zip(of_one, ordinals, strict=True)]
+        _COPY_TURNS.run(self._connection, rows)
+        recorded = {row[0]: self._recorded(*row[:1], *row[2:], now=now) for row in counted}
+        return [recorded[columns["session_id"]] for columns in turns]
+
     def record(self, columns: Mapping[str, Any], *, now: float) -> RecordedTurn:
         """Inserts a turn (`columns` without `ordinal`) once.
 
         Raises NotFound for an unknown session, Gone for an erased one, Conflict for an idempotency key that is taken.
         """
-        versions = [version for version, _start, _end in columns["spans"]]
-        values = {
-            "of": columns["session_id"],
-            "turn": columns["id"],
-            "active_at": columns["finished_at"],
-            "oldest": min(versions, default=None),
-            "newest": max(versions, default=None),
-        }
+        values = {**_Added.by(columns["session_id"], [columns])._asdict(), "turn": columns["id"]}
         try:
             counted = self._count_and_insert(values, columns)
         except IntegrityError as error:
@@ -83,11 +128,15 @@ class TurnRepository:
                 raise Gone(f"the session {columns['session_id']} was erased: nothing of this call is kept")
             raise NotFound(f"there is no session {columns['session_id']!r}")
         _, state, training = counted[0]
+        return self._recorded(columns["session_id"], state, training, now=now)
+
+    def _recorded(self, session_id: str, state: str, training: str, *, now: float) -> RecordedTurn:
+        """Of a turn of a session in these states."""
         if state != SessionState.ENDED.value:
             return RecordedTurn(settled=False, session_open=True)
         if training not in _MAY_BECOME_READY:
             return RecordedTurn(settled=False, session_open=False)
-        settled = settle(self._connection, [columns["session_id"]], now=now)
+        settled = settle(self._connection, [session_id], now=now)
         return RecordedTurn(settled=bool(settled.changed), session_open=False)
 
     def add_users(self, run_id: str, session_id: str, digests: Sequence[bytes]) -> None:
@@ -201,12 +250,12 @@ class TurnRepository:
 _COUNTED = (
     update(SessionRow)
     .where(
-        SessionRow.id == bindparam("of"),
+        SessionRow.id == bindparam("id"),
         unindexed(SessionRow.erased_at).is_(None),
         ~exists().where(TurnRow.id == bindparam("turn")),
     )
     .values(
-        turn_count=SessionRow.turn_count + 1,
+        turn_count=SessionRow.turn_count + bindparam("turns"),
         last_active_at=case(
             (SessionRow.last_active_at < bindparam("active_at"), bindparam("active_at")),
             else_=SessionRow.last_active_at,
@@ -246,6 +295,37 @@ def _count_and_insert_turn() -> Select[Any]:
 
 
 _COUNT_AND_INSERT_TURN = Prepared(_count_and_insert_turn())
+
+
+def _count_turns() -> Update:
+    """Of several sessions, as PostgreSQL knows it; the parameters are lists. Returns the session's id first."""
+    types: dict[str, TypeEngine[Any]] = {
+        "id": Text(),
+        "turns": Integer(),
+        "active_at": Double(),
+        "oldest": Integer(),
+        "newest": Integer(),
+    }
+    lists = [bindparam(name, type_=ARRAY(type_)) for name, type_ in types.items()]
+    columns = [column(name, type_) for name, type_ in types.items()]
+    added = func.unnest(*lists).table_valued(*columns, name="added").render_derived()
+    row = SessionRow.__table__.c
+    return (
+        update(SessionRow)
+        .where(SessionRow.id == added.c.id, unindexed(SessionRow.erased_at).is_(None))
+        .values(
+            turn_count=row.turn_count + added.c.turns,
+            last_active_at=func.greatest(row.last_active_at, added.c.active_at),
+            oldest_version=func.least(row.oldest_version, added.c.oldest),
+            newest_version=func.greatest(row.newest_version, added.c.newest),
+        )
+        .returning(SessionRow.id, SessionRow.turn_count, SessionRow.state, SessionRow.training)
+    )
+
+
+_COUNT_TURNS = Prepared(_count_turns())
+
+_COPY_TURNS = Copied(cast_to("Table", TurnRow.__table__))
 
 _ADD_USER = text(
     "INSERT INTO session_users (session_id, digest, run_id) VALUES (:session, :digest, :run) ON CONFLICT DO NOTHING"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from sqlalchemy import Connection
@@ -16,6 +16,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import FinishReason, Turn, TurnState
+from proxy.database.group_commit import Together
 from proxy.database.packed_json import json_bytes
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
@@ -88,18 +89,9 @@ class TrajectoryStore:
         requests = [self._request(record) for record in records]
         paths = [self._path(record, request) for record, request in zip(records, requests, strict=True)]
         turns = [_columns(record, request) for record, request in zip(records, requests, strict=True)]
-        now = self._clock()
-
         users = self._new_users(records[0]) if records and records[0].users else ()
-
-        def write(connection: Connection) -> list[RecordedTurn]:
-            repository = TurnRepository(connection)
-            recorded = [repository.record(columns, now=now) for columns in turns]
-            if users:
-                repository.add_users(records[0].run_id, records[0].turn.session_id, users)
-            return recorded
-
-        recorded = await self._database.transact(write, about=records[0].turn.session_id if records else None)
+        recording = _Recording(turns, users, self._clock())
+        recorded = await self._database.transact(recording, about=records[0].turn.session_id if records else None)
         for digest in users:
             self._users[records[0].turn.session_id, digest] = None
             if len(self._users) > _KNOWN_USERS:
@@ -202,6 +194,34 @@ class TrajectoryStore:
             lineage=Lineage(turn.id, turn.prefix_tokens, parent.lineage if parent is not None else None),
             request=request,
         )
+
+
+class _Recording(Together[list[RecordedTurn]]):
+    """Turns of one session, and on whose behalf they were made as far as that may be new."""
+
+    def __init__(self, turns: Sequence[Mapping[str, Any]], users: Sequence[bytes], now: float) -> None:
+        self._turns = turns
+        self._users = users
+        self._now = now
+
+    def __call__(self, connection: Connection) -> list[RecordedTurn]:
+        repository = TurnRepository(connection)
+        recorded = [repository.record(columns, now=self._now) for columns in self._turns]
+        self._add_users(repository)
+        return recorded
+
+    @classmethod
+    def together(cls, connection: Connection, writes: Sequence[Self]) -> list[list[RecordedTurn]]:
+        repository = TurnRepository(connection)
+        turns = [columns for write in writes for columns in write._turns]
+        recorded = iter(repository.record_new(turns, now=max(write._now for write in writes)))
+        for write in writes:
+            write._add_users(repository)
+        return [[next(recorded) for _ in write._turns] for write in writes]
+
+    def _add_users(self, repository: TurnRepository) -> None:
+        if self._users:
+            repository.add_users(self._turns[0]["run_id"], self._turns[0]["session_id"], self._users)
 
 
 def _whole_path(record: TurnRecord, parent: CachedTurn | None) -> TokenIds:

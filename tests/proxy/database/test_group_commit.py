@@ -3,15 +3,36 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
 from sqlalchemy import Connection, text
 
-from proxy.database.group_commit import AT_ONCE, CAREFUL
+from proxy.database.group_commit import AT_ONCE, CAREFUL, Together
 from proxy.database.unit_of_work import Database
 from proxy.errors import StoreUnavailable
+
+
+class Adding(Together[int]):
+    """A number that is added; together, all by one statement."""
+
+    def __init__(self, number: int, runs: list[Any]) -> None:
+        self.number = number
+        self._runs = runs
+
+    def __call__(self, connection: Connection) -> int:
+        self._runs.append(self.number)
+        connection.execute(text("INSERT INTO numbers VALUES (:number)"), {"number": self.number})
+        return self.number * 10
+
+    @classmethod
+    def together(cls, connection: Connection, writes: Sequence[Self]) -> list[int]:
+        writes[0]._runs.append([write.number for write in writes])
+        values = ", ".join(f"({write.number})" for write in writes)
+        connection.execute(text(f"INSERT INTO numbers VALUES {values}"))
+        return [write.number * 10 for write in writes]
 
 
 class Numbers:
@@ -20,7 +41,7 @@ class Numbers:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.database = Database(f"sqlite+aiosqlite:///{path}", busy_timeout_seconds=0.1)
-        self.runs: list[int] = []
+        self.runs: list[Any] = []
         self.threads: set[str] = set()
 
     async def add(self, number: int) -> int:
@@ -80,6 +101,23 @@ async def test_a_failing_write_fails_alone(numbers: Numbers) -> None:
     assert "UNIQUE" in str(results[3])
     assert await numbers.stored() == {1, 2, 3}
     assert numbers.runs == [1, -1, *(1, -1, 2, 2, 3)], "together first, then each alone"
+
+
+async def test_writes_of_a_kind_are_made_together(numbers: Numbers) -> None:
+    writes = [numbers.add(1), *(numbers.database.transact(Adding(n, numbers.runs)) for n in (2, 3)), numbers.add(4)]
+    writes.append(numbers.database.transact(Adding(5, numbers.runs)))
+    assert await asyncio.gather(*writes) == [10, 20, 30, 40, 50]
+    assert numbers.runs == [[2, 3, 5], 1, 4]
+    assert await numbers.stored() == {1, 2, 3, 4, 5}
+
+
+async def test_where_writes_cannot_be_made_together_each_is_alone(numbers: Numbers) -> None:
+    writes = [numbers.database.transact(Adding(n, numbers.runs)) for n in (2, 3, 3, 4)]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert [results[0], results[1], results[3]] == [20, 30, 40]
+    assert "UNIQUE" in str(results[2])
+    assert numbers.runs == [[2, 3, 3, 4], 2, 3, 3, 4]
+    assert await numbers.stored() == {2, 3, 4}
 
 
 async def test_where_writes_fail_they_are_not_tried_together_for_a_while(numbers: Numbers) -> None:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Awaitable
+from operator import attrgetter
+from typing import Any
 
+import msgspec
 import pytest
+from sqlalchemy import update
 
 from proxy.contract.identifiers import SessionId
 from proxy.contract.turn import TurnState
-from proxy.database.tables import TurnRow
-from proxy.errors import Conflict, NotFound
+from proxy.database.tables import SessionRow, TurnRow
+from proxy.errors import Conflict, Gone, NotFound
 from proxy.trajectories.assembly import BrokenTree
 from proxy.trajectories.path_cache import PathCache
-from proxy.trajectories.service import TrajectoryStore
+from proxy.trajectories.repository import TurnRepository
+from proxy.trajectories.service import TrajectoryStore, TurnRecord
 from tests.proxy.trajectories.world import World, open_world
 
 
@@ -62,6 +69,85 @@ async def test_turns_recorded_at_once_get_ordinals_of_their_own(world: World) ->
     session = await world.session()
     await asyncio.gather(*(world.turn(session) for _ in range(20)))
     assert sorted(turn.ordinal for turn in await world.rows(TurnRow)) == list(range(20))
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+async def test_turns_that_wait_together_are_recorded_as_one_by_one(world: World, seed: int, refused: bool) -> None:
+    """Of open, ended, rewarded and evaluated sessions; where one is refused, those beside it are not."""
+    alone = await drawn_turns(world, random.Random(seed), refused=refused)
+    together = await drawn_turns(world, random.Random(seed), refused=refused)
+    failures = [await failure(world.store.record(record)) for record in alone]
+    assert failures == await asyncio.gather(*(failure(world.store.record(record)) for record in together))
+    assert set(failures) == ({None, NotFound, Gone, Conflict} if refused else {None})
+    one, other = await stored(world, alone), await stored(world, together)
+    assert one == other
+    assert {session["training"] for session, _turns in one} == {"pending", "ready", "excluded"}
+
+
+async def test_postgresql_writes_turns_that_wait_together_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not world.database.url.get_backend_name().startswith("postgresql"):
+        pytest.skip("SQLite writes one row at a time")
+    monkeypatch.setattr(TurnRepository, "_count_and_insert", None)
+    records = await drawn_turns(world, random.Random(0), refused=False)
+    await asyncio.gather(*(world.store.record(record) for record in records))
+    assert {turn.id for turn in await world.rows(TurnRow)} == {record.turn.id for record in records}
+
+
+async def drawn_turns(world: World, draw: random.Random, *, refused: bool) -> list[TurnRecord]:
+    sessions = [await world.session(purpose="train" if number % 3 else "eval") for number in range(12)]
+    records = [world.record(session, version=draw.randrange(5)) for session in sessions]
+    world.clock.now += 1
+    for session in sessions[:4]:
+        await world.reward(session, draw.random())
+    await world.end(sessions[4])
+    for number in range(40):
+        record = world.record(
+            draw.choice(sessions[5:]),
+            version=draw.randrange(5),
+            output_ids=tuple(draw.choices(range(1000), k=draw.randrange(5))),
+            conversation=f"conversation {number}",
+        )
+        turn = msgspec.structs.replace(record.turn, masked=((0, 1),) * draw.randrange(2))
+        said = [{"role": "user", "content": "grüße\0" * draw.randrange(3)}]
+        users = (b"u" * 16, b"v" * 16)[: draw.randrange(3)]
+        records.append(msgspec.structs.replace(record, turn=turn, messages=said, users=users))
+    if refused:
+        erased = update(SessionRow).where(SessionRow.id == sessions[5]).values(erased_at=world.clock())
+        async with world.database.write() as connection:
+            await connection.execute(erased)
+        keyed = [world.record(sessions[6], idempotency_key="a") for _ in range(2)]
+        records += [*keyed, records[7], world.record(SessionId("ses_unknown"))]
+    return records
+
+
+async def failure(recording: Awaitable[bool]) -> type[Exception] | None:
+    try:
+        await recording
+    except (NotFound, Gone, Conflict) as error:
+        return type(error)
+    return None
+
+
+async def stored(world: World, records: list[TurnRecord]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """The sessions of these records, and their turns in order; without what names or dates them."""
+    sessions = {session.id: session for session in await world.rows(SessionRow)}
+    turns = sorted(await world.rows(TurnRow), key=attrgetter("ordinal"))
+    return [
+        (bare(sessions[session_id]), [bare(turn) for turn in turns if turn.session_id == session_id])
+        for session_id in dict.fromkeys(record.turn.session_id for record in records)
+        if session_id in sessions
+    ]
+
+
+def bare(row: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in row._mapping.items()
+        if name.rpartition("_")[2] not in {"id", "at", "of", "response"}
+    }
 
 
 async def test_an_unknown_session_is_refused(world: World) -> None:
