@@ -20,11 +20,9 @@ from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, literal
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
 from proxy.database.combining import LedgerEntry, revised_at, session_rewards
-from proxy.database.prepared import Prepared
+from proxy.database.prepared import Prepared, among
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.settings import RunSettings
-
-_CHUNK = 500
 
 _NONE: Mapping[str, Ending] = MappingProxyType({})
 
@@ -103,8 +101,7 @@ def lock_sessions(connection: Connection, session_ids: Sequence[str]) -> None:
     """Nobody else changes these sessions until the transaction's end. They are locked in the order of their ids, so
     that of two who lock some of the same, one waits for the other. On SQLite who writes has the whole store."""
     if connection.dialect.name != "sqlite":
-        for chunk in _chunks(sorted(set(session_ids))):
-            connection.execute(_LOCK, {"ids": chunk}).close()
+        _LOCK.run(connection, {"ids": session_ids})
 
 
 class Ending(NamedTuple):
@@ -157,9 +154,8 @@ def settle(
 def ledger_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
     """All entries by session, in order of arrival."""
     entries: dict[str, list[LedgerEntry]] = {session_id: [] for session_id in session_ids}
-    for chunk in _chunks(session_ids):
-        for row in connection.execute(_LEDGER, {"ids": chunk}):
-            entries[row.session_id].append(_entry(row[1:]))
+    for session_id, *row in _LEDGER.run(connection, {"ids": session_ids}):
+        entries[session_id].append(_entry(row))
     return entries
 
 
@@ -258,17 +254,16 @@ _FACTS = Prepared(
     .with_for_update(key_share=True, of=SessionRow)
 )
 
-_LOCK = select(SessionRow.id).where(SessionRow.id.in_(bindparam("ids", expanding=True)))
-_LOCK = _LOCK.order_by(SessionRow.id).with_for_update(key_share=True)
+_LOCK = Prepared(
+    select(SessionRow.id).where(among(SessionRow.id, "ids")).order_by(SessionRow.id).with_for_update(key_share=True)
+)
 
 _ENTRY = tuple(getattr(RewardRow, name) for name in LedgerEntry.__struct_fields__)
 
 _ENTRIES = Prepared(select(*_ENTRY).where(RewardRow.session_id == bindparam("of")).order_by(RewardRow.sequence))
 
-_LEDGER = (
-    select(RewardRow.session_id, *_ENTRY)
-    .where(RewardRow.session_id.in_(bindparam("ids", expanding=True)))
-    .order_by(RewardRow.sequence)
+_LEDGER = Prepared(
+    select(RewardRow.session_id, *_ENTRY).where(among(RewardRow.session_id, "ids")).order_by(RewardRow.sequence)
 )
 
 _LINEAGE = (
@@ -294,8 +289,3 @@ def _facts(row: _Facts, *, rewarded: bool) -> SessionFacts:
         rewarded=rewarded,
         barred=bool(row.held_back) or row.erased_at is not None,
     )
-
-
-def _chunks(session_ids: Sequence[str]) -> Iterable[list[str]]:
-    """Databases bound the number of parameters of a statement."""
-    return (list(session_ids[start : start + _CHUNK]) for start in range(0, len(session_ids), _CHUNK))

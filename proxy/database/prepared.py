@@ -11,11 +11,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from sqlalchemy import JSON, ColumnElement, Connection, Dialect, Executable, String, Table, literal_column
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Executable,
+    String,
+    Table,
+    Text,
+    bindparam,
+    insert,
+    literal_column,
+)
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ClauseElement
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from proxy.database.packed_json import json_text
@@ -24,8 +39,8 @@ _Convert = Callable[[Any], Any]
 
 
 class Prepared:
-    """`statement` is Core's, without `IN` over a varying list. Of an insert, `columns` are those that every row
-    gives.
+    """`statement` is Core's, with `among` where values vary in number. Of an insert, `columns` are those that every
+    row gives.
 
     What it returns are the driver's own tuples: select columns whose types need no conversion, so none of JSON.
     Raises SQLAlchemy's exceptions.
@@ -45,17 +60,21 @@ class Prepared:
         return _run(connection, text.sql, text.parameters(values))
 
 
-class Copied:
-    """New rows of a table by PostgreSQL's COPY: for many at once, half the cost of inserts to either side."""
+class NewRows:
+    """Rows to be added to a table, many at once: on PostgreSQL by COPY, at half the cost of inserts."""
 
     def __init__(self, table: Table) -> None:
+        self._insert = insert(table)
         self._columns = list(table.columns)
         names = ", ".join(f'"{column.name}"' for column in self._columns)
         self._sql = f'COPY "{table.name}" ({names}) FROM STDIN (FORMAT BINARY)'
         self._types: list[str] = []
 
-    def run(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Within a transaction; each row gives every column, None for null. Raises SQLAlchemy's exceptions."""
+        if not _is_psycopg(connection):
+            connection.execute(self._insert, rows)
+            return
         dialect = connection.dialect
         self._types = self._types or [_sent_as(column.type, dialect) for column in self._columns]
         converts = [_converter(column.type, dialect) for column in self._columns]
@@ -69,6 +88,42 @@ class Copied:
                         for value, convert in ((row[name], convert) for name, convert in named)
                     ]
                 )
+
+
+class _TextList(TypeDecorator[Sequence[str]]):
+    """Values of a parameter that is a list: an array where there are arrays, else JSON."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(ARRAY(Text()) if dialect.name == "postgresql" else Text())
+
+    def process_bind_param(self, value: Sequence[str] | None, dialect: Dialect) -> Any:
+        return list(value or ()) if dialect.name == "postgresql" else json_text(value)
+
+
+class _Among(FunctionElement[Any]):
+    inherit_cache = True
+    name = "among"
+
+
+@compiles(_Among, "postgresql")
+def _any_of(element: _Among, compiler: SQLCompiler, **kwargs: Any) -> str:
+    column, values = (compiler.process(clause, **kwargs) for clause in element.clauses)
+    return f"{column} = ANY ({values})"
+
+
+@compiles(_Among)
+def _in_list(element: _Among, compiler: SQLCompiler, **kwargs: Any) -> str:
+    column, values = (compiler.process(clause, **kwargs) for clause in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({values}))"  # noqa: S608  (both are the compiler's)
+
+
+def among(column: ColumnElement[Any] | InstrumentedAttribute[Any], parameter: str) -> ColumnElement[Any]:
+    """The condition that a column of text is one of the values of a parameter, however many they are: one statement
+    for all numbers of them, and no bound but memory's."""
+    return _Among(column, bindparam(parameter, type_=_TextList()))
 
 
 def unindexed(column: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[Any]:
@@ -105,9 +160,15 @@ def _converter(type_: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
 
 
 def _run(connection: Connection, sql: str, parameters: Any) -> Sequence[tuple[Any, ...]]:
+    binary = {"binary": True} if _is_psycopg(connection) else {}  # long values in half the bytes
     with _cursor(connection, sql) as cursor:
-        cursor.execute(sql, parameters)
+        cursor.execute(sql, parameters, **binary)
         return cursor.fetchall() if cursor.description is not None else ()
+
+
+def _is_psycopg(connection: Connection) -> bool:
+    """And not its asynchronous side, of which SQLAlchemy hands out less."""
+    return connection.dialect.driver == "psycopg" and not connection.dialect.is_async
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from proxy.contract.turn import (
     VersionSpan,
 )
 from proxy.database.lifecycle import SessionState, TrainingState, is_open, settle
-from proxy.database.prepared import Copied, Prepared, unindexed
+from proxy.database.prepared import NewRows, Prepared, among, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
 from proxy.trajectories.assembly import PathPiece, StoredTurn
@@ -107,7 +107,7 @@ class TurnRepository:
             of_one = by_session[session_id]
             ordinals = range(turn_count - len(of_one), turn_count)
             rows += [{**columns, "ordinal": ordinal} for columns, ordinal in zip(of_one, ordinals, strict=True)]
-        _COPY_TURNS.run(self._connection, rows)
+        _NEW_TURNS.add(self._connection, rows)
         recorded = {row[0]: self._recorded(*row[:1], *row[2:], now=now) for row in counted}
         return [recorded[columns["session_id"]] for columns in turns]
 
@@ -220,7 +220,7 @@ class TurnRepository:
         session_ids = list(turn_counts)
         for start in range(0, len(session_ids), _SESSIONS):
             part = session_ids[start : start + _SESSIONS]
-            for session_id, ordinal, *columns in self._connection.execute(_TRAINABLE_TURNS, {"ids": part}):
+            for session_id, ordinal, *columns in _TRAINABLE_TURNS.run(self._connection, {"ids": part}):
                 if ordinal < turn_counts[session_id]:
                     turns[session_id].append(_stored_turn(*columns))
         return turns
@@ -325,7 +325,7 @@ def _count_turns() -> Update:
 
 _COUNT_TURNS = Prepared(_count_turns())
 
-_COPY_TURNS = Copied(cast_to("Table", TurnRow.__table__))
+_NEW_TURNS = NewRows(cast_to("Table", TurnRow.__table__))
 
 _ADD_USER = text(
     "INSERT INTO session_users (session_id, digest, run_id) VALUES (:session, :digest, :run) ON CONFLICT DO NOTHING"
@@ -368,7 +368,7 @@ _HEADS = select(
     TurnRow.state,
 ).where(TurnRow.id.in_(bindparam("ids", expanding=True)))
 
-_TRAINABLE_TURNS = (
+_TRAINABLE_TURNS = Prepared(
     select(
         TurnRow.session_id,
         TurnRow.ordinal,
@@ -384,7 +384,7 @@ _TRAINABLE_TURNS = (
         cast(TurnRow.masked, Text),
     )
     .join(SessionRow, and_(SessionRow.id == TurnRow.session_id, TurnRow.started_at <= SessionRow.ended_at))
-    .where(TurnRow.session_id.in_(bindparam("ids", expanding=True)))
+    .where(among(TurnRow.session_id, "ids"))
     .order_by(TurnRow.session_id, TurnRow.ordinal)
 )
 

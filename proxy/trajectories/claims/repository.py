@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
+from typing import cast as cast_to
 
 import msgspec
-from sqlalchemy import Connection, Row, Text, and_, bindparam, case, cast, delete, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    update,
+)
 
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.reward import RewardRules
 from proxy.database.combining import SessionRewards
 from proxy.database.lifecycle import TrainingState, reward_rules_in, settle
+from proxy.database.prepared import NewRows, Prepared, among, unindexed
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
 from proxy.trajectories.claims.selection import Candidate, GroupStanding
 
-_CHUNK = 500
 _ACTIVE = "active"
 
 
@@ -67,23 +84,20 @@ class ClaimRepository:
                 and_(SessionRow.ready_at == after.ready_at, SessionRow.id > after.id),
             )
             statement = statement.where(SessionRow.ready_at >= after.ready_at, later)
-        return [_candidate(row) for row in self._connection.execute(statement)]
+        return [Candidate(*row) for row in self._connection.execute(statement)]
 
     def groups(self, group_ids: Sequence[str]) -> dict[str, GroupStanding]:
+        if not group_ids:
+            return {}
         ready: dict[str, list[Candidate]] = {group_id: [] for group_id in group_ids}
-        standings: dict[str, GroupStanding] = {}
-        for part in _chunks(group_ids):
-            for row in self._connection.execute(_READY_MEMBERS, {"ids": part}):
-                ready[row.group_id].append(_candidate(row))
-            for row in self._connection.execute(_GROUPS, {"ids": part}):
-                standings[row.id] = GroupStanding(
-                    size=row.size,
-                    members=row.members,
-                    pending=row.pending,
-                    first_ended_at=row.first_ended_at,
-                    ready=tuple(ready[row.id]),
-                )
-        return standings
+        for row in _READY_MEMBERS.run(self._connection, {"ids": group_ids}):
+            candidate = Candidate(*row)
+            ready[str(candidate.group_id)].append(candidate)
+        rows = _GROUPS.run(self._connection, {"ids": group_ids})
+        return {
+            group_id: GroupStanding(size, members, pending, first_ended_at, tuple(ready[group_id]))
+            for group_id, size, members, pending, first_ended_at in rows
+        }
 
     def insert_claim(
         self,
@@ -109,42 +123,39 @@ class ClaimRepository:
             )
         )
 
-    def lease(self, claim_id: ClaimId, session_ids: Sequence[str]) -> int:
-        """Moves ready sessions into the claim; how many still were ready. Rewards that come from here on are late."""
-        leased = 0
-        for part in _chunks(session_ids):
-            leased += self._connection.execute(_LEASE, {"claim": claim_id, "ids": part}).rowcount
-        return leased
+    def lease(self, claim_id: ClaimId, candidates: Sequence[Candidate]) -> bool:
+        """Moves ready sessions into the claim; whether all are still ready and as they were when they were selected.
+        Rewards that come from here on are late."""
+        session_ids = [candidate.id for candidate in candidates]
+        leased = _LEASE.run(self._connection, {"claim": claim_id, "ids": session_ids})
+        selected = {(one.id, one.turn_count, one.oldest_version) for one in candidates}
+        return selected == {tuple(row) for row in leased}
 
     def hand_out(
         self, claim_id: ClaimId, candidates: Sequence[Candidate], rewards: Mapping[str, SessionRewards]
     ) -> None:
         """Writes down what the claim consists of."""
-        self._connection.execute(
-            insert(ClaimedSessionRow),
-            [
-                {
-                    "claim_id": claim_id,
-                    "session_id": candidate.id,
-                    "position": position,
-                    "reward": rewards[candidate.id].reward,
-                    "reward_ids": list(rewards[candidate.id].reward_ids),
-                    "turn_rewards": rewards[candidate.id].turn_rewards,
-                    "turn_count": candidate.turn_count,
-                }
-                for position, candidate in enumerate(candidates)
-            ],
-        )
+        rows = [
+            {
+                "claim_id": claim_id,
+                "session_id": candidate.id,
+                "position": position,
+                "reward": rewards[candidate.id].reward,
+                "reward_ids": list(rewards[candidate.id].reward_ids),
+                "turn_rewards": rewards[candidate.id].turn_rewards,
+                "turn_count": candidate.turn_count,
+            }
+            for position, candidate in enumerate(candidates)
+        ]
+        _LINEAGE.add(self._connection, rows)
 
     def mark_stale(self, session_ids: Sequence[str]) -> None:
-        for part in _chunks(session_ids):
-            self._connection.execute(_MARK, {"training_state": TrainingState.STALE.value, "ids": part})
+        _MARK.run(self._connection, {"training_state": TrainingState.STALE.value, "ids": session_ids})
 
     def exclude(self, claim_id: ClaimId, session_ids: Sequence[str]) -> None:
         """Takes sessions that were never handed out of the claim, for good."""
-        for part in _chunks(session_ids):
-            self._connection.execute(_EXCLUDE, {"claim": claim_id, "ids": part})
-            self._connection.execute(_UNLIST, {"claim": claim_id, "ids": part})
+        _EXCLUDE.run(self._connection, {"claim": claim_id, "ids": session_ids})
+        _UNLIST.run(self._connection, {"claim": claim_id, "ids": session_ids})
 
     def state(self, claim_id: str, run_id: str) -> tuple[ClaimState, float] | None:
         """A claim's state and the end of its lease."""
@@ -215,70 +226,52 @@ def _is_ready(run_id: str) -> tuple[Any, ...]:
     return SessionRow.run_id == run_id, SessionRow.training == TrainingState.READY.value
 
 
-_CANDIDATES = select(
-    SessionRow.id,
-    SessionRow.group_id,
-    SessionRow.task,
-    SessionRow.ready_at,
-    SessionRow.oldest_version,
-    SessionRow.turn_count,
+_CANDIDATES = select(*(getattr(SessionRow, name) for name in Candidate._fields))
+
+_READY_MEMBERS = Prepared(
+    _CANDIDATES.where(among(SessionRow.group_id, "ids"), SessionRow.training == TrainingState.READY.value).order_by(
+        SessionRow.ready_at, SessionRow.id
+    )
 )
 
-_READY_MEMBERS = _CANDIDATES.where(
-    SessionRow.group_id.in_(bindparam("ids", expanding=True)), SessionRow.training == TrainingState.READY.value
-).order_by(SessionRow.ready_at, SessionRow.id)
-
-_GROUPS = (
+_GROUPS = Prepared(
     select(
         GroupRow.id,
         GroupRow.size,
-        func.count().label("members"),
-        func.sum(case((SessionRow.training == TrainingState.PENDING.value, 1), else_=0)).label("pending"),
-        func.min(SessionRow.ended_at).label("first_ended_at"),
+        func.count(),
+        func.sum(case((SessionRow.training == TrainingState.PENDING.value, 1), else_=0)),
+        func.min(SessionRow.ended_at),
     )
     .join(SessionRow, SessionRow.group_id == GroupRow.id)
-    .where(GroupRow.id.in_(bindparam("ids", expanding=True)))
+    .where(among(GroupRow.id, "ids"))
     .group_by(GroupRow.id, GroupRow.size)
 )
 
-_READY_AMONG = (
-    SessionRow.id.in_(bindparam("ids", expanding=True)),
-    SessionRow.training == TrainingState.READY.value,
+_READY_AMONG = among(SessionRow.id, "ids"), unindexed(SessionRow.training) == TrainingState.READY.value
+
+_LEASE = Prepared(
+    update(SessionRow)
+    .where(*_READY_AMONG)
+    .values(training=TrainingState.LEASED.value, claim_id=bindparam("claim"))
+    .returning(SessionRow.id, SessionRow.turn_count, SessionRow.oldest_version)
 )
 
-_LEASE = (
-    update(SessionRow).where(*_READY_AMONG).values(training=TrainingState.LEASED.value, claim_id=bindparam("claim"))
-)
+_LINEAGE = NewRows(cast_to("Table", ClaimedSessionRow.__table__))
 
-_MARK = update(SessionRow).where(*_READY_AMONG).values(training=bindparam("training_state"))
+_MARK = Prepared(update(SessionRow).where(*_READY_AMONG).values(training=bindparam("training_state")))
 
-_EXCLUDE = (
+_EXCLUDE = Prepared(
     update(SessionRow)
     .where(
-        SessionRow.id.in_(bindparam("ids", expanding=True)),
-        SessionRow.claim_id == bindparam("claim"),
-        SessionRow.training == TrainingState.LEASED.value,
+        among(SessionRow.id, "ids"),
+        unindexed(SessionRow.claim_id) == bindparam("claim"),
+        unindexed(SessionRow.training) == TrainingState.LEASED.value,
     )
-    .values(training=TrainingState.EXCLUDED.value, claim_id=None)
+    .values(training=TrainingState.EXCLUDED.value, claim_id=null())
 )
 
-_UNLIST = delete(ClaimedSessionRow).where(
-    ClaimedSessionRow.claim_id == bindparam("claim"),
-    ClaimedSessionRow.session_id.in_(bindparam("ids", expanding=True)),
-)
-
-
-def _candidate(row: Row[*tuple[Any, ...]]) -> Candidate:
-    return Candidate(
-        id=row.id,
-        group_id=row.group_id,
-        task=row.task,
-        ready_at=row.ready_at,
-        oldest_version=row.oldest_version,
-        turn_count=row.turn_count,
+_UNLIST = Prepared(
+    delete(ClaimedSessionRow).where(
+        ClaimedSessionRow.claim_id == bindparam("claim"), among(ClaimedSessionRow.session_id, "ids")
     )
-
-
-def _chunks(ids: Sequence[str]) -> Iterable[list[str]]:
-    """Databases bound the number of parameters of a statement."""
-    return (list(ids[start : start + _CHUNK]) for start in range(0, len(ids), _CHUNK))
+)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(NamedTuple):
     """A session that is ready."""
 
     id: str
@@ -18,7 +19,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     turn_count: int
 
 
-class GroupStanding(msgspec.Struct, frozen=True, kw_only=True):
+class GroupStanding(NamedTuple):
     """`members` are all sessions of the group, `pending` those that may yet become ready; `ready` may be claimed.
 
     `size` is how many members are expected, None where nobody said. `first_ended_at`: when its first member ended.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Raced(Exception):
-    """Another process took a selected session first."""
+    """A selected session was taken by another claim, or has another turn."""
 
 
 class _Unrewarded(Exception):
@@ -185,17 +186,23 @@ class ClaimService:
     async def _attempt(self, run: RunView, request: ClaimRequest, minimum: int) -> ClaimedBatch | None:
         """A claim of at least `minimum`, or None. Writes only if a look without a lock promises something."""
         asked = _Asked(run, request, minimum, self._clock())
-        if not await self._database.look(partial(_promises, asked=asked)):
+        found = await self._database.look(partial(_find, asked=asked))
+        if not found.is_promising(minimum):
             return None
         try:
-            lease = await self._database.transact(partial(_lease, asked=asked))
-        except _Raced:
-            return None
-        except _Unrewarded as found:
-            session_ids = found.session_ids
+            lease = await self._leased(asked, found)
+        except _Unrewarded as unrewarded:
+            session_ids = unrewarded.session_ids
             await self._database.transact(lambda connection: settle(connection, session_ids, now=self._clock()))
             return None
         return await self._hand_out(run, lease) if lease is not None else None
+
+    async def _leased(self, asked: _Asked, found: _Found) -> Lease | None:
+        """Of what was found; or, where that has changed since, of what is there now."""
+        for selected in (found, None, None):
+            with suppress(_Raced):
+                return await self._database.transact(partial(_lease, asked=asked, found=selected))
+        return None
 
     async def _hand_out(self, run: RunView, lease: Lease) -> ClaimedBatch | None:
         """The lease with its trajectories, without those that have nothing to train; None if none is left."""
@@ -231,24 +238,37 @@ class _Asked(NamedTuple):
     now: float
 
 
-def _promises(connection: Connection, asked: _Asked) -> bool:
-    """Whether `_lease` may find something to do, as far as can be told without a lock."""
+class _Found(NamedTuple):
+    """What a look without a lock selected."""
+
+    standing: RunStanding
+    selection: Selection
+
+    def is_promising(self, minimum: int) -> bool:
+        """Whether `_lease` may find something to do."""
+        return self.selection.count >= minimum or bool(self.selection.stale)
+
+
+def _find(connection: Connection, asked: _Asked) -> _Found:
     repository = ClaimRepository(connection)
     standing = repository.run(asked.run.id)
     if not standing.is_active or repository.ready_count(asked.run.id, asked.minimum) < asked.minimum:
-        return False
-    selection = _select(repository, standing, asked)
-    return selection.count >= asked.minimum or bool(selection.stale)
+        return _Found(standing, Selection())
+    return _Found(standing, _select(repository, standing, asked))
 
 
-def _lease(connection: Connection, asked: _Asked) -> Lease | None:
-    """Selects under the lock, and leases what it finds; marks what has become stale in any case."""
+def _lease(connection: Connection, asked: _Asked, found: _Found | None) -> Lease | None:
+    """Leases what was found, if that still stands; else selects under the lock, and marks what has become stale in
+    any case. Raises _Raced where another took what was found, or it has another turn."""
     run, request, minimum, now = asked
     repository = ClaimRepository(connection)
     standing = repository.run(run.id, lock=True)
     if not standing.is_active:
         return None
-    selection = _select(repository, standing, asked)
+    if found is not None and found.standing == standing and not found.selection.stale:
+        selection = found.selection
+    else:
+        selection = _select(repository, standing, asked)
     if selection.stale:
         stale = [candidate.id for candidate in selection.stale]
         repository.mark_stale(stale)
@@ -261,7 +281,7 @@ def _lease(connection: Connection, asked: _Asked) -> Lease | None:
     claim_id = new_claim_id()
     expires_at = now + run.settings.lease_seconds
     repository.insert_claim(claim_id, run.id, request, standing=standing, now=now, lease_expires_at=expires_at)
-    if repository.lease(claim_id, session_ids) != len(candidates):
+    if not repository.lease(claim_id, candidates):
         raise _Raced
     ledger = ledger_of(connection, session_ids)
     rewards = {name: session_rewards(entries, standing.reward_rules) for name, entries in ledger.items()}
