@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId
-from proxy.database.tables import ClaimRow, TurnRow
+from proxy.database.tables import ClaimRow, SessionRow, TurnRow
 from proxy.errors import Conflict
 from proxy.trajectories.claims.service import ClaimService
 from tests.proxy.trajectories.world import World, open_world
@@ -116,3 +117,33 @@ async def test_rewards_by_two_proxies_all_count(proxies: tuple[Proxy, Proxy]) ->
         )
         row = await first.world.session_row(session)
         assert (row.reward, row.training, row.state) == (8.0, "ready", "ended")
+
+
+@pytest.mark.parametrize("change", ["claimed", "turn", "head", "paused", "nothing"])
+async def test_what_changes_between_the_look_and_the_lease_is_seen(
+    proxies: tuple[Proxy, Proxy], change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = proxies
+    oldest, newer = await first.world.ready(), await first.world.ready()
+    transact = first.world.database.transact
+    changes = iter([change])
+
+    async def after_the_change(*args: Any, **kwargs: Any) -> Any:
+        match next(changes, "nothing"):
+            case "claimed":
+                assert await second.claim(1) == [oldest]
+            case "turn":
+                await second.world.turn(oldest)
+            case "head":
+                await second.world.set_run(head_version=1)
+            case "paused":
+                await second.world.set_run(state="paused")
+        return await transact(*args, **kwargs)
+
+    monkeypatch.setattr(first.world.database, "transact", after_the_change)
+    request = ClaimRequest(trainer="t", want=1, at_least=1, max_staleness=0)
+    batch = await first.claims.claim(first.world.run, request)
+    handed = {one.session_id: len(one.turns) for group in batch.groups for one in group.trajectories}
+    assert handed == {"claimed": {newer: 1}, "turn": {oldest: 2}, "nothing": {oldest: 1}}.get(change, {})
+    states = {row.id: row.training for row in await second.world.rows(SessionRow)}
+    assert states[newer] == {"claimed": "leased", "head": "stale"}.get(change, "ready")
