@@ -16,12 +16,13 @@ class TokenIds(Sequence[int]):
     sequence of the same ids.
     """
 
-    __slots__ = ("_absent", "_text", "packed")
+    __slots__ = ("_absent", "_written", "packed")
 
     def __init__(self, packed: bytes = b"", absent: frozenset[int] = frozenset()) -> None:
         self.packed = packed
         self._absent = absent
-        self._text: bytes | None = None if packed else b""
+        self._written = (0, b"")
+        """How many ids from the first were written as text before, and that text."""
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> TokenIds:
@@ -35,9 +36,13 @@ class TokenIds(Sequence[int]):
         return b"[%b]" % self._comma_separated()
 
     def _comma_separated(self) -> bytes:
-        if self._text is None:
-            self._text = ",".join(map(str, self)).encode()
-        return self._text
+        count, text = self._written
+        if count < len(self):
+            rest = struct.unpack_from(f"<{len(self) - count}i", self.packed, count * _WIDTH)
+            rest_text = ",".join(map(str, rest)).encode()
+            text = b",".join((text, rest_text)) if count else rest_text
+            self._written = (len(self), text)
+        return text
 
     def __len__(self) -> int:
         return len(self.packed) // _WIDTH
@@ -88,7 +93,7 @@ class TokenIds(Sequence[int]):
         if not absent.isdisjoint(appended):
             absent = absent.difference(appended)
         whole = TokenIds(self.packed + appended.packed, absent)
-        whole._text = b",".join((self._comma_separated(), appended._comma_separated()))
+        whole._written = self._written
         return whole
 
     def __eq__(self, other: object) -> bool:
