@@ -77,6 +77,7 @@ class Database:
             GroupCommit(backend.write_threads.run, may_do_again=backend.may_do_again)
             for _ in range(backend.write_threads.count)
         ]
+        self._session_lanes = self._lanes[:-1] or self._lanes
         self._sole_writer: Callable[[], AbstractAsyncContextManager[None]] = (
             self._lanes[0].held if backend.one_writer else nullcontext
         )
@@ -143,8 +144,7 @@ class Database:
     def _lane(self, about: str | None) -> GroupCommit:
         """The last is for what is about no session, or many: such writes lock more than others, and share their
         transaction with none that waits for such a lock."""
-        sessions = self._lanes[:-1] or self._lanes
-        return self._lanes[-1] if about is None else sessions[hash(about) % len(sessions)]
+        return self._lanes[-1] if about is None else self._session_lanes[hash(about) % len(self._session_lanes)]
 
     def _raise_told(self, error: DBAPIError | PoolExhausted) -> NoReturn:
         """What callers are told of it."""
