@@ -416,6 +416,20 @@ class TokenAuditRow(Base):
     clipped: Mapped[bytes] = mapped_column(LargeBinary)
 
 
+class RateLimitRow(Base):
+    """How far the allowance of a run is used, by all proxies (`limits/bucket.py`). `kind`: calls | tokens."""
+
+    __tablename__ = "rate_limits"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    due_at: Mapped[float] = mapped_column(Float)
+    """When all that was used will have flowed in."""
+    moved_at: Mapped[float] = mapped_column(Float)
+    per_minute: Mapped[float] = mapped_column(Float)
+    """The limit by which it was used last."""
+
+
 class EventRow(Base):
     """The event log: what happened, for the page and the audit. Appended in the transaction of what it tells."""
 
