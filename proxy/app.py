@@ -32,6 +32,7 @@ from proxy.http.plain_routes import PlainRoutes
 from proxy.keeping import endpoints as keeping_endpoints
 from proxy.keeping.erasing import EraseService
 from proxy.keeping.retention import RetentionService
+from proxy.limits.service import RunLimits
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.overview import endpoints as overview_endpoints
@@ -159,7 +160,11 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.runs = runs = RunDirectory(database, clock)
     state.run = run = await runs.ensure(settings.run)
     await _register_bootstrap_keys(settings, credentials, run)
-    state.sessions = sessions = SessionService(database, runs, credentials, signals, clock, observer=state.metrics)
+    state.limits = limits = RunLimits(database, clock, observer=state.metrics)
+    stack.push_async_callback(limits.aclose)
+    state.sessions = sessions = SessionService(
+        database, runs, credentials, signals, clock, observer=state.metrics, limits=limits
+    )
     state.feedback = feedback = FeedbackService(database, signals, clock, observer=state.metrics)
     await feedback.apply_changed_rules()
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
@@ -209,6 +214,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         engine=engine,
         clock=clock,
         observer=state.metrics,
+        limits=state.limits,
     )
     state.overview = OverviewService(
         database=state.database,

@@ -12,6 +12,9 @@ BaseRlError
 ├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
 ├── Gone                      410  the session was erased
 ├── PayloadTooLarge           413
+├── RateLimited               429  with Retry-After: more calls a minute than the run's limit
+│   ├── TokensLimited         429  likewise, tokens
+│   └── TrainerBehind         429  too many trajectories wait for the trainer: no session is opened
 ├── EngineFailed              502  the engine answered with an error
 ├── Unavailable               503  with Retry-After
 │   ├── EngineUnavailable     503  no engine takes traffic
@@ -99,6 +102,22 @@ class PayloadTooLarge(BaseRlError):
     status = 413
     type = "invalid_request_error"
     code = "payload_too_large"
+
+
+class RateLimited(BaseRlError):
+    """`type` and `code` are those that OpenAI's clients know."""
+
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+
+class TokensLimited(RateLimited):
+    type = "tokens"
+
+
+class TrainerBehind(RateLimited):
+    code = "trainer_behind"
 
 
 class EngineFailed(BaseRlError):

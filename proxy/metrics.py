@@ -71,7 +71,7 @@ class _Seconds(Collector):
 
 
 class Metrics:
-    """Observer of requests, turns, sessions, rewards and swaps; its methods neither raise nor wait."""
+    """Observer of requests, turns, sessions, limits, rewards and swaps; its methods neither raise nor wait."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -95,6 +95,12 @@ class Metrics:
         )
         self._sessions_opened = _Counts(
             self.registry, "base_rl_sessions_opened", "Sessions opened.", ("attributed_by",)
+        )
+        self._limited = _Counts(
+            self.registry,
+            "base_rl_rate_limited_calls",
+            "Calls that were refused for a limit of their run (run.limits).",
+            ("limit", "run"),
         )
         self._first_token_seconds = _Seconds(
             self.registry, "base_rl_first_token_seconds", "From a call's arrival to its first token.", ()
@@ -148,6 +154,9 @@ class Metrics:
 
     def session_opened(self, *, attributed_by: str) -> None:
         self._sessions_opened.add((attributed_by,))
+
+    def call_limited(self, *, limit: str, run: str) -> None:
+        self._limited.add((limit, run))
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None:
         self._rewards.labels(effect).inc(entries)

@@ -21,6 +21,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
@@ -238,6 +239,29 @@ class RedactionSettings(_Section):
         return bool(self.rules or self.patterns or self.analyzers)
 
 
+class LimitSettings(_Section):
+    """How much the agents of a run may ask for, of all proxies on its store together. None: as much as they like."""
+
+    calls_per_minute: PositiveInt | None = None
+    """Model calls that are begun."""
+    tokens_per_minute: PositiveInt | None = None
+    """Of prompts and answers. They are known at a call's end, so what was used too much is waited for before the
+    next."""
+    burst_seconds: PositiveFloat = Field(default=10.0, le=60.0)
+    """How many seconds' worth of a limit may be used at once; one call at least."""
+    max_waiting: NonNegativeInt | None = None
+    """While more trajectories than this are ready and wait for the trainer, no session is opened for training."""
+
+    @property
+    def bound_calls(self) -> bool:
+        """Whether every call must be asked for."""
+        return self.calls_per_minute is not None or self.tokens_per_minute is not None
+
+    @property
+    def are_on(self) -> bool:
+        return self.bound_calls or self.max_waiting is not None
+
+
 class RunSettings(_Section):
     """One policy being trained."""
 
@@ -267,6 +291,7 @@ class RunSettings(_Section):
     rewards: RewardSettings = RewardSettings()
     retention: RetentionSettings = RetentionSettings()
     redaction: RedactionSettings = RedactionSettings()
+    limits: LimitSettings = LimitSettings()
 
     @property
     def reward_rules(self) -> RewardRules:

@@ -11,6 +11,7 @@ import msgspec
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import FinishReason
 from proxy.credentials.service import Principal
+from proxy.limits.share import Standing
 from proxy.tokens.tool_calls import ToolCall
 
 
@@ -236,7 +237,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an answer when its stream begins. `choices`: how many there will be. `unrecorded`: why it will
-    not be recorded, where that is certain."""
+    not be recorded, where that is certain. `standings`: of the run's limits, if there are any."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -246,6 +247,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     choices: int
     unrecorded: str | None = None
+    standings: tuple[Standing, ...] = ()
 
 
 class StreamWriter(Protocol):

@@ -13,7 +13,15 @@ from proxy.chat.completions import Completions
 from proxy.chat.completions_request import CompletionBody, parse_completion
 from proxy.chat.generation import Generation
 from proxy.chat.service import ChatService
-from proxy.chat.streaming import EventStream, head_of, json_response, unrecorded_header, whole_answer, whole_stream
+from proxy.chat.streaming import (
+    EventStream,
+    head_of,
+    json_response,
+    limit_headers,
+    unrecorded_header,
+    whole_answer,
+    whole_stream,
+)
 from proxy.chat.wire import ChatCompletionBody, parse_chat_completion
 from proxy.credentials.http import principal
 from proxy.errors import ModelNotFound
@@ -118,7 +126,7 @@ async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialec
             return json_response(dialect.response(call, recorded), headers)
         writer = dialect.stream(call, head_of(recorded))
         return Response(whole_stream(writer, recorded), 200, headers, EventStream.media_type)
-    headers = _headers(call, started.head)
+    headers = {**_headers(call, started.head), **limit_headers(started.head.standings)}
     if not call.stream:
         return await whole_answer(request, started, call, dialect, headers)
     settings: Settings = request.app.state.settings

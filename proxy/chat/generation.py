@@ -75,6 +75,12 @@ class Generation:
             return None
         return self._task.result()
 
+    @property
+    def tokens_used(self) -> int:
+        """Of prompts and answers, so far; none before the first token of an answer."""
+        generated = sum(capture.token_count for capture in self._captures)
+        return self.head.prompt_tokens + generated if generated else 0
+
     def hold(self) -> None:
         self._holders += 1
 

@@ -82,6 +82,10 @@ class RecentAnswers:
             else:
                 self._known[key] = msgspec.structs.replace(kept, answer=Replayed(answer=generation.answer))
 
+    def drop(self, key: Hashable) -> None:
+        """What is sent again under it from now on is another request, equal to the one that was kept."""
+        self._known.pop(key, None)
+
     def forget(self, session_ids: Collection[str]) -> None:
         """Answers that these sessions gave, or are giving."""
         for key in [key for key, kept in self._known.items() if _session_of(kept.answer) in session_ids]:
@@ -100,10 +104,10 @@ def _session_of(answer: Generation | Replayed) -> str:
 
 class _Attempt(msgspec.Struct, kw_only=True):
     """A call that named no session, and what became of it. `retry_count` is that of its last sending; without an
-    `answer` there is none to be had. `ended_at` is None while it runs."""
+    `answer` there is none to be had, without a `session` none was opened. `ended_at` is None while it runs."""
 
     key: Hashable
-    session: SessionContext
+    session: SessionContext | None
     retry_count: int
     answer: Generation | Replayed | None
     ended_at: float | None = None
@@ -128,12 +132,12 @@ class UnnamedCalls:
 
     def find(self, key: Hashable, retry_count: int) -> Generation | Replayed | SessionContext | None:
         """What a call that is sent again is a repetition of: its answer, held where it still comes; or, where its
-        client got none, its session, in which it then is a new attempt."""
+        client got none, its session, in which it then is a new attempt. None: of nothing that is left."""
         attempts = [one for one in self._recent(key) if one.retry_count < retry_count]
         lost = next((one for one in attempts if one.is_lost), None)
         if lost is not None:
             self._attempts[key].remove(lost)
-            return msgspec.structs.replace(lost.session, is_new=False)
+            return msgspec.structs.replace(lost.session, is_new=False) if lost.session is not None else None
         if len(attempts) != 1:
             return None
         (attempt,) = attempts
@@ -145,10 +149,12 @@ class UnnamedCalls:
     def keep(self, key: Hashable, session: SessionContext, retry_count: int, generation: Generation) -> None:
         attempt = _Attempt(key=key, session=session, retry_count=retry_count, answer=generation)
         self._running[generation] = attempt
-        self._attempts[key] = [*self._recent(key)[1 - _EQUAL_CALLS :], attempt]
-        self._attempts.move_to_end(key)
-        while len(self._attempts) > _KEPT:
-            self._attempts.popitem(last=False)
+        self._add(attempt)
+
+    def keep_refused(self, key: Hashable, session: SessionContext | None, retry_count: int) -> None:
+        """The call was not begun. When it is sent again, it is not taken for an equal one that was answered."""
+        now = self._clock()
+        self._add(_Attempt(key=key, session=session, retry_count=retry_count, answer=None, ended_at=now))
 
     def finished(self, generation: Generation) -> None:
         attempt = self._running.pop(generation, None)
@@ -165,11 +171,17 @@ class UnnamedCalls:
     def forget(self, session_ids: Collection[str]) -> None:
         """What was asked and answered in these sessions."""
         for key, attempts in list(self._attempts.items()):
-            kept = [one for one in attempts if one.session.id not in session_ids]
+            kept = [one for one in attempts if one.session is None or one.session.id not in session_ids]
             if not kept:
                 del self._attempts[key]
             elif len(kept) < len(attempts):
                 self._attempts[key] = kept
+
+    def _add(self, attempt: _Attempt) -> None:
+        self._attempts[attempt.key] = [*self._recent(attempt.key)[1 - _EQUAL_CALLS :], attempt]
+        self._attempts.move_to_end(attempt.key)
+        while len(self._attempts) > _KEPT:
+            self._attempts.popitem(last=False)
 
     def _recent(self, key: Hashable) -> list[_Attempt]:
         since = self._clock() - _RETRIED_WITHIN

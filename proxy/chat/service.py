@@ -5,7 +5,7 @@ Wiring (proxy/app.py):
     template = ChatTemplate.load(settings.run.model)          # proxy.tokens.template; ConfigurationError at start
     app.state.chat = ChatService(
         settings=settings, template=template, runs=runs, sessions=sessions, trajectories=trajectories,
-        swaps=swaps, engine=engine, clock=system_clock, observer=observer,
+        swaps=swaps, engine=engine, clock=system_clock, observer=observer, limits=limits,
     )
     app.include_router(proxy.chat.endpoints.router)
     ...
@@ -39,9 +39,10 @@ from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
 from proxy.clock import Clock
 from proxy.credentials.service import Principal
 from proxy.engines.interface import Engine
-from proxy.errors import StoreUnavailable
+from proxy.errors import RateLimited, StoreUnavailable
+from proxy.limits.service import RunLimits
 from proxy.redaction.rules import load_rules
-from proxy.runs.service import RunDirectory
+from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import SessionContext, SessionHints, session_hints, unrecorded_session
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
@@ -73,12 +74,15 @@ class ChatService:
         engine: Engine,
         clock: Clock,
         observer: TurnObserver | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
+        """Without `limits` none are kept."""
         self._serves_unrecorded = settings.database.when_unavailable == "serve"
         self.models = ModelCatalog(runs, swaps, clock, outlives_store=self._serves_unrecorded)
         self._swaps = swaps
         self._template = template
         self._sessions = sessions
+        self._limits = limits
         self._trajectories = trajectories
         self._engine = engine
         self._clock = clock
@@ -217,14 +221,9 @@ class ChatService:
             conversation_hashes=asked.answered,
             previous=call.previous.session_id if call.previous is not None else None,
         )
-        unnamed = _unnamed_key(caller, hints)
-        repeated = self._unnamed.find(unnamed, caller.retry_count) if unnamed and caller.retry_count else None
-        if isinstance(repeated, Generation | Replayed):
-            return repeated
-        session = repeated or await self._sessions.identify(caller.principal, served.run, hints)
-        found = await self._answered_before(session, caller)
-        if found is not None:
-            return found
+        session = await self._admitted(caller, served.run, hints)
+        if isinstance(session, Generation | Replayed):
+            return session
         prompts = await self._planned(call, asked, session, caller)
         context = CallContext(
             dialect=dialect,
@@ -234,6 +233,28 @@ class ChatService:
             users=self._sessions.users_of(call.body),
         )
         return self._generate(call, caller, hints, context, prompts, promised)
+
+    async def _admitted(
+        self, caller: Caller, run: RunView, hints: SessionHints
+    ) -> SessionContext | Generation | Replayed:
+        """The session in which a call may begin, or the answer that it was given before, which costs nothing."""
+        unnamed = _unnamed_key(caller, hints)
+        repeated = self._unnamed.find(unnamed, caller.retry_count) if unnamed and caller.retry_count else None
+        if isinstance(repeated, Generation | Replayed):
+            return repeated
+        admission = self._limits.admission(run) if self._limits is not None else None
+        session = repeated
+        try:
+            session = session or await self._sessions.identify(caller.principal, run, hints, admission)
+            found = await self._answered_before(session, caller)
+            if found is not None:
+                return found
+            if admission is not None:
+                await admission.to_begin()
+        except RateLimited:
+            self._keep_refused(caller, unnamed, session)
+            raise
+        return session
 
     def _read(self, call: ModelCall) -> ReadConversation | ReadPrompts:
         return self._raw_prompts.read(call) if call.prompts else self._prompts.read(call)
@@ -254,6 +275,13 @@ class ChatService:
             return None
         return self._recent.find((session.id, caller.body_digest), caller.body_digest)
 
+    def _keep_refused(self, caller: Caller, unnamed: Hashable, session: SessionContext | None) -> None:
+        """So that the call, sent again, does not get the answer of an equal one."""
+        if caller.retry_count is not None and unnamed is not None:
+            self._unnamed.keep_refused(unnamed, session, caller.retry_count)
+        if caller.retry_count is not None and session is not None:
+            self._recent.drop((session.id, caller.body_digest))
+
     def _generate(
         self,
         call: ModelCall,
@@ -264,15 +292,19 @@ class ChatService:
         promised: PromisedAnswer | None,
     ) -> Generation:
         plans = self._choices.plans(call, context, prompts, promised)
+        run = context.served.run
+        head = stream_head(plans, context.unrecorded)
+        if self._limits is not None and run.settings.limits.bound_calls and context.unrecorded is None:
+            head = msgspec.structs.replace(head, standings=self._limits.standings(run))
         generation = Generation(
-            stream_head(plans, context.unrecorded),
+            head,
             [Capture(plan, self._decoder, self._choices.read_as(call)) for plan in plans],
             engine=self._engine,
             slots=self._slots,
             clock=self._clock,
             record=partial(self._recorder.record, context),
             engine_lost=self._swaps.doubt,
-            ended=self._ended,
+            ended=partial(self._ended, run),
         )
         generation.hold()
         self._running.add(generation)
@@ -286,7 +318,9 @@ class ChatService:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
 
-    def _ended(self, generation: Generation) -> None:
+    def _ended(self, run: RunView, generation: Generation) -> None:
+        if self._limits is not None and run.settings.limits.bound_calls and generation.head.unrecorded is None:
+            self._limits.used(run, generation.tokens_used)
         self._running.discard(generation)
         self._recent.finished(generation)
         self._unnamed.finished(generation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from proxy.chat.events import PING
 from proxy.chat.generation import Generation
 from proxy.errors import BaseRlError
 from proxy.http.errors import error_response
+from proxy.limits.share import Kind, Standing
 from proxy.log import logger
 
 _LEFT = 499
@@ -23,6 +24,8 @@ _LEFT = 499
 _UNWATCHED_SECONDS = 0.05
 """A client's leaving is noticed from then on: watching for it costs a task, and most of those who left before then
 have their answer."""
+
+_UNITS = {Kind.CALLS: "requests", Kind.TOKENS: "tokens"}
 
 _LOG = logger(__name__)
 
@@ -48,6 +51,17 @@ async def whole_answer(
 def unrecorded_header(known: Answer | StreamHead) -> dict[str, str]:
     """Says that an answer is not in the store, and why."""
     return {} if known.unrecorded is None else {UNRECORDED_HEADER: known.unrecorded}
+
+
+def limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
+    """What is left of the run's limits, in OpenAI's words."""
+    headers = {}
+    for standing in standings:
+        unit = _UNITS[standing.kind]
+        headers[f"x-ratelimit-limit-{unit}"] = str(standing.limit)
+        headers[f"x-ratelimit-remaining-{unit}"] = str(standing.left)
+        headers[f"x-ratelimit-reset-{unit}"] = f"{standing.reset_seconds:.3f}s"
+    return headers
 
 
 def json_response(value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:

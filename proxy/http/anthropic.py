@@ -20,6 +20,8 @@ _TYPES = {
     "server_error": "api_error",
     "upstream_error": "api_error",
     "unavailable_error": "overloaded_error",
+    "requests": "rate_limit_error",
+    "tokens": "rate_limit_error",
 }
 """Anthropic's words for types of ours; the others are the same."""
 

@@ -26,6 +26,7 @@ from proxy.database.lifecycle import (
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, Gone, InvalidRequest, NotFound, PermissionDenied
+from proxy.limits.service import Admission, RunLimits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
@@ -77,6 +78,7 @@ class _Opening(msgspec.Struct, frozen=True, kw_only=True):
     run: RunView
     key_id: KeyId
     group: str | None
+    admission: Admission | None
 
 
 class SessionService:
@@ -90,6 +92,7 @@ class SessionService:
         signals: Signals,
         clock: Clock,
         observer: SessionObserver | None = None,
+        limits: RunLimits | None = None,
     ) -> None:
         self._database = database
         self._runs = runs
@@ -97,6 +100,7 @@ class SessionService:
         self._signals = signals
         self._clock = clock
         self._observer = observer
+        self._limits = limits
         self._memory = SessionMemory(clock)
         signals.endings.listen(self._memory.forget)
         signals.erasures.listen(self._memory.erase)
@@ -105,8 +109,10 @@ class SessionService:
         """Opens a session with a key of its own; with `n` that many of one group, in one transaction.
 
         `n` sessions without a group's name make a group of their own. Raises InvalidRequest where the group is
-        known with another size.
+        known with another size, TrainerBehind where the run opens none for training now.
         """
+        if self._limits is not None and spec.purpose is Purpose.TRAIN:
+            await self._limits.check_waiting(run)
         now = self._clock()
         users = self.users_of({"metadata": spec.metadata})
 
@@ -140,18 +146,21 @@ class SessionService:
             for row, key in zip(rows, keys, strict=True)
         ]
 
-    async def identify(self, principal: Principal, run: RunView, hints: SessionHints) -> SessionContext:
+    async def identify(
+        self, principal: Principal, run: RunView, hints: SessionHints, admission: Admission | None = None
+    ) -> SessionContext:
         """The session that a model call belongs to, by the rules of `identification`; a new one if none finds any.
+        Where there is an `admission`, it is asked before one is opened.
 
         A session key decides over every other name; a path must agree with it. Raises PermissionDenied for a key of
-        another run or session, NotFound for an unknown id of ours.
+        another run or session, NotFound for an unknown id of ours, RateLimited for a session that is not opened.
         """
         require(principal, PrincipalKind.RUN, PrincipalKind.SESSION)
         if principal.run_id != run.id:
             raise PermissionDenied(f"this key belongs to another run than {run.name!r}", param="model")
         if principal.session_id is not None:
             return await self._of_session_key(principal.session_id, run, hints)
-        opening = _Opening(run=run, key_id=principal.key_id, group=hints.group)
+        opening = _Opening(run=run, key_id=principal.key_id, group=hints.group, admission=admission)
         if hints.path is not None:
             return await self._named(opening, Name(AttributedBy.PATH, hints.path))
         if hints.previous is not None and (hints.named is None or hints.named.by not in _BEFORE_PREVIOUS):
@@ -281,7 +290,8 @@ class SessionService:
     async def _named(self, opening: _Opening, name: Name) -> SessionContext:
         run = opening.run
         known = self._memory.by_name(run.id, name.text)
-        if known is None and (is_session_id(name.text) or self._memory.has_heard_of(run.id, name.text)):
+        is_looked_up = is_session_id(name.text) or self._memory.has_heard_of(run.id, name.text)
+        if known is None and (is_looked_up or opening.admission is not None):
             known = await self._look_up(run.id, name.text)
         if known is not None and _takes_calls_of(known.context.id, name, is_open=known.is_open):
             return _attributed(known, name.by)
@@ -312,6 +322,8 @@ class SessionService:
 
     async def _open(self, opening: _Opening, name: Name | None) -> SessionContext:
         """A session on its first call. Of calls that name it at the same time, one opens it."""
+        if opening.admission is not None:
+            await opening.admission.to_open()
         try:
             return await self._find_or_insert(opening, name)
         except Conflict:  # a proxy beside this one was quicker: now it is found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import insert, select, update
@@ -15,6 +15,7 @@ from proxy.database.signals import Signals
 from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.database.unit_of_work import Database
 from proxy.feedback.service import FeedbackService
+from proxy.limits.service import RunLimits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.service import SessionService
 from proxy.settings import RunSettings
@@ -28,6 +29,17 @@ class MovedClock:
         return self.now
 
 
+class SeenLimits:
+    """Observer that keeps what it heard."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def call_limited(self, *, limit: str, run: str) -> None:
+        assert run
+        self.refused.append(limit)
+
+
 @dataclass
 class Store:
     """`run` was ensured with the settings given to `open_store`; `owner` is behind a run key of it."""
@@ -39,6 +51,8 @@ class Store:
     credentials: Credentials
     sessions: SessionService
     feedback: FeedbackService
+    limits: RunLimits
+    limited: SeenLimits
     run: RunView
     owner: Principal
 
@@ -121,23 +135,27 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """In the migrated database `url` (`tests.database`). `outlive_store`: as its credentials take it."""
     database = Database(url)
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(database.aclose)
         clock = MovedClock()
         signals = Signals()
         runs = RunDirectory(database, clock)
         credentials = Credentials(database, b"s" * 32, clock, outlive_store=outlive_store)
         run = await runs.ensure(settings or RunSettings(name="policy", model="base/model"))
         key = await credentials.create(PrincipalKind.RUN, run_id=run.id)
+        limited = SeenLimits()
+        limits = RunLimits(database, clock, observer=limited)
+        stack.push_async_callback(limits.aclose)
         yield Store(
             database=database,
             signals=signals,
             clock=clock,
             runs=runs,
             credentials=credentials,
-            sessions=SessionService(database, runs, credentials, signals, clock),
+            sessions=SessionService(database, runs, credentials, signals, clock, limits=limits),
             feedback=FeedbackService(database, signals, clock),
+            limits=limits,
+            limited=limited,
             run=run,
             owner=await credentials.authenticate(key.text),
         )
-    finally:
-        await database.aclose()

@@ -119,6 +119,15 @@ def test_opened_sessions_are_counted_by_rule() -> None:
     assert seen["base_rl_sessions_opened_total", "attributed_by=user"] == 1
 
 
+def test_refused_calls_are_counted_by_limit_and_run() -> None:
+    metrics = Metrics()
+    for limit in ("calls_per_minute", "max_waiting", "calls_per_minute"):
+        metrics.call_limited(limit=limit, run="policy")
+    seen = values(metrics)
+    assert seen["base_rl_rate_limited_calls_total", "limit=calls_per_minute,run=policy"] == 2
+    assert seen["base_rl_rate_limited_calls_total", "limit=max_waiting,run=policy"] == 1
+
+
 def test_rewards_and_swaps() -> None:
     metrics = Metrics()
     metrics.rewards_recorded(3, effect="recorded")

@@ -39,6 +39,8 @@ def test_command_line_beats_environment_beats_file_beats_default(
         ("[run]\nname = 'no spaces please'\n", "run.name"),
         ("[run.sampling]\nmode = 'wild'\n", "run.sampling.mode"),
         ("[run]\nlease_seconds = 0\n", "run.lease_seconds"),
+        ("[run.limits]\ncalls_per_minute = 0\n", "run.limits.calls_per_minute"),
+        ("[run.limits]\nburst_seconds = 61\n", "run.limits.burst_seconds"),
     ],
 )
 def test_a_wrong_key_in_the_file_is_named(tmp_path: Path, text: str, key: str) -> None:
@@ -116,6 +118,7 @@ def test_another_process_gets_the_same_settings_whatever_its_own_environment_say
             "rewards": {"combine": "first_of", "order": ["tests", "judge"], "sources": "mean", "high": 2.0},
             "sampling": {"mode": "respect"},
             "lease_seconds": 4.0,
+            "limits": {"calls_per_minute": 600, "max_waiting": 0},
         },
         "engine": {"url": "http://127.0.0.1:1", "max_concurrency": 3},
     }

@@ -178,6 +178,7 @@ async def open_world(
             engine=serving or engine,
             clock=store.clock,
             observer=seen,
+            limits=store.limits,
         )
         errors.install(app)
         app.include_router(session_endpoints.router)

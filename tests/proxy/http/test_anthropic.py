@@ -20,6 +20,7 @@ OURS = [kind for kind in vars(all_errors).values() if isinstance(kind, type) and
 KINDS = {
     "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "conflict_error",
     "request_too_large", "timeout_error", "api_error", "overloaded_error",
+    "rate_limit_error",
 }  # fmt: skip
 
 

@@ -1,0 +1,63 @@
+"""Rows of rate limits, and how many trajectories wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+
+from proxy.database.lifecycle import TrainingState
+from proxy.database.prepared import Prepared
+from proxy.database.tables import RateLimitRow, SessionRow
+from proxy.limits.bucket import Level
+from proxy.limits.share import Kind, Levels, Rates, Trade, trade
+
+
+class LimitRepository:
+    """Reads and writes of one transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def trade(self, run_id: str, rates: Rates, *, calls: int, tokens: int, now: float) -> Trade:
+        """Pays and takes, while nobody else does."""
+        rows = _LOCKED.run(self._connection, {"run": run_id})
+        found = {kind: Level(due_at=due, moved_at=moved, per_minute=rate) for kind, due, moved, rate in rows}
+        before = Levels(calls=found.get(Kind.CALLS, Level()), tokens=found.get(Kind.TOKENS, Level()))
+        traded = trade(before, rates, calls=calls, tokens=tokens, now=now)
+        for kind, old, new in (
+            (Kind.CALLS, before.calls, traded.levels.calls),
+            (Kind.TOKENS, before.tokens, traded.levels.tokens),
+        ):
+            if new != old:
+                values = {"run": run_id, "of": kind.value, **msgspec.structs.asdict(new)}
+                (_MOVE if kind in found else _INSERT).run(self._connection, values)
+        return traded
+
+    def more_are_waiting(self, run_id: str, than: int) -> bool:
+        """Whether more trajectories of the run `than` so many are ready for its trainer. No more are counted."""
+        ready = select(SessionRow.id).where(
+            SessionRow.run_id == run_id, SessionRow.training == TrainingState.READY.value
+        )
+        counted = select(func.count()).select_from(ready.limit(than + 1).subquery())
+        return self._connection.execute(counted).scalar_one() > than
+
+
+_LOCKED = Prepared(
+    select(RateLimitRow.kind, RateLimitRow.due_at, RateLimitRow.moved_at, RateLimitRow.per_minute)
+    .where(RateLimitRow.run_id == bindparam("run"))
+    .order_by(RateLimitRow.kind)
+    .with_for_update()
+)
+
+_LEVEL: dict[str, Any] = {name: bindparam(name) for name in Level.__struct_fields__}
+
+_MOVE = Prepared(
+    update(RateLimitRow)
+    .where(RateLimitRow.run_id == bindparam("run"), RateLimitRow.kind == bindparam("of"))
+    .values(_LEVEL)
+)
+
+_INSERT = Prepared(insert(RateLimitRow).values({"run_id": bindparam("run"), "kind": bindparam("of"), **_LEVEL}))
+"""Of two proxies that insert at once, one is told so by the database, and trades again."""

@@ -1,0 +1,212 @@
+"""Limits on a real store: exact between proxies, and cheap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from proxy.database.check import check
+from proxy.database.tables import RateLimitRow
+from proxy.database.unit_of_work import Database
+from proxy.errors import RateLimited, TokensLimited, TrainerBehind
+from proxy.limits.service import RunLimits
+from proxy.runs.service import RunView
+from proxy.sessions.service import SessionSpec
+from proxy.settings import LimitSettings, RunSettings
+from tests.proxy.store import Store, open_store
+
+
+def settings(**limits: Any) -> RunSettings:
+    return RunSettings(name="policy", model="base/model", limits=LimitSettings(**limits))
+
+
+@asynccontextmanager
+async def proxies(url: str, count: int, **limits: Any) -> AsyncIterator[tuple[Store, list[RunLimits]]]:
+    """Each with connections of its own, on one clock."""
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(url, settings(**limits)))
+        found = [store.limits]
+        for _ in range(count - 1):
+            database = Database(url)
+            stack.push_async_callback(database.aclose)
+            found.append(RunLimits(database, store.clock))
+            stack.push_async_callback(found[-1].aclose)
+        yield store, found
+
+
+async def begun(limits: RunLimits, run: RunView, calls: int) -> int:
+    """How many of so many calls at once begin."""
+    outcomes = await asyncio.gather(*(limits.begin_call(run) for _ in range(calls)), return_exceptions=True)
+    assert all(outcome is None or isinstance(outcome, RateLimited) for outcome in outcomes), outcomes
+    return sum(outcome is None for outcome in outcomes)
+
+
+async def rows(store: Store) -> dict[str, float]:
+    async with store.database.read() as connection:
+        found = (await connection.execute(select(RateLimitRow.kind, RateLimitRow.due_at))).all()
+    return {row.kind: row.due_at for row in found}
+
+
+class Transactions:
+    """How many a database was asked for."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        transact, look = store.database.transact, store.database.look
+
+        def counted(method: Any) -> Any:
+            async def run(*args: Any, **kwargs: Any) -> Any:
+                self.count += 1
+                return await method(*args, **kwargs)
+
+            return run
+
+        monkeypatch.setattr(store.database, "transact", counted(transact))
+        monkeypatch.setattr(store.database, "look", counted(look))
+
+
+async def test_without_limits_nothing_is_asked(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with proxies(database_url, 1) as (store, (limits,)):
+        transactions = Transactions(store, monkeypatch)
+        assert limits.admission(store.run) is None
+        await limits.begin_call(store.run)
+        await limits.check_waiting(store.run)
+        limits.used(store.run, 1_000_000)
+        await limits.pay()
+        assert (transactions.count, limits.standings(store.run)) == (0, ())
+        assert await rows(store) == {}
+
+
+async def test_proxies_at_once_begin_no_more_calls_than_are_allowed(database_url: str) -> None:
+    """And not much less: each may hold some that it had no call for."""
+    async with proxies(database_url, 3, calls_per_minute=600) as (store, several):
+        at_once = sum(await asyncio.gather(*(begun(limits, store.run, 60) for limits in several)))
+        assert 60 <= at_once <= 100
+        store.clock.now += 2.0
+        later = sum(await asyncio.gather(*(begun(limits, store.run, 60) for limits in several)))
+        assert at_once + later <= 100 + 20
+        assert later >= 10
+        assert check(database_url) == []
+
+
+async def test_proxies_that_take_one_call_at_a_time_begin_exactly_as_many_as_are_allowed(database_url: str) -> None:
+    async with proxies(database_url, 3, calls_per_minute=60) as (store, several):
+        for seconds, allowed in ((0.0, 10), (3.0, 3), (0.5, 0), (0.5, 1), (100.0, 10)):
+            store.clock.now += seconds
+            assert sum(await asyncio.gather(*(begun(limits, store.run, 20) for limits in several))) == allowed
+
+
+async def test_many_calls_share_few_transactions(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with proxies(database_url, 1, calls_per_minute=60_000) as (store, (limits,)):
+        transactions = Transactions(store, monkeypatch)
+        assert await begun(limits, store.run, 500) == 500
+        assert transactions.count <= 2, "one for the first, one for all that waited for it"
+        for _ in range(1000):
+            store.clock.now += 0.002
+            await limits.begin_call(store.run)
+        assert transactions.count <= 6
+
+
+async def test_a_refused_call_is_told_what_when_and_why(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with proxies(database_url, 1, calls_per_minute=6, burst_seconds=1) as (store, (limits,)):
+        await limits.begin_call(store.run)
+        with pytest.raises(RateLimited, match=r"'policy' takes 6 calls a minute.*run\.limits\.calls_per_min") as told:
+            await limits.begin_call(store.run)
+        assert (told.value.status, told.value.type, told.value.code) == (429, "requests", "rate_limit_exceeded")
+        assert told.value.retry_after == 10
+        transactions = Transactions(store, monkeypatch)
+        for _ in range(50):
+            with pytest.raises(RateLimited):
+                await limits.begin_call(store.run)
+        assert transactions.count == 0
+        assert store.limited.refused == ["calls_per_minute"] * 51
+        store.clock.now += told.value.retry_after
+        await limits.begin_call(store.run)
+
+
+async def test_tokens_are_paid_at_the_end_and_waited_for_by_all(database_url: str) -> None:
+    async with proxies(database_url, 2, tokens_per_minute=6000) as (store, (one, other)):
+        await one.begin_call(store.run)
+        one.used(store.run, 7000)
+        with pytest.raises(TokensLimited, match=r"6000 tokens a minute.*run\.limits\.tokens_per_minute") as told:
+            await one.begin_call(store.run)
+        assert (told.value.type, told.value.retry_after) == ("tokens", 61)
+        with pytest.raises(TokensLimited) as told:
+            await other.begin_call(store.run)
+        assert told.value.retry_after == 61
+        store.clock.now += 61
+        await other.begin_call(store.run)
+        await one.begin_call(store.run)
+
+
+async def test_what_nobody_asks_for_any_more_is_paid_all_the_same(database_url: str) -> None:
+    async with proxies(database_url, 2, tokens_per_minute=6000) as (store, (one, other)):
+        for _ in range(4):
+            one.used(store.run, 1000)
+        await one.pay()
+        assert await rows(store) == {"tokens": pytest.approx(store.clock.now + 40.0)}
+        one.used(store.run, 1000)
+        await one.aclose()
+        assert await rows(store) == {"tokens": pytest.approx(store.clock.now + 50.0)}
+        with pytest.raises(TokensLimited):
+            await other.begin_call(store.run)
+
+
+async def test_a_call_that_may_not_begin_for_its_tokens_takes_none_of_the_calls(database_url: str) -> None:
+    async with proxies(database_url, 1, tokens_per_minute=60, calls_per_minute=60) as (store, (limits,)):
+        limits.used(store.run, 1000)
+        with pytest.raises(TokensLimited):
+            await limits.begin_call(store.run)
+        assert list(await rows(store)) == ["tokens"]
+
+
+async def test_a_limit_that_changes_holds_from_then_on(database_url: str) -> None:
+    async with proxies(database_url, 1, calls_per_minute=1) as (store, (limits,)):
+        await limits.begin_call(store.run)
+        with pytest.raises(RateLimited):
+            await limits.begin_call(store.run)
+        assert await begun(limits, await store.runs.ensure(settings(calls_per_minute=600)), 90) == 89, "one was used"
+        lowered = await store.runs.ensure(settings(calls_per_minute=1))
+        assert await begun(limits, lowered, 1) == 0
+        store.clock.now += 10
+        assert await begun(limits, lowered, 2) == 1
+        assert await begun(limits, await store.runs.ensure(settings()), 1000) == 1000
+
+
+async def test_a_cancelled_call_keeps_nobody_from_beginning(database_url: str) -> None:
+    async with proxies(database_url, 1, calls_per_minute=600, tokens_per_minute=600) as (store, (limits,)):
+        limits.used(store.run, 50)
+        left = asyncio.ensure_future(limits.begin_call(store.run))
+        await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.wait([left])
+        await limits.begin_call(store.run)
+        assert (await rows(store))["tokens"] == pytest.approx(store.clock.now + 5.0), "paid once"
+
+
+async def test_sessions_are_opened_while_the_trainer_keeps_up(database_url: str) -> None:
+    async with proxies(database_url, 1, max_waiting=2) as (store, (limits,)):
+        for _ in range(2):
+            await ready(store)
+        await limits.check_waiting(store.run)
+        await ready(store)
+        await limits.check_waiting(store.run)  # counted a moment ago
+        store.clock.now += 1
+        with pytest.raises(TrainerBehind, match=r"more than 2 trajectories.*run\.limits\.max_waiting") as told:
+            await limits.check_waiting(store.run)
+        assert (told.value.code, told.value.retry_after) == ("trainer_behind", 5)
+        assert store.limited.refused == ["max_waiting"]
+        async with store.database.write() as connection:
+            await connection.exec_driver_sql("UPDATE sessions SET training = 'consumed'")
+        store.clock.now += 1
+        await limits.check_waiting(store.run)
+
+
+async def ready(store: Store) -> None:
+    (session,) = await store.sessions.create(store.run, SessionSpec())
+    await store.set_session(session.id, state="ended", training="ready")
