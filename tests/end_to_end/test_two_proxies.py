@@ -6,12 +6,14 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from proxy.cli.addresses import random_free_port
@@ -87,32 +89,33 @@ def process(arguments: list[str], log: Path, **variables: str) -> Iterator[subpr
             started.wait(30)
 
 
-@pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+@asynccontextmanager
+async def open_pair(directory: Path, **settings: str) -> AsyncIterator[Pair]:
     """Both share the data directory, and so the secret that keys are made with; they start at the same moment."""
     with ExitStack() as stack:
         url = stack.enter_context(postgresql_database(migrated=False))
         engine_port, ports = random_free_port("127.0.0.1"), [random_free_port("127.0.0.1") for _ in range(2)]
         scripted = ["proxy.engines.scripted", "--port", str(engine_port)]
-        stack.enter_context(process(scripted, tmp_path / "engine.log"))
+        stack.enter_context(process(scripted, directory / "engine.log"))
         variables = {
-            "BASE_RL_SERVER__DATA_DIR": str(tmp_path / "data"),
+            "BASE_RL_SERVER__DATA_DIR": str(directory / "data"),
             "BASE_RL_DATABASE__URL": url,
             "BASE_RL_ENGINE__URL": f"http://127.0.0.1:{engine_port}",
             "BASE_RL_RUN__MODEL": str(MODEL),
             "BASE_RL_BOOTSTRAP__ADMIN_KEY": ADMIN,
             "BASE_RL_BOOTSTRAP__RUN_KEY": RUN,
             "BASE_RL_BOOTSTRAP__TRAINER_KEY": TRAINER,
+            **settings,
         }
         proxies = [
             stack.enter_context(
-                process(["proxy"], tmp_path / f"proxy-{port}.log", **variables, BASE_RL_SERVER__PORT=str(port))
+                process(["proxy"], directory / f"proxy-{port}.log", **variables, BASE_RL_SERVER__PORT=str(port))
             )
             for port in ports
         ]
         async with clients_of(ports) as clients:
             await asyncio.gather(*(until_ready(*each) for each in zip(clients, proxies, strict=True)))
-            yield Pair(clients, tmp_path)
+            yield Pair(clients, directory)
         assert check(url) == []
 
 
@@ -137,12 +140,42 @@ async def until_ready(client: httpx.AsyncClient, proxy: subprocess.Popen[bytes])
     raise AssertionError(f"the proxy ended with {proxy.returncode}")
 
 
-async def test_two_proxies_are_one(pair: Pair) -> None:
-    await sessions_are_shared_by_name(pair)
-    await conversations_go_on_across_proxies(pair)
-    await rewards_are_taken_once(pair)
-    await what_is_claimed_is_claimed_once_and_committed_once(pair)
-    await keys_of_one_are_the_others(pair)
+async def test_two_proxies_are_one(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as pair:
+        await sessions_are_shared_by_name(pair)
+        await conversations_go_on_across_proxies(pair)
+        await rewards_are_taken_once(pair)
+        await what_is_claimed_is_claimed_once_and_committed_once(pair)
+        await keys_of_one_are_the_others(pair)
+
+
+async def test_a_limit_is_one_for_both(tmp_path: Path) -> None:
+    """Agents that do not wait, at both at once, get no more than one proxy would give; those that wait are served."""
+    limits = {"BASE_RL_RUN__LIMITS__CALLS_PER_MINUTE": "600", "BASE_RL_RUN__LIMITS__BURST_SECONDS": "2"}
+    body: dict[str, Any] = {"model": "policy", "messages": [QUESTION]}
+    async with open_pair(tmp_path, **limits) as pair:
+        statuses: list[int] = []
+        begun = time.monotonic()
+
+        async def hurry(number: int) -> None:
+            while time.monotonic() < begun + 3.0:
+                statuses.append((await pair.other(number).post("/v1/chat/completions", json=body)).status_code)
+
+        await asyncio.gather(*(hurry(number) for number in range(8)))
+        elapsed = time.monotonic() - begun
+        assert set(statuses) == {200, 429}
+        assert 18 <= statuses.count(200) <= 10 * (elapsed + 2)
+
+        async with AsyncExitStack() as stack:
+            agents = [
+                await stack.enter_async_context(
+                    openai.AsyncOpenAI(api_key=RUN, base_url=f"{client.base_url}/v1", max_retries=20)
+                )
+                for client in pair.clients
+            ]
+            calls = (agents[number % 2].chat.completions.create(**body) for number in range(40))
+            turns = {answer.id for answer in await asyncio.gather(*calls)}
+        assert len(turns) == 40, "none was taken for the repetition of another"
 
 
 async def sessions_are_shared_by_name(pair: Pair) -> None:
