@@ -20,6 +20,8 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
 _TIME_BITS = 48
 _RANDOM_BYTES = 10
+_TIME_CHARACTERS = 10
+"""Of five bits; the random ones begin after them."""
 _SHIFTS = tuple(range(120, -10, -10))
 _FETCHED = 256
 _SESSION_ID = re.compile(f"ses_[{_ALPHABET}]{{26}}")
@@ -81,6 +83,14 @@ def least_turn_id(created_at: float) -> TurnId:
     """No turn whose id was made at that time (seconds since the epoch) or later has a smaller one."""
     milliseconds = max(0, int(created_at * 1000))
     return TurnId(f"turn_{_encode(milliseconds << (8 * _RANDOM_BYTES))}")
+
+
+def created_at(identifier: str) -> float:
+    """When an identifier was made, in seconds since the epoch: the times of two are in their order."""
+    number = 0
+    for character in identifier.rpartition("_")[2][:_TIME_CHARACTERS]:
+        number = number << 5 | _ALPHABET.index(character)
+    return number / 1000
 
 
 def new_reward_id() -> RewardId:
