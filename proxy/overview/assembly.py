@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from sqlalchemy import Row
@@ -197,7 +197,45 @@ def _told(entry: Mapping[str, Any]) -> dict[str, Any]:
 _UNKNOWN = {field.name: math.nan for field in msgspec.structs.fields(TrajectoryAudit) if field.type is float}
 
 
-def step_facts(audit: Sequence[TrajectoryAudit]) -> StepFacts:
+class _Audited(Protocol):
+    """What the facts of a step are made of."""
+
+    @property
+    def reward(self) -> float: ...
+    @property
+    def trained_tokens(self) -> int: ...
+    @property
+    def staleness_mean(self) -> float: ...
+    @property
+    def staleness_max(self) -> int: ...
+
+
+class _AuditFigures(msgspec.Struct, frozen=True):
+    """The same of a stored audit, which is read for hundreds of steps at once."""
+
+    trained_tokens: int
+    staleness_max: int
+    stored_reward: float | None = msgspec.field(name="reward", default=None)
+    stored_staleness: float | None = msgspec.field(name="staleness_mean", default=None)
+
+    @property
+    def reward(self) -> float:
+        return math.nan if self.stored_reward is None else self.stored_reward
+
+    @property
+    def staleness_mean(self) -> float:
+        return math.nan if self.stored_staleness is None else self.stored_staleness
+
+
+_AUDIT_FIGURES = msgspec.json.Decoder(tuple[_AuditFigures, ...])
+
+
+def stored_step_facts(audit: str) -> StepFacts:
+    """Of an audit as JSON, as it is stored."""
+    return step_facts(_AUDIT_FIGURES.decode(audit))
+
+
+def step_facts(audit: Sequence[_Audited]) -> StepFacts:
     """Staleness is weighted by trained tokens, rewards by trajectory."""
     tokens = sum(entry.trained_tokens for entry in audit)
     taught = [entry for entry in audit if entry.trained_tokens > 0]

@@ -159,10 +159,10 @@ class RunFigures:
     ) -> dict[int, StepFacts]:
         """A step's audit never changes: it is read once."""
         unknown = [version for version in versions if (run_id, version) not in self._facts]
-        found = {version: self._facts[run_id, version] for version in versions if version not in unknown}
+        found = {version: self._facts[run_id, version] for version in versions if (run_id, version) in self._facts}
         if unknown:
             for version, audit in (await repository.audits(run_id, unknown)).items():
-                found[version] = assembly.step_facts(assembly.audit_of(audit))
+                found[version] = assembly.stored_step_facts(audit)
                 self._facts[run_id, version] = found[version]
         while len(self._facts) > _KEPT_STEPS:
             self._facts.popitem(last=False)

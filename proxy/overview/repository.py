@@ -3,7 +3,7 @@ index, by a page, or by the number of a run's sessions (those the service asks f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -12,6 +12,7 @@ from sqlalchemy import (
     FromClause,
     Row,
     Select,
+    Text,
     and_,
     cast,
     func,
@@ -23,9 +24,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from proxy.contract.identifiers import least_turn_id
 from proxy.database.lifecycle import is_open
+from proxy.database.prepared import unindexed
 from proxy.database.tables import (
     ApiKeyRow,
     ClaimedSessionRow,
@@ -42,6 +45,7 @@ from proxy.database.turn_requests import turns_as_sent
 from proxy.overview.filters import Cursor, SessionFilter
 
 AnyRow = Row[*tuple[Any, ...]]
+_Columns = ReadOnlyColumnCollection[str, Any]
 
 _LOGPROB_BYTES = 4
 _LONGEST_TURN_S = 3600.0
@@ -213,35 +217,36 @@ class OverviewRepository:
         self, run_id: str, wanted: SessionFilter, *, after: Cursor | None, limit: int
     ) -> Sequence[AnyRow]:
         """Newest first, below the cursor; of those that few may match, as many as are found in `searched_to`."""
-        conditions: list[ColumnElement[bool]] = [SessionRow.run_id == run_id]
+        by_time: ColumnElement[float] = SessionRow.created_at.expression
         if wanted.is_searched:
-            newest = _newest(run_id, after).limit(SEARCHED).subquery()
-            conditions.append(SessionRow.id.in_(select(newest.c.id)))
-        if wanted.state is not None:
-            conditions.append(is_open() if wanted.state == "open" else SessionRow.state == wanted.state)
-        if wanted.training is not None:
-            conditions.append(SessionRow.training == wanted.training)
-        if wanted.attributed_by is not None:
-            conditions.append(SessionRow.attributed_by == wanted.attributed_by)
+            searched = _newest(run_id, after, _SEARCHED_COLUMNS).limit(SEARCHED).subquery()
+            found = select(searched.c.id).where(*_matching(wanted, searched.c))
+            found = found.order_by(searched.c.created_at.desc(), searched.c.id.desc()).limit(limit)
+            statement = _SESSIONS.where(SessionRow.id.in_(found.subquery().select()))
+            return await self._all(statement.order_by(by_time.desc(), SessionRow.id.desc()))
+        conditions = [SessionRow.run_id == run_id, *_matching(wanted, SessionRow.__table__.c)]
+        if after is not None:
+            conditions.append(_below(after))
+        if wanted.state == "open":
+            conditions.append(is_open())
         if wanted.group is not None:
             named = and_(GroupRow.run_id == run_id, GroupRow.name == wanted.group)
             groups = select(GroupRow.id).where(or_(GroupRow.id == wanted.group, named))
             conditions.append(SessionRow.group_id.in_(groups))
-        if wanted.min_reward is not None:
-            conditions.append(SessionRow.reward >= wanted.min_reward)
-        if wanted.max_reward is not None:
-            conditions.append(SessionRow.reward <= wanted.max_reward)
-        if after is not None:
-            conditions.append(_below(after))
-        statement = (
-            _SESSIONS.where(*conditions).order_by(SessionRow.created_at.desc(), SessionRow.id.desc()).limit(limit)
-        )
-        return await self._all(statement)
+        if wanted.state == "open" or wanted.group is not None:
+            # Those that their own index finds are sorted: in the order of another, SQLite would go through all.
+            by_time = unindexed(SessionRow.created_at)
+        statement = _SESSIONS.where(*conditions).order_by(by_time.desc(), SessionRow.id.desc())
+        return await self._all(statement.limit(limit))
 
     async def searched_to(self, run_id: str, after: Cursor | None) -> AnyRow | None:
         """The last of the sessions that one search goes through (`id`, `created_at`), None where it comes to the
         end."""
-        statement = _newest(run_id, after).offset(SEARCHED - 1).limit(2)
+        statement = (
+            _newest(run_id, after, (SessionRow.id.expression, SessionRow.created_at.expression))
+            .offset(SEARCHED - 1)
+            .limit(2)
+        )
         rows = await self._all(statement)
         return rows[0] if len(rows) == 2 else None
 
@@ -273,8 +278,8 @@ class OverviewRepository:
     # Versions
 
     async def versions(self, run_id: str, *, below: int | None, limit: int) -> Sequence[AnyRow]:
-        """Newest first, each with its audit."""
-        statement = select(PolicyVersionRow.__table__).where(PolicyVersionRow.run_id == run_id)
+        """Newest first, without what is said of each trajectory."""
+        statement = select(*_STEP_COLUMNS).where(PolicyVersionRow.run_id == run_id)
         if below is not None:
             statement = statement.where(PolicyVersionRow.version < below)
         return await self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
@@ -295,8 +300,9 @@ class OverviewRepository:
         ).where(PolicyVersionRow.run_id == run_id)
         return await self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
 
-    async def audits(self, run_id: str, versions: Sequence[int]) -> dict[int, list[Any]]:
-        statement = select(PolicyVersionRow.version, PolicyVersionRow.audit).where(
+    async def audits(self, run_id: str, versions: Sequence[int]) -> dict[int, str]:
+        """By version, as the JSON that is stored."""
+        statement = select(PolicyVersionRow.version, cast(PolicyVersionRow.audit, Text).label("audit")).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version.in_(versions)
         )
         return {row.version: row.audit for row in await self._all(statement)}
@@ -324,12 +330,28 @@ class OverviewRepository:
         return (await self._connection.execute(statement.where(ApiKeyRow.id == key_id))).one_or_none()
 
 
-def _newest(run_id: str, after: Cursor | None) -> Select[*tuple[Any, ...]]:
-    """`id` and `created_at` of a run's sessions below the cursor, newest first."""
-    statement = select(SessionRow.id, SessionRow.created_at).where(SessionRow.run_id == run_id)
+def _newest(run_id: str, after: Cursor | None, columns: Iterable[ColumnElement[Any]]) -> Select[*tuple[Any, ...]]:
+    """A run's sessions below the cursor, newest first."""
+    statement = select(*columns).where(SessionRow.run_id == run_id)
     if after is not None:
         statement = statement.where(_below(after))
     return statement.order_by(SessionRow.created_at.desc(), SessionRow.id.desc())
+
+
+def _matching(wanted: SessionFilter, columns: _Columns) -> list[ColumnElement[bool]]:
+    """What a session's own columns decide, but for being open."""
+    conditions: list[ColumnElement[bool]] = []
+    if wanted.state is not None and wanted.state != "open":
+        conditions.append(columns["state"] == wanted.state)
+    if wanted.training is not None:
+        conditions.append(columns["training"] == wanted.training)
+    if wanted.attributed_by is not None:
+        conditions.append(columns["attributed_by"] == wanted.attributed_by)
+    if wanted.min_reward is not None:
+        conditions.append(columns["reward"] >= wanted.min_reward)
+    if wanted.max_reward is not None:
+        conditions.append(columns["reward"] <= wanted.max_reward)
+    return conditions
 
 
 def _below(cursor: Cursor) -> ColumnElement[bool]:
@@ -346,7 +368,13 @@ _SESSIONS_AND_GROUPS: FromClause = SessionRow.__table__.outerjoin(
 )
 _SESSIONS = select(SessionRow.__table__, GroupRow.name.label("group_name")).select_from(_SESSIONS_AND_GROUPS)
 
+_SEARCHED_COLUMNS = [
+    SessionRow.__table__.c[name] for name in ("id", "created_at", "state", "training", "attributed_by", "reward")
+]
+
 _TURNS = turns_as_sent()
+
+_STEP_COLUMNS = [column for column in PolicyVersionRow.__table__.c if column.name not in ("audit", "inputs")]
 
 _TRAININGS = (
     select(
@@ -357,5 +385,5 @@ _TRAININGS = (
         ClaimRow.committed_version.label("version"),
     )
     .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
-    .where(ClaimRow.state == "committed", ClaimRow.committed_version.is_not(None))
+    .where(unindexed(ClaimRow.state) == "committed", ClaimRow.committed_version.is_not(None))
 )

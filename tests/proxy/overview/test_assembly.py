@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from urllib.parse import unquote_plus
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.identifiers import SessionId
 from proxy.errors import InvalidRequest
-from proxy.overview.assembly import answer_of, bucket_stride, reward_points, step_facts
+from proxy.overview.assembly import answer_of, audit_of, bucket_stride, reward_points, step_facts, stored_step_facts
 from proxy.overview.filters import Cursor
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=300)
@@ -65,6 +67,13 @@ def test_staleness_of_a_step_is_weighted_by_trained_tokens_and_leaves_out_what_w
     assert facts.staleness_max == 3
     assert facts.trained_tokens == 40
     assert facts.reward_mean == 0.5
+
+
+@pytest.mark.parametrize("reward", [0.25, None])
+def test_the_facts_of_a_stored_audit_are_those_of_the_audit(reward: float | None) -> None:
+    stored = [msgspec.to_builtins(_audit(tokens, 1.5, 3, 0.5)) | {"reward": reward} for tokens in (10, 0, 5)]
+    facts, expected = stored_step_facts(json.dumps(stored)), step_facts(audit_of(stored))
+    assert repr(facts) == repr(expected)  # nan is not equal to itself
 
 
 def test_a_step_without_trained_tokens_says_that_it_does_not_know() -> None:
