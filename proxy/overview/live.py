@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from proxy.contract.identifiers import created_at, least_turn_id
 from proxy.database.unit_of_work import Database
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.views import RatePoint
@@ -76,46 +78,68 @@ class Remembered:
 
 
 class RateHistory:
-    """Output tokens of one run over the last minutes. Only the newest end is read again."""
+    """Output tokens of one run over the last minutes. Only the newest end is read again.
+
+    However many turns come, a look goes through `TURNS` of them. Where these do not reach back far enough, what came
+    before them is not known, unless it was read by an earlier look; nor is their first quarter, in which turns may
+    have ended that began before them.
+    """
 
     WIDTH_S = 5.0
     BUCKETS = 120
+    TURNS = 10_000
+    _LONGEST_TURN_S = 3600.0
+    """A turn that took longer is not in the rates."""
     _SETTLED_S = 15.0
     """A turn is stored this long after its end at most; older buckets do not change."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
         self._tokens: dict[int, int] = {}
+        self._known_since = 0.0
+        """Everything from then until the last look is in `_tokens`."""
         self._read_at: float | None = None
 
     async def update(self, database: Database, now: float) -> None:
         oldest = int(now // self.WIDTH_S) - self.BUCKETS + 1
-        start = oldest
-        if self._read_at is not None and self._read_at <= now:
-            start = max(oldest, int((self._read_at - self._SETTLED_S) // self.WIDTH_S))
+        since = oldest * self.WIDTH_S
+        read_at = self._read_at if self._read_at is not None and self._read_at <= now else None
+        if read_at is not None:
+            since = max(since, (read_at - self._SETTLED_S) // self.WIDTH_S * self.WIDTH_S)
+        begun: str = least_turn_id(since - self._LONGEST_TURN_S)
         async with database.read() as connection:
-            fresh = await OverviewRepository(connection).output_rate(
-                self._run_id, since=start * self.WIDTH_S, origin=0.0, width=self.WIDTH_S
+            repository = OverviewRepository(connection)
+            first = await repository.newest_turn(self.TURNS)
+            if first is not None and first > begun:
+                begun, began = first, created_at(first)
+                since = max(since, began + (now - began) / 4)
+            fresh = await repository.output_rate(
+                self._run_id, begun=begun, since=since, origin=0.0, width=self.WIDTH_S
             )
-        kept = {number: tokens for number, tokens in self._tokens.items() if oldest <= number < start}
-        self._tokens = {**kept, **{number: tokens for number, tokens in fresh.items() if number >= start}}
+        renewed = math.ceil(since / self.WIDTH_S)
+        if read_at is None or renewed * self.WIDTH_S > read_at:  # what came between is not known
+            self._tokens, self._known_since, renewed = {}, since, oldest
+        kept = {number: tokens for number, tokens in self._tokens.items() if oldest <= number < renewed}
+        self._tokens = {**kept, **{number: tokens for number, tokens in fresh.items() if number >= renewed}}
         self._read_at = now
 
     def points(self, now: float) -> tuple[RatePoint, ...]:
         """Whole buckets, from the first with tokens on; the running one is left out."""
-        if not self._tokens:
+        whole = [number for number in self._tokens if number * self.WIDTH_S >= self._known_since]
+        if not whole:
             return ()
         last = int(now // self.WIDTH_S)
         return tuple(
             RatePoint(at=(number + 1) * self.WIDTH_S, tokens_per_second=self._tokens.get(number, 0) / self.WIDTH_S)
-            for number in range(min(self._tokens), last)
+            for number in range(min(whole), last)
         )
 
     def last_minute(self, now: float) -> float:
-        """Tokens per second over the last minute, or since the first token in it."""
+        """Tokens per second over the last minute, or since the first known token in it."""
         recent = {
             number: tokens for number, tokens in self._tokens.items() if (number + 1) * self.WIDTH_S > now - 60.0
         }
         if not recent:
             return 0.0
-        return sum(recent.values()) / max(self.WIDTH_S, now - min(recent) * self.WIDTH_S)
+        began = max(min(recent) * self.WIDTH_S, self._known_since)
+        return sum(recent.values()) / max(self.WIDTH_S, now - began)

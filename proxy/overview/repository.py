@@ -23,10 +23,8 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from proxy.contract.identifiers import least_turn_id
 from proxy.database.lifecycle import is_open
 from proxy.database.prepared import unindexed
 from proxy.database.tables import (
@@ -48,8 +46,6 @@ AnyRow = Row[*tuple[Any, ...]]
 _Columns = ReadOnlyColumnCollection[str, Any]
 
 _LOGPROB_BYTES = 4
-_LONGEST_TURN_S = 3600.0
-"""A turn that took longer is not in the rates."""
 _CLAIM_STATES = ("leased", "committed", "released", "expired")
 SEARCHED = 4096
 """How many sessions one page of a filtered list goes through."""
@@ -141,21 +137,24 @@ class OverviewRepository:
         )
         return await self._all(statement)
 
-    async def output_rate(self, run_id: str, *, since: float, origin: float, width: float) -> dict[int, int]:
-        """Output tokens of the turns finished after `since`, by bucket of `width` seconds after `origin`.
+    async def newest_turn(self, number: int) -> str | None:
+        """The id of the turn, of any run, that so many began after; None where there are not so many."""
+        statement = select(TurnRow.id).order_by(TurnRow.id.desc()).offset(number).limit(1)
+        return (await self._connection.execute(statement)).scalar_one_or_none()
 
-        Found by their ids, which begin with the time that the turn began at.
+    async def output_rate(
+        self, run_id: str, *, begun: str, since: float, origin: float, width: float
+    ) -> dict[int, int]:
+        """Output tokens of the turns finished since `since`, by bucket of `width` seconds after `origin`.
+
+        Goes through those from the id `begun` on: ids are in the order in which turns began.
         """
         # Of whole numbers, which both databases divide alike: PostgreSQL rounds a fraction that is cast to one.
         milliseconds = cast((TurnRow.finished_at - origin) * 1000, BigInteger)
         bucket = milliseconds // cast(round(width * 1000), BigInteger)
         statement = (
             select(bucket, func.sum(func.length(TurnRow.output_logprobs)))
-            .where(
-                TurnRow.id >= least_turn_id(since - _LONGEST_TURN_S),
-                _compared(TurnRow.run_id) == run_id,
-                TurnRow.finished_at > since,
-            )
+            .where(TurnRow.id >= begun, unindexed(TurnRow.run_id) == run_id, TurnRow.finished_at >= since)
             .group_by(bucket)
         )
         return {int(number): int(size) // _LOGPROB_BYTES for number, size in await self._all(statement)}
@@ -356,11 +355,6 @@ def _matching(wanted: SessionFilter, columns: _Columns) -> list[ColumnElement[bo
 
 def _below(cursor: Cursor) -> ColumnElement[bool]:
     return tuple_(SessionRow.created_at, SessionRow.id) < (cursor.at, cursor.key)
-
-
-def _compared(column: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[str]:
-    """A column to compare row by row: its index, which has the whole run, is not what the few rows are found by."""
-    return func.coalesce(column, "")
 
 
 _SESSIONS_AND_GROUPS: FromClause = SessionRow.__table__.outerjoin(

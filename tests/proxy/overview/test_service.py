@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, update
 
-from proxy.contract.identifiers import new_reward_id
+from proxy.contract.identifiers import least_turn_id, new_reward_id
 from proxy.database.events import append_event
 from proxy.database.lifecycle import settle
 from proxy.database.tables import ClaimRow, EventRow, RewardRow, RunRow, SessionRow, TurnRow
@@ -105,6 +106,42 @@ async def test_a_rate_read_again_sees_what_came_since_and_keeps_what_was(site: S
     await fresh.update(site.database, NOW)
     assert kept.points(NOW) == fresh.points(NOW)
     assert sum(point.tokens_per_second > 0 for point in fresh.points(NOW)) == 2
+
+
+async def _add_turns(site: Site, run_id: str, begins: Sequence[float], seconds: float) -> None:
+    """One that began at each of these times and took so long."""
+    turn = await _one(site, *TurnRow.__table__.c, where=TurnRow.run_id == run_id)
+    rows = [
+        {**turn._mapping, "id": least_turn_id(begin), "started_at": begin, "finished_at": begin + seconds}
+        for begin in begins
+    ]
+    async with site.database.write() as connection:
+        await connection.execute(insert(TurnRow), rows)
+
+
+async def test_a_rate_goes_through_so_many_turns_and_shows_what_is_whole(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = await add_run(site.database)
+    await add_session(site.database, run_id, now=NOW - 100_000)
+    async with site.database.write() as connection:
+        await connection.execute(update(TurnRow).values(id=least_turn_id(NOW - 100_000), parent_id=None))
+    whole, bounded = RateHistory(run_id), RateHistory(run_id)
+    monkeypatch.setattr(bounded, "TURNS", 80)
+    shown: list[int] = []
+    begin = NOW
+    for seconds in (100, 10, 5, 100, 30, 15):  # between looks; 80 turns reach back 40 seconds
+        await _add_turns(site, run_id, [begin + index / 2 for index in range(2 * seconds)], seconds=1.5)
+        begin += seconds
+        now = begin + 2
+        await whole.update(site.database, now)
+        await bounded.update(site.database, now)
+        known = {point.at: point.tokens_per_second for point in whole.points(now)}
+        assert all(known[point.at] == point.tokens_per_second for point in bounded.points(now))
+        assert bounded.last_minute(now) == pytest.approx(whole.last_minute(now), rel=0.1)
+        shown.append(len(bounded.points(now)))
+    # What was read before stays, unless more came between two looks than one goes through.
+    assert shown == [5, 7, 8, 5, 5, 8]
 
 
 async def test_sessions_come_page_by_page_each_once_newest_first(site: Site, run_id: str) -> None:
