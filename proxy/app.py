@@ -36,6 +36,7 @@ from proxy.limits.service import RunLimits
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics
 from proxy.overview import endpoints as overview_endpoints
+from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.policies import endpoints as policy_endpoints
@@ -224,6 +225,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         data_dir=state.settings.server.data_dir,
         token_text=template.readable_token,
     )
+    await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, state.overview.look_ahead))
     await stack.enter_async_context(_background("swaps", state.swaps.run_forever()))
     stack.push_async_callback(state.chat.aclose)
 
@@ -317,7 +319,7 @@ async def metrics(request: Request) -> Response:
     state = request.app.state
     counts: tuple[dict[tuple[str, str], int], dict[str, int]]
     try:
-        counts = await state.sessions.count_by_training(), await state.sessions.count_revised()
+        counts = await state.overview.sessions_by_training(), await state.sessions.count_revised()
     except StoreUnavailable:
         counts = {}, {}  # what this process counted is told all the same
     return Response(state.metrics.render(*counts), media_type=CONTENT_TYPE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -14,20 +15,38 @@ from proxy.overview.assembly import StepFacts
 from proxy.overview.live import RateHistory, Remembered
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.rewards.repository import LedgerRepository
-from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, Curves, RunSummary, StepPoint
+from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
 
 _STEP_POINTS = 600
 _KEPT_STEPS = 4096
 _RECENT_SESSIONS = 200
 
+LARGE = 20_000
+"""Up to so many sessions, what needs a walk over all of them is counted for who asks."""
+
 
 class _Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """What costs a walk over the run's sessions."""
+    """Of one run, what costs a walk over all sessions."""
 
     sessions: dict[str, int]
     turns: int
     last_activity_at: float | None
     swaps: int
+
+    @property
+    def session_count(self) -> int:
+        return sum(self.sessions.values())
+
+
+def _is_large(totals: Mapping[str, _Totals]) -> bool:
+    return sum(of_run.session_count for of_run in totals.values()) > LARGE
+
+
+def _is_long(reward: Sequence[RewardPoint]) -> bool:
+    return bool(reward) and reward[-1].sessions > LARGE
+
+
+_NO_TOTALS = _Totals(sessions={}, turns=0, last_activity_at=None, swaps=0)
 
 
 class _Recent(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,25 +62,54 @@ class _Recent(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float
 
 
-class RunFigures:
-    """`hold_seconds`: how long counted figures are kept at least."""
+class _Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """The curves that an index finds quickly."""
 
-    def __init__(self, *, database: Database, clock: Clock, hold_seconds: float) -> None:
+    steps: tuple[StepPoint, ...]
+    rate: tuple[RatePoint, ...]
+
+
+class RunFigures:
+    """`hold_seconds`: how long counted figures are kept at least. `elapsed` is the clock of `Remembered`.
+
+    What needs a walk over the sessions is, in a store of more than `LARGE`, some seconds old while people look, and a
+    minute at most otherwise; nobody waits for it as long as `look_ahead` is called every `LOOK_AHEAD_SECONDS`. The
+    rest is as of now.
+    """
+
+    def __init__(
+        self, *, database: Database, clock: Clock, hold_seconds: float, elapsed: Clock = time.monotonic
+    ) -> None:
         self._database = database
         self._clock = clock
-        self._remembered = Remembered(hold_seconds)
+        self._remembered = Remembered(hold_seconds, elapsed)
         self._rates: dict[str, RateHistory] = {}
         self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
 
     def close(self) -> None:
         self._remembered.close()
 
+    async def look_ahead(self, runs: Sequence[AnyRow]) -> None:
+        """Looks at everything of these runs, so that who looks next need not wait for what is slow."""
+        for run in runs:
+            await self.summary(run)
+            await self.curves(run.id)
+
     async def curves(self, run_id: str) -> Curves:
-        return await self._remembered.get(("curves", run_id), lambda: self._drawn(run_id))
+        reward = await self._remembered.get(
+            ("reward", run_id), lambda: self._reward_points(run_id), may_be_old=_is_long
+        )
+        quick = await self._remembered.get(("steps", run_id), lambda: self._step_points(run_id))
+        return Curves(window=REWARD_WINDOW, reward=reward, steps=quick.steps, rate=quick.rate)
+
+    async def sessions_by_training(self) -> dict[str, dict[str, int]]:
+        """By run, of those that have any; of a store that is not large as of now."""
+        totals = await self._remembered.get("totals", self._totals, may_be_old=_is_large, anew=True)
+        return {run_id: of_run.sessions for run_id, of_run in totals.items()}
 
     async def summary(self, run: AnyRow) -> RunSummary:
         """The row's own figures as of now, the counted ones as remembered."""
-        totals = await self._remembered.get(("totals", run.id), lambda: self._totals(run.id))
+        totals = await self._of_run(run.id)
         recent = await self._remembered.get(("recent", run.id), lambda: self._recent(run.id))
         step = recent.newest_step
         return RunSummary(
@@ -73,7 +121,7 @@ class RunFigures:
             head_version=run.head_version,
             serving_version=run.serving_version,
             sessions={state: totals.sessions.get(state, 0) for state in TRAINING_STATES},
-            session_count=sum(totals.sessions.values()),
+            session_count=totals.session_count,
             open_sessions=recent.open_sessions,
             turn_count=totals.turns,
             swaps=totals.swaps,
@@ -89,16 +137,28 @@ class RunFigures:
             last_activity_at=totals.last_activity_at,
         )
 
-    async def _totals(self, run_id: str) -> _Totals:
+    async def _of_run(self, run_id: str) -> _Totals:
+        totals = await self._remembered.get("totals", self._totals, may_be_old=_is_large)
+        return totals.get(run_id, _NO_TOTALS)
+
+    async def _totals(self) -> dict[str, _Totals]:
+        """By run, of those that have any."""
         async with self._database.read() as connection:
             repository = OverviewRepository(connection)
-            totals = await repository.totals(run_id)
-            return _Totals(
-                sessions=await repository.sessions_by_training(run_id),
-                turns=int(totals.turns),
-                last_activity_at=totals.last_active_at,
-                swaps=await repository.swap_count(run_id),
+            rows = await repository.counted()
+            swaps = await repository.swap_counts()
+        by_run: dict[str, list[AnyRow]] = {run_id: [] for run_id in swaps}
+        for row in rows:
+            by_run.setdefault(row.run_id, []).append(row)
+        return {
+            run_id: _Totals(
+                sessions={row.training: row.sessions for row in counted},
+                turns=sum(int(row.turns) for row in counted),
+                last_activity_at=max((row.last_active_at for row in counted), default=None),
+                swaps=swaps.get(run_id, 0),
             )
+            for run_id, counted in by_run.items()
+        }
 
     async def _recent(self, run_id: str) -> _Recent:
         rate = await self._rate(run_id)
@@ -127,18 +187,20 @@ class RunFigures:
         await rate.update(self._database, self._clock())
         return rate
 
-    async def _drawn(self, run_id: str) -> Curves:
+    async def _reward_points(self, run_id: str) -> tuple[RewardPoint, ...]:
+        totals = await self._of_run(run_id)
+        async with self._database.read() as connection:
+            stride = assembly.bucket_stride(totals.session_count)
+            buckets = await OverviewRepository(connection).reward_buckets(run_id, stride)
+        return assembly.reward_points([(row.sessions, row.at, row.total) for row in buckets], REWARD_WINDOW)
+
+    async def _step_points(self, run_id: str) -> _Steps:
+        rate = await self._rate(run_id)
         async with self._database.read() as connection:
             repository = OverviewRepository(connection)
-            counted = await repository.sessions_by_training(run_id)
-            stride = assembly.bucket_stride(sum(counted.values()))
-            buckets = await repository.reward_buckets(run_id, stride)
             times = await repository.version_times(run_id, _STEP_POINTS)
             facts = await self.facts_of(repository, run_id, [row.version for row in times])
-        rate = await self._rate(run_id)
-        return Curves(
-            window=REWARD_WINDOW,
-            reward=assembly.reward_points([(row.sessions, row.at, row.total) for row in buckets], REWARD_WINDOW),
+        return _Steps(
             steps=tuple(
                 StepPoint(
                     version=row.version,

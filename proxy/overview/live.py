@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from proxy.clock import Clock
 from proxy.contract.identifiers import created_at, least_turn_id
 from proxy.database.unit_of_work import Database
 from proxy.overview.repository import OverviewRepository
@@ -17,40 +18,68 @@ from proxy.overview.views import RatePoint
 
 _Answer = TypeVar("_Answer")
 
+LOOK_AHEAD_SECONDS = 30.0
+"""How often the proxy itself asks for what takes long, so that nobody else has to wait for it."""
+
 _COST_FACTOR = 20.0
 """An answer that took t seconds is kept for 20 t: watching costs a twentieth of one core at most."""
 
-_PATIENCE_S = 0.03
-"""Who asks for an answer that takes longer, and was given before, gets the old one while the new one is made."""
+_MOST_AGE_S = 60.0
+"""An answer that is older by this than it is kept for its cost is not given any more."""
 
 
 class _Answered(msgspec.Struct, frozen=True):
-    """`due` and `seconds` of monotonic time: when it is to be made again, and how long it took."""
+    """`at` is when it was begun to be made: what changed since is not in it. `seconds` is what it costs to make."""
 
     value: Any
-    due: float
+    at: float
     seconds: float
+
+    def is_due(self, now: float, hold_seconds: float) -> bool:
+        """Whether it is to be made again."""
+        return now - self.at >= max(hold_seconds, (1 + _COST_FACTOR) * self.seconds)
+
+    def is_too_old(self, now: float) -> bool:
+        return now - self.at > _MOST_AGE_S + _COST_FACTOR * self.seconds
+
+
+def _never(_answer: Any) -> bool:
+    return False
 
 
 class Remembered:
-    """Answers by key, each for `hold_seconds` at least; many who ask at once cause one computation. Only the first
-    who asks for a slow one waits for it."""
+    """Answers by key, each for `hold_seconds` at least; many who ask at once cause one computation. `elapsed` is a
+    clock that is never set back."""
 
-    def __init__(self, hold_seconds: float) -> None:
+    def __init__(self, hold_seconds: float, elapsed: Clock = time.monotonic) -> None:
         self._hold_seconds = hold_seconds
+        self._elapsed = elapsed
         self._answers: dict[Hashable, _Answered] = {}
         self._locks: dict[Hashable, asyncio.Lock] = {}
         self._under_way: dict[Hashable, asyncio.Task[None]] = {}
 
-    async def get(self, key: Hashable, compute: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        known = self._answers.get(key)
-        if known is not None and known.seconds > _PATIENCE_S:
-            if time.monotonic() >= known.due and key not in self._under_way:
+    async def get(
+        self,
+        key: Hashable,
+        compute: Callable[[], Awaitable[_Answer]],
+        *,
+        may_be_old: Callable[[_Answer], bool] = _never,
+        anew: bool = False,
+    ) -> _Answer:
+        """`anew`: not one that was made before. An answer that `may_be_old` is given all the same, and is made again
+        behind who asks, until it is a minute old: then, as the first time, it is waited for."""
+        asked, known = self._elapsed(), self._answers.get(key)
+        if known is not None and may_be_old(known.value) and not known.is_too_old(asked):
+            if known.is_due(asked, self._hold_seconds) and key not in self._under_way:
                 self._under_way[key] = asyncio.create_task(self._renewed(key, compute))
             return cast("_Answer", known.value)
         async with self._locks.setdefault(key, asyncio.Lock()):
-            known = self._answers.get(key)
-            if known is not None and time.monotonic() < known.due:
+            now, known = self._elapsed(), self._answers.get(key)
+            if known is not None and (
+                known.at > asked
+                or (not anew and not known.is_due(now, self._hold_seconds))
+                or (may_be_old(known.value) and not known.is_too_old(now))
+            ):
                 return cast("_Answer", known.value)
             return await self._made(key, compute)
 
@@ -60,17 +89,18 @@ class Remembered:
             task.cancel()
 
     async def _made(self, key: Hashable, compute: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        began = time.monotonic()
+        """What the first one took says nothing: connections are opened for it, and statements compiled."""
+        began = self._elapsed()
         answer = await compute()
-        ended = time.monotonic()
-        seconds = ended - began
-        self._answers[key] = _Answered(answer, ended + max(self._hold_seconds, _COST_FACTOR * seconds), seconds)
+        seconds = self._elapsed() - began if key in self._answers else 0.0
+        self._answers[key] = _Answered(answer, began, seconds)
         return answer
 
     async def _renewed(self, key: Hashable, compute: Callable[[], Awaitable[Any]]) -> None:
         """Where it fails, the old answer is not given any more: the next who asks gets the reason."""
         try:
-            await self._made(key, compute)
+            async with self._locks.setdefault(key, asyncio.Lock()):
+                await self._made(key, compute)
         except Exception:  # noqa: BLE001  (see above)
             self._answers.pop(key, None)
         finally:

@@ -1,5 +1,5 @@
 """The queries behind the pages and the operating API. None counts or skips through turns: every one is bounded by an
-index, by a page, or by the number of a run's sessions (those the service asks for rarely)."""
+index, by a page, or by the number of sessions (`counted`, `reward_buckets`: those are asked for rarely)."""
 
 from __future__ import annotations
 
@@ -80,20 +80,16 @@ class OverviewRepository:
         )
         return (await self._connection.execute(statement)).rowcount > 0
 
-    async def sessions_by_training(self, run_id: str) -> dict[str, int]:
-        """Walks the index of the run's sessions."""
-        statement = (
-            select(SessionRow.training, func.count()).where(SessionRow.run_id == run_id).group_by(SessionRow.training)
-        )
-        return {row[0]: row[1] for row in await self._all(statement)}
-
-    async def totals(self, run_id: str) -> AnyRow:
-        """`turns` and `last_active_at`. Walks all sessions of the run."""
+    async def counted(self) -> Sequence[AnyRow]:
+        """`sessions`, `turns` and `last_active_at` by `run_id` and `training`, of all runs. Walks all sessions."""
         statement = select(
-            func.coalesce(func.sum(SessionRow.turn_count), 0).label("turns"),
+            SessionRow.run_id,
+            SessionRow.training,
+            func.count().label("sessions"),
+            func.sum(SessionRow.turn_count).label("turns"),
             func.max(SessionRow.last_active_at).label("last_active_at"),
-        ).where(SessionRow.run_id == run_id)
-        return (await self._connection.execute(statement)).one()
+        ).group_by(SessionRow.run_id, SessionRow.training)
+        return await self._all(statement)
 
     async def open_sessions(self, run_id: str) -> int:
         statement = select(func.count()).where(is_open(), SessionRow.run_id == run_id)
@@ -306,11 +302,14 @@ class OverviewRepository:
         )
         return {row.version: row.audit for row in await self._all(statement)}
 
-    async def swap_count(self, run_id: str) -> int:
-        statement = select(func.count()).where(
-            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version > 0, PolicyVersionRow.served_at.is_not(None)
+    async def swap_counts(self) -> dict[str, int]:
+        """By run, of those that have any."""
+        statement = (
+            select(PolicyVersionRow.run_id, func.count().label("swaps"))
+            .where(PolicyVersionRow.version > 0, PolicyVersionRow.served_at.is_not(None))
+            .group_by(PolicyVersionRow.run_id)
         )
-        return int((await self._connection.execute(statement)).scalar_one())
+        return {row.run_id: row.swaps for row in await self._all(statement)}
 
     # Events and keys
 

@@ -8,6 +8,7 @@ Wiring (proxy/app.py):
     )
     app.include_router(proxy.overview.endpoints.router)
     ...
+    every LOOK_AHEAD_SECONDS: await app.state.overview.look_ahead()
     app.state.overview.close()   # when the server begins to stop: event streams do not end by themselves
 """
 
@@ -59,7 +60,8 @@ _MAX_EVENTS = 200
 class OverviewService:
     """Everything raises NotFound for what is not there and StoreUnavailable while the database is down.
 
-    `hold_seconds`: how long costly figures of a run are kept at least; 0 in tests.
+    `hold_seconds`: how long costly figures of a run are kept at least; 0 in tests. `elapsed`: a clock that is never
+    set back, by which they grow old.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class OverviewService:
         data_dir: Path | None = None,
         token_text: TokenText | None = None,
         hold_seconds: float = 0.5,
+        elapsed: Clock = time.monotonic,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -79,7 +82,7 @@ class OverviewService:
         self._token_text = token_text
         self.ledger = LedgerOverview(database)
         self._steps = StepOverview(database, token_text)
-        self._figures = RunFigures(database=database, clock=clock, hold_seconds=hold_seconds)
+        self._figures = RunFigures(database=database, clock=clock, hold_seconds=hold_seconds, elapsed=elapsed)
         self._health = HealthCheck(database=database, clock=clock, swaps=swaps, data_dir=data_dir)
         self._closed = asyncio.Event()
 
@@ -87,6 +90,25 @@ class OverviewService:
         """Ends all event streams, and what is counted ahead."""
         self._closed.set()
         self._figures.close()
+
+    async def look_ahead(self) -> None:
+        """To be called every `LOOK_AHEAD_SECONDS`, from the start on: nobody waits then for what takes long to count,
+        and nobody is told figures that are more than a minute old."""
+        async with self._database.read() as connection:
+            runs = await OverviewRepository(connection).runs()
+        await self._figures.look_ahead(runs)
+
+    async def sessions_by_training(self) -> dict[tuple[str, str], int]:
+        """(run name, training state) → sessions, without the states that have none."""
+        async with self._database.read() as connection:
+            names = {row.id: row.name for row in await OverviewRepository(connection).runs()}
+        counted = await self._figures.sessions_by_training()
+        return {
+            (names[run_id], training): sessions
+            for run_id, by_training in counted.items()
+            if run_id in names
+            for training, sessions in by_training.items()
+        }
 
     def now(self) -> float:
         """The time that everything here is told in."""
@@ -107,7 +129,8 @@ class OverviewService:
         return str((await self._run_row(name_or_id)).id)
 
     async def curves(self, name_or_id: str) -> Curves:
-        """The reward of the whole run; the newest 600 versions; the token rate of the last ten minutes."""
+        """The reward of the whole run; the newest 600 versions; the token rate of the last ten minutes, as far back
+        as it is known."""
         run = await self._run_row(name_or_id)
         return await self._figures.curves(run.id)
 

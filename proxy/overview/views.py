@@ -28,6 +28,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     the last 200 sessions that had an earlier turn to build on, whose past was not reused token for token.
     `unattributed_share` is the share of turns, among all of these sessions, whose calls named no session and extended
     no conversation: each opened a session of its own.
+    `sessions`, `session_count`, `turn_count`, `swaps` and `last_activity_at` are of one moment, which in a store of
+    more than 20,000 sessions may be a minute ago. `tokens_per_second` is over the last minute, or the end of it that
+    is known (`overview/live.py`).
     `late_rewards` counts entries that came when a trainer had their session already, `revised_sessions` the trained
     sessions whose rewards are others now than those they were trained on.
     """
@@ -208,7 +211,8 @@ class RatePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """The series of a run's page, oldest first, each bounded to some hundred points."""
+    """The series of a run's page, oldest first, each bounded to some hundred points. Beyond 20,000 sessions, `reward`
+    may be a minute old."""
 
     window: int
     reward: tuple[RewardPoint, ...]

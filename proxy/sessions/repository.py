@@ -199,14 +199,6 @@ class SessionRepository:
         )
         return result.rowcount
 
-    def count_by_training(self) -> list[AnyRow]:
-        statement = (
-            select(RunRow.name, SessionRow.training, func.count().label("sessions"))
-            .join(RunRow, RunRow.id == SessionRow.run_id)
-            .group_by(RunRow.name, SessionRow.training)
-        )
-        return list(self._connection.execute(statement).all())
-
     def count_revised(self) -> list[AnyRow]:
         revised = (
             select(func.count())

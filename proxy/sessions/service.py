@@ -238,11 +238,6 @@ class SessionService:
             self._signals.events.notify()
         return Swept(ended=ended, expired=expired)
 
-    async def count_by_training(self) -> dict[tuple[str, str], int]:
-        """(run name, training state) → sessions."""
-        rows = await self._database.look(lambda connection: SessionRepository(connection).count_by_training())
-        return {(row.name, row.training): row.sessions for row in rows}
-
     async def count_revised(self) -> dict[str, int]:
         """Run name → trained sessions whose rewards are others now; every run is there."""
         rows = await self._database.look(lambda connection: SessionRepository(connection).count_revised())

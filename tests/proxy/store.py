@@ -89,7 +89,7 @@ class Store:
                     output_ids=pack_ids((2, 3)),
                     output_logprobs=b"\0" * 8,
                     spans=[[0, 0, 2]],
-                    sampling={},
+                    sampling={"max_new_tokens": 8},
                     finish_reason="stop",
                     continuation="new",
                     state=state,

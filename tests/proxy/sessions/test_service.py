@@ -292,10 +292,3 @@ async def test_every_state_is_explained(store: Store, training: TrainingState) -
     view = await store.sessions.get(store.owner, session.id)
     assert re.fullmatch(r"[A-Z].*\.|.*;.*\.", view.explanation)
     assert view.trainable == (training in (TrainingState.READY, TrainingState.LEASED, TrainingState.CONSUMED))
-
-
-async def test_sessions_are_counted_by_state(store: Store) -> None:
-    sessions = await store.sessions.create(store.run, SessionSpec(), 3)
-    await store.add_turn(sessions[0].id)
-    await store.sessions.end(store.owner, sessions[0].id, Outcome.CANCELLED)
-    assert await store.sessions.count_by_training() == {("policy", "pending"): 2, ("policy", "excluded"): 1}
