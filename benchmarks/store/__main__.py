@@ -57,6 +57,7 @@ async def grown(make: Callable[[], Place], directory: Path, turns: int, early_tu
             memory.append(_resident())
             print(f"  {proxy.filled.turns:>9,} turns, {rates[-1]:,.0f}/s, {memory[-1] >> 20} MiB", flush=True)
         late = await measures.claims(proxy)
+        first_look = await measures.first_look(proxy)
         admin = await measures.admin(proxy)
         filled = proxy.filled
     settled = memory[max(0, len(memory) // 10)] if memory else _resident()
@@ -72,6 +73,7 @@ async def grown(make: Callable[[], Place], directory: Path, turns: int, early_tu
         "bytes": place.size(),
         "bytes_per_token": round(place.size() / filled.tokens, 3),
         "admin_ms": admin,
+        "admin_first_look_ms": first_look,
         "rss_growth_mb": round(((memory[-1] if memory else settled) - settled) / 1e6, 1),
         "rss_mb": round(_resident() / 1e6, 1),
     }

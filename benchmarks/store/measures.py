@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import time
@@ -9,10 +10,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from benchmarks.store.filling import Proxy
+from proxy.clock import system_clock
 from proxy.contract.claim import ClaimRequest, encode
 from proxy.contract.identifiers import ClaimId
+from proxy.database.signals import Signals
 from proxy.overview.filters import SessionFilter
+from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards.views import RewardFilter
+from proxy.overview.service import OverviewService
 
 CLAIMS = 200
 LOOKS = 40
@@ -52,8 +57,34 @@ async def claims(proxy: Proxy) -> dict[str, float]:
     return figures(taken)
 
 
+async def first_look(proxy: Proxy) -> float:
+    """Milliseconds until a proxy that starts has looked at everything ahead: who asks before that waits for it."""
+    overview = OverviewService(database=proxy.database, clock=system_clock, signals=Signals())
+    began = time.perf_counter()
+    await overview.look_ahead()
+    milliseconds = 1000 * (time.perf_counter() - began)
+    overview.close()
+    return round(milliseconds, 2)
+
+
 async def admin(proxy: Proxy, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Milliseconds of each query, of things drawn at random."""
+    """Milliseconds of each query, of things drawn at random, of a proxy that looks ahead meanwhile as it does."""
+    ahead = asyncio.create_task(_look_ahead(proxy.overview))
+    try:
+        await proxy.overview.look_ahead()
+        return await _admin(proxy, seed)
+    finally:
+        ahead.cancel()
+        await asyncio.gather(ahead, return_exceptions=True)
+
+
+async def _look_ahead(overview: OverviewService) -> None:
+    while True:
+        await overview.look_ahead()
+        await asyncio.sleep(LOOK_AHEAD_SECONDS)
+
+
+async def _admin(proxy: Proxy, seed: int) -> dict[str, dict[str, float]]:
     overview, run, draw = proxy.overview, "policy", random.Random(seed)
     first = await overview.sessions(run, SessionFilter(), limit=200)
     rewards = await overview.ledger.page(proxy.run.id, RewardFilter(), limit=200)
@@ -85,7 +116,7 @@ async def admin(proxy: Proxy, seed: int = 0) -> dict[str, dict[str, float]]:
         "step": lambda: overview.step(run, draw.choice(steps.steps).version),
         "snapshot": lambda: overview.snapshot(proxy.run.id, after=None),
         "health": overview.health,
-        "sessions_by_training": proxy.sessions.count_by_training,
+        "sessions_by_training": overview.sessions_by_training,
     }
     taken: dict[str, dict[str, float]] = {}
     for name, query in queries.items():
