@@ -219,7 +219,8 @@ class OverviewRepository:
             found = found.order_by(searched.c.created_at.desc(), searched.c.id.desc()).limit(limit)
             statement = _SESSIONS.where(SessionRow.id.in_(found.subquery().select()))
             return await self._all(statement.order_by(by_time.desc(), SessionRow.id.desc()))
-        conditions = [SessionRow.run_id == run_id, *_matching(wanted, SessionRow.__table__.c)]
+        of_run = SessionRow.run_id if wanted.group is None else unindexed(SessionRow.run_id)  # a group is smaller
+        conditions = [of_run == run_id, *_matching(wanted, SessionRow.__table__.c)]
         if after is not None:
             conditions.append(_below(after))
         if wanted.state == "open":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import msgspec
 from fastapi import FastAPI
+from sqlalchemy import event
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
@@ -96,3 +98,22 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
         serving=serving,
         client=client,
     )
+
+
+async def plan_of(site: Site, asked: Callable[[], Awaitable[object]], about: str) -> str:
+    """SQLite's plan of the first statement that `asked` runs and that has these words in it."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        seen.append((statement, parameters))
+
+    engine = site.database._backend.reader.sync_engine
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        await asked()
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+    statement, parameters = next((text, values) for text, values in seen if about in text)
+    async with site.database.read() as connection:
+        rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        return "\n".join(row[-1] for row in rows)

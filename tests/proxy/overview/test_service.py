@@ -17,7 +17,7 @@ from proxy.overview.live import RateHistory
 from proxy.overview.rewards.views import RewardFilter
 from proxy.overview.views import SessionItem, Snapshot
 from tests.fakes.run_history import NOW, add_run, add_session
-from tests.proxy.overview.site import Site
+from tests.proxy.overview.site import Site, plan_of
 
 
 async def _one(site: Site, *columns: Any, where: Any) -> Any:
@@ -195,6 +195,24 @@ async def test_a_filtered_list_is_searched_bit_by_bit(
     assert pages == -(-106 // 7)
     open_ones = await site.overview.sessions(run_id, SessionFilter(state="open"))
     assert open_ones.next_cursor is None, "an index has them"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        (SessionFilter(), "ix_sessions_run_id_created_at"),
+        (SessionFilter(state="open"), "uq_sessions_open_name"),
+        (SessionFilter(group="task-0"), "ix_sessions_group_id_training_ended_at"),
+        (SessionFilter(min_reward=0.5), "ix_sessions_run_id_created_at"),
+    ],
+)
+async def test_no_list_walks_all_sessions(site: Site, run_id: str, wanted: SessionFilter, index: str) -> None:
+    if not str(site.database.url).startswith("sqlite"):
+        pytest.skip("SQLite's plans")
+    plan = await plan_of(site, lambda: site.overview.sessions(run_id, wanted), "FROM sessions")
+    walked = [line for line in plan.splitlines() if "sessions" in line]
+    assert index in plan, plan
+    assert all("(id=?)" in line or index in line for line in walked), plan
 
 
 async def test_a_session_tells_its_turns_its_reward_and_the_step_that_took_it(site: Site, run_id: str) -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert, select
+from sqlalchemy import insert, select
 
 from proxy.contract.identifiers import new_reward_id
 from proxy.database.lifecycle import settle
@@ -13,7 +14,7 @@ from proxy.overview.filters import SessionFilter
 from proxy.overview.rewards.views import RevisedTurn, RewardFilter, RewardItem
 from proxy.overview.views import SessionItem
 from tests.fakes.run_history import NOW, add_run, add_session
-from tests.proxy.overview.site import Site
+from tests.proxy.overview.site import Site, plan_of
 
 
 async def say(site: Site, session: SessionItem, value: float, **values: Any) -> str:
@@ -156,26 +157,8 @@ async def test_only_indexes_are_walked(site: Site, run_id: str) -> None:
         "ix_rewards_run_id_created_at": RewardFilter(since=NOW),
     }
     for index, one in wanted.items():
-        plan = await _plan(site, lambda one=one: site.overview.ledger.page(run_id, one), "FROM rewards")
+        plan = await plan_of(site, partial(site.overview.ledger.page, run_id, one), "FROM rewards")
         assert index in plan, plan
         assert "TEMP B-TREE" not in plan, plan
-    plan = await _plan(site, lambda: site.overview.ledger.revised(run_id), "FROM sessions")
+    plan = await plan_of(site, lambda: site.overview.ledger.revised(run_id), "FROM sessions")
     assert "ix_sessions_revised" in plan, plan
-
-
-async def _plan(site: Site, asked: Any, about: str) -> str:
-    seen: list[tuple[str, Any]] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        seen.append((statement, parameters))
-
-    engine = site.database._backend.reader.sync_engine
-    event.listen(engine, "before_cursor_execute", note)
-    try:
-        await asked()
-    finally:
-        event.remove(engine, "before_cursor_execute", note)
-    statement, parameters = next((text, values) for text, values in seen if about in text)
-    async with site.database.read() as connection:
-        rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
-        return "\n".join(row[-1] for row in rows)
