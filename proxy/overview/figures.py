@@ -98,10 +98,10 @@ class RunFigures:
             await self.curves(run.id)
 
     async def curves(self, run_id: str) -> Curves:
+        quick = await self._remembered.get(("steps", run_id), lambda: self._step_points(run_id))
         reward = await self._remembered.get(
             ("reward", run_id), lambda: self._reward_points(run_id), may_be_old=_is_long
         )
-        quick = await self._remembered.get(("steps", run_id), lambda: self._step_points(run_id))
         return Curves(window=REWARD_WINDOW, reward=reward, steps=quick.steps, rate=quick.rate)
 
     async def sessions_by_training(self) -> dict[str, dict[str, int]]:
@@ -111,8 +111,8 @@ class RunFigures:
 
     async def summary(self, run: AnyRow) -> RunSummary:
         """The row's own figures as of now, the counted ones as remembered."""
-        totals = await self._of_run(run.id)
         recent = await self._remembered.get(("recent", run.id), lambda: self._recent(run.id))
+        totals = await self._of_run(run.id)  # last: what it starts behind us would be in the way of the other
         step = recent.newest_step
         return RunSummary(
             id=run.id,
