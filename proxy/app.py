@@ -225,6 +225,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         data_dir=state.settings.server.data_dir,
         token_text=template.readable_token,
     )
+    stack.callback(state.overview.close)
     await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, state.overview.look_ahead))
     await stack.enter_async_context(_background("swaps", state.swaps.run_forever()))
     stack.push_async_callback(state.chat.aclose)
