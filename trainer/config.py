@@ -56,18 +56,32 @@ class Scale(StrEnum):
     NONE = "none"
 
 
+class Surrogate(StrEnum):
+    """What stands in the loss for the policy's improvement on a token, or on an answer (`algorithm/losses.py`)."""
+
+    CLIP = "clip"
+    SEQUENCE_CLIP = "sequence_clip"
+    TRUNCATED = "truncated"
+    GATED = "gated"
+
+
 class Proximal(StrEnum):
-    """Where the proximal policy comes from: the weights at the start of the step, or an interpolation."""
+    """Where the proximal policy comes from: the weights at the start of the step, an interpolation, or the behaviour
+    policy in its place."""
 
     RECOMPUTE = "recompute"
     LOGLINEAR = "loglinear"
+    BEHAVIOUR = "behaviour"
 
 
 class Denominator(StrEnum):
-    """What the summed loss is divided by, counted over the whole batch."""
+    """What the summed loss is divided by, counted over all that one optimiser step learns from: trained tokens,
+    sequences, answers that each are a mean over their tokens, or answers times a constant length."""
 
     TOKENS = "tokens"
     SEQUENCES = "sequences"
+    ANSWERS = "answers"
+    CONSTANT = "constant"
 
 
 class Precision(StrEnum):
@@ -127,16 +141,26 @@ class AlgorithmSettings(_Section):
     """A preset and what to change in it. A part that is not given is the preset's."""
 
     preset: str = "grpo"
+    surrogate: Surrogate | None = None
     baseline: Baseline | None = None
     scale: Scale | None = None
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: PositiveFloat | None = None
     dual_clip: Annotated[float, Field(gt=1)] | None = None
+    gate_positive: PositiveFloat | None = None
+    gate_negative: PositiveFloat | None = None
     importance_cap: Annotated[float, Field(ge=1)] | None = None
     proximal: Proximal | None = None
+    second_moment: PositiveFloat | None = None
     denominator: Denominator | None = None
+    constant_tokens: PositiveInt | None = None
+    drop_degenerate: bool | None = None
+    mini_batches: Annotated[int, Field(ge=1, le=64)] | None = None
     turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
     running_mean_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
+    overlong_factor: NonNegativeFloat | None = None
+    overlong_tokens: PositiveInt | None = None
+    overlong_tail: PositiveInt | None = None
     reward: RewardSettings = RewardSettings()
 
 

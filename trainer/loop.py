@@ -28,7 +28,7 @@ from trainer.intake.staleness import Skip
 from trainer.parallel.mesh import Ranks
 from trainer.report import PhaseClock, audit_all_skipped, audit_skipped, audit_trained, consumption, step_metrics
 from trainer.token_audit import audit_tokens
-from trainer.update import Learner, denominator_of
+from trainer.update import Learner
 from trainer.versions import Versions
 
 _log = structlog.get_logger("trainer")
@@ -91,10 +91,10 @@ class TrainingLoop:
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
             return
 
-        sequences, micro_batches = prepared.packed(self._settings)
+        mini_batches = prepared.packed(self._settings, self._algorithm)
         clock.lap("prepare")
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
-        outcome = self._learner.update(micro_batches, denominator_of(self._algorithm.denominator, sequences))
+        outcome = self._learner.update(mini_batches)
         clock.lap("update")
         if not outcome.stepped:
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NON_FINITE_GRADIENT)])

@@ -29,7 +29,7 @@ from trainer.intake.preparation import prepare
 from trainer.models.huggingface import PolicyModel, load_policy, resolve_directory
 from trainer.models.state_dict import digest, gather_weights, read_weights, save_weights
 from trainer.parallel.mesh import Ranks
-from trainer.update import Learner, Outcome, denominator_of
+from trainer.update import Learner, Outcome
 from trainer.versions import check_format, means_of, state_after
 from trainer.weights.disk import has_state, has_weights, restore_version
 from trainer.weights.publisher import TrainerState
@@ -179,9 +179,9 @@ class Replay:
             means = prepared.advantages.means
             if claimed.claim_id != inputs_of(step).trained_claim:
                 continue
-            sequences, micro_batches = prepared.packed(settings.batch)
+            mini_batches = prepared.packed(settings.batch, algorithm)
             torch.manual_seed(step.seed + self._ranks.rank)
-            outcome = learner.update(micro_batches, denominator_of(algorithm.denominator, sequences))
+            outcome = learner.update(mini_batches)
         return means, outcome
 
     def _loaded(self, head: Head, settings: TrainerSettings) -> PolicyModel:

@@ -114,6 +114,7 @@ def step_metrics(
         **consumption(audits),
         "loss": outcome.loss,
         "gradient_norm": outcome.gradient_norm,
+        "skipped_steps": float(outcome.skipped),
         "learning_rate": outcome.learning_rate,
         **{f"seconds_{phase}": value for phase, value in seconds.items()},
     }

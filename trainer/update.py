@@ -8,16 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.algorithm.losses import ClipRange, PolicyLossInputs, decoupled_policy_loss, loglinear_proximal
+from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
 from trainer.algorithm.presets import Algorithm
 from trainer.config import Denominator, OptimizerSettings, Proximal
-from trainer.intake.packing import MicroBatch, idle_micro_batch
-from trainer.intake.sequences import TrainingSequence
+from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch
 from trainer.models.huggingface import PolicyModel
 from trainer.parallel.checkpoint import capture_optimizer, restore_optimizer
 from trainer.parallel.mesh import Ranks
@@ -47,26 +46,33 @@ class TokenRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """`stepped` false: the gradient was not finite and the weights are as before. `tokens` is None on all ranks but
-    the first. `loss` is the batch's; `gradient_norm` is before clipping."""
+    """`stepped` false: no gradient was finite and the weights are as before; `skipped` mini-batches had none that
+    was. `tokens` is None on all ranks but the first. `loss` is the mean of the mini-batches'; `gradient_norm` is
+    before clipping, the largest."""
 
     stepped: bool
+    skipped: int
     loss: float
     gradient_norm: float
     learning_rate: float
     tokens: TokenRecord | None
 
 
+class _Look(NamedTuple):
+    """Of a micro-batch: log-probabilities under the weights at the start of the step, the proximal policy's, and
+    which tokens take part (None: all)."""
+
+    logprobs_N: Tensor
+    proximal_N: Tensor
+    kept_N: Tensor | None = None
+
+    def to(self, device: torch.device) -> _Look:
+        return _Look(*(None if each is None else each.to(device) for each in self))  # type: ignore[arg-type]
+
+
 def learning_rate_at(step: int, settings: OptimizerSettings) -> float:
     """The rate of the step with this number, counted from 0: linear from 1/warmup_steps of it to the whole."""
     return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
-
-
-def denominator_of(kind: Denominator, sequences: Sequence[TrainingSequence]) -> int:
-    """The batch's global count that the summed loss is divided by."""
-    if kind is Denominator.SEQUENCES:
-        return len(sequences)
-    return sum(sequence.trained_tokens for sequence in sequences)
 
 
 class Learner:
@@ -79,7 +85,6 @@ class Learner:
         self._algorithm = algorithm
         self._settings = settings
         self._ranks = ranks
-        self._clip = ClipRange(low=algorithm.clip_low, high=algorithm.clip_high, dual=algorithm.dual_clip)
         self._optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=settings.learning_rate,
@@ -89,34 +94,68 @@ class Learner:
             fused=True,
         )
 
-    def update(self, micro_batches: Sequence[MicroBatch], denominator: int) -> Outcome:
-        """Forward, backward and one step, shared by the ranks."""
-        ranks = self._ranks
-        mine = self._share(micro_batches, learns=True) + self._share(micro_batches, learns=False)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = 0.0
-        records = []
-        for micro_batch in mine:
-            value, record = self._accumulate(micro_batch.to(ranks.device), denominator)
-            loss += value
-            records.append(record)
+    def update(self, mini_batches: Sequence[MiniBatch]) -> Outcome:
+        """Forward, backward and one step for each mini-batch, shared by the ranks."""
+        shares = [
+            self._share(mini_batch.micro_batches, learns=True) + self._share(mini_batch.micro_batches, learns=False)
+            for mini_batch in mini_batches
+        ]
+        looks = self._look(shares) if self._algorithm.looks_first else None
+        losses, norms, records = [], [], []
         learning_rate = learning_rate_at(self.steps, self._settings)
-        norm = self._clip_gradients()
-        stepped = math.isfinite(norm)
-        if stepped:
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
-            self._optimizer.step()
-            self.steps += 1
+        for number, (mini_batch, share) in enumerate(zip(mini_batches, shares, strict=True)):
+            self._optimizer.zero_grad(set_to_none=True)
+            loss = 0.0
+            for place, micro_batch in enumerate(share):
+                look = looks[number][place] if looks is not None else None
+                value, record = self._accumulate(micro_batch.to(self._ranks.device), mini_batch.denominator, look)
+                loss += value
+                records.append(record)
+            learning_rate = learning_rate_at(self.steps, self._settings)
+            norms.append(self._clip_gradients())
+            losses.append(loss)
+            if math.isfinite(norms[-1]):
+                self._step(learning_rate)
         self._optimizer.zero_grad(set_to_none=True)
-        gathered = ranks.gather((loss, TokenRecord.concatenate(records)))
+        gathered = self._ranks.gather((sum(losses) / len(losses), TokenRecord.concatenate(records)))
+        finite = [norm for norm in norms if math.isfinite(norm)]
         return Outcome(
-            stepped=stepped,
+            stepped=bool(finite),
+            skipped=len(norms) - len(finite),
             loss=sum(part for part, _ in gathered),
-            gradient_norm=norm,
+            gradient_norm=max(finite or norms),
             learning_rate=learning_rate,
             tokens=TokenRecord.concatenate([tokens for _, tokens in gathered]) if gathered else None,
         )
+
+    def _step(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self.steps += 1
+
+    def _look(self, shares: Sequence[Sequence[MicroBatch]]) -> list[list[_Look]]:
+        """The whole batch under the weights at the start of the step, before any of it moves them."""
+        found = []
+        for share in shares:
+            current = [self._forward(each.to(self._ranks.device), learns=False)[0].cpu() for each in share]
+            pairs = zip(current, share, strict=True)
+            found.append([_Look(current_N, self._proximal(current_N, one)) for current_N, one in pairs])
+        bound = self._algorithm.second_moment
+        if bound is None:
+            return found
+        looked = [pair for looks, share in zip(found, shares, strict=True) for pair in zip(looks, share, strict=True)]
+        # What acted on constrained tokens is another distribution: the distance to it is not the policy's doing.
+        mine_N = torch.cat([(look.proximal_N - one.behaviour_N)[~one.constrained_N] for look, one in looked])
+        gathered = self._ranks.gather(mine_N)
+        cut = self._ranks.from_first(lambda: second_moment_cut(torch.cat(list(gathered)), bound))
+        return [
+            [
+                look._replace(kept_N=one.constrained_N | (squared(look.proximal_N - one.behaviour_N) <= cut))
+                for look, one in zip(looks, share, strict=True)
+            ]
+            for looks, share in zip(found, shares, strict=True)
+        ]
 
     def _share(self, micro_batches: Sequence[MicroBatch], *, learns: bool) -> list[MicroBatch]:
         """Every `size`-th micro-batch of a kind, and an idle one at the end where others have one more: all ranks
@@ -126,37 +165,54 @@ class Learner:
         mine = kind[rank::size]
         return mine + [idle_micro_batch(learns)] * (math.ceil(len(kind) / size) - len(mine))
 
-    def _accumulate(self, batch: MicroBatch, denominator: int) -> tuple[float, TokenRecord]:
-        """Adds a micro-batch's gradient, if it has one.
-
-        With one step per batch the weights at its start are those of this very forward pass, so the recomputed
-        proximal policy is the current one without its gradient.
-        """
-        with torch.set_grad_enabled(batch.learns):
-            logprobs_N, entropy_N = self.model(
+    def _forward(self, batch: MicroBatch, *, learns: bool) -> tuple[Tensor, Tensor]:
+        with torch.set_grad_enabled(learns):
+            found: tuple[Tensor, Tensor] = self.model(
                 batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
             )
-        current_N = logprobs_N.detach()
-        proximal_N = current_N
+        return found
+
+    def _proximal(self, current_N: Tensor, batch: MicroBatch) -> Tensor:
+        """`current_N` are the log-probabilities under the weights at the start of the step, without gradient."""
+        if self._algorithm.proximal is Proximal.RECOMPUTE:
+            return current_N
+        other_N = batch.behaviour_N
         if self._algorithm.proximal is Proximal.LOGLINEAR:
-            # What acted on constrained tokens is no policy that one could be between.
-            between_N = loglinear_proximal(logprobs_N, batch.behaviour_N, batch.staleness_N)
-            proximal_N = torch.where(batch.constrained_N, current_N, between_N)
+            other_N = loglinear_proximal(current_N, batch.behaviour_N, batch.staleness_N)
+        # What acted on constrained tokens is no policy that one could be between, or keep close to.
+        return torch.where(batch.constrained_N, current_N, other_N)
+
+    def _accumulate(self, batch: MicroBatch, denominator: int, look: _Look | None) -> tuple[float, TokenRecord]:
+        """Adds a micro-batch's gradient, if it has one.
+
+        Without a look before, this is the first step of its batch: the weights at its start are those of this very
+        forward pass, so the recomputed proximal policy is the current one without its gradient.
+        """
+        logprobs_N, entropy_N = self._forward(batch, learns=batch.learns)
+        if look is None:
+            look = _Look(logprobs_N.detach(), self._proximal(logprobs_N.detach(), batch))
+        look = look.to(logprobs_N.device)
+        share_N = self._share_of(batch, denominator)
+        if look.kept_N is not None:
+            share_N = share_N * look.kept_N
         inputs = PolicyLossInputs(
             logprobs_N=logprobs_N,
-            proximal_N=proximal_N,
+            proximal_N=look.proximal_N,
             behaviour_N=batch.behaviour_N,
             advantages_N=batch.advantages_N,
+            answer_N=batch.answer_N,
+            share_N=share_N,
         )
-        result = decoupled_policy_loss(inputs, self._clip, self._algorithm.importance_cap, denominator)
+        result = policy_loss(inputs, self._algorithm.objective)
         if batch.learns:
             torch.autograd.backward(result.loss)
+        clipped_N = result.clipped_N if look.kept_N is None else result.clipped_N | ~look.kept_N
         record = TokenRecord(
-            logprobs_N=current_N.cpu(),
+            logprobs_N=look.logprobs_N.cpu(),
             behaviour_N=batch.behaviour_N.cpu(),
             entropy_N=entropy_N.cpu(),
             weight_N=result.weight_N.cpu(),
-            clipped_N=result.clipped_N.cpu(),
+            clipped_N=clipped_N.cpu(),
             advantages_N=batch.advantages_N.cpu(),
             staleness_N=batch.staleness_N.cpu(),
             trajectory_N=batch.trajectory_N.cpu(),
@@ -164,6 +220,13 @@ class Learner:
             constrained_N=batch.constrained_N.cpu(),
         )
         return result.loss.item(), record
+
+    def _share_of(self, batch: MicroBatch, denominator: int) -> Tensor:
+        """Of each token in the loss."""
+        even_N = torch.full_like(batch.advantages_N, 1 / denominator)
+        if self._algorithm.denominator is not Denominator.ANSWERS or not batch.answer_N.numel():
+            return even_N
+        return even_N / torch.bincount(batch.answer_N)[batch.answer_N]
 
     def _clip_gradients(self) -> float:
         """Scales the gradient down to the norm bound; its norm before. Left alone where that is not finite."""

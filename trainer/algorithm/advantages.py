@@ -56,6 +56,12 @@ def assign(
     """
     rewarded = [index for index, trajectory in enumerate(trajectories) if trajectory.reward is not None]
     rewards_N = shaped([trajectories[index].reward or 0.0 for index in rewarded], algorithm.reward)
+    rewards_N += overlong_penalty(
+        [trajectories[index] for index in rewarded],
+        algorithm.overlong_factor,
+        algorithm.overlong_tokens,
+        algorithm.overlong_tail,
+    )
     groups_N = torch.tensor([groups[index] for index in rewarded], dtype=torch.long)
     compared = baseline(algorithm.baseline, rewards_N, groups_N, means.session)
     advantages_N = (rewards_N - compared.baseline_N) / scale(algorithm.scale, rewards_N, groups_N)
@@ -126,6 +132,14 @@ def discounts(parents: Sequence[int | None], turn_discount: float) -> list[float
             leaves[parent] += leaves[index]
             total[parent] += turn_discount * total[index]
     return [sum_ / count for sum_, count in zip(total, leaves, strict=True)]
+
+
+def overlong_penalty(trajectories: Sequence[Trajectory], factor: float, tokens: int, tail: int) -> Tensor:
+    """factor · min(0, −(length − (tokens − tail)) / tail), and −factor at least, with the length of each one's
+    longest answer (DAPO, Yu et al. 2025); as float64."""
+    lengths = [max((len(turn.output_ids) for turn in trajectory.turns), default=0) for trajectory in trajectories]
+    beyond_N = (torch.tensor(lengths, dtype=torch.float64) - (tokens - tail)) / tail
+    return -factor * beyond_N.clamp(0, 1)
 
 
 def shaped(rewards: Sequence[float], settings: RewardSettings) -> Tensor:

@@ -1,71 +1,77 @@
-"""Policy losses: sums of token terms over an explicit denominator, so that micro-batches and data parallelism change
-nothing.
+"""Policy losses: sums of token terms, each times its share of the batch, so that micro-batches and data parallelism
+change nothing.
 
-Axes: N trained tokens. All log-probabilities are taken at the temperature that the token was sampled at.
+Axes: N trained tokens. All log-probabilities are taken at the temperature that the token was sampled at. An answer is
+the output of one turn; no answer is divided between two calls.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trainer.config import Surrogate
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLossInputs:
     """Log-probabilities of the N trained tokens under the current policy (with gradient), the proximal policy (the
-    weights at the start of the step) and the behaviour policy (the engine's record), and the advantages."""
+    weights at the start of the step) and the behaviour policy (the engine's record), and the advantages.
+
+    `answer_N` numbers the answer of each token, from 0. `share_N` is what each term is multiplied by: 1 / the batch's
+    denominator. A token that takes no part has the share 0.
+    """
 
     logprobs_N: Tensor
     proximal_N: Tensor
     behaviour_N: Tensor
     advantages_N: Tensor
+    answer_N: Tensor
+    share_N: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipRange:
-    """The ratio is clipped to [1 − low, 1 + high]. `dual` bounds −ρA for A < 0 by −dual · A; None: unbounded."""
+class Objective:
+    """The ratio is clipped to [1 − clip_low, 1 + clip_high]. `dual_clip` bounds −ρA for A < 0 by −dual_clip · A;
+    None: unbounded. `gate_positive` and `gate_negative` are the temperatures of SAPO's gate. `importance_cap`
+    truncates the weight exp(prox − behave)."""
 
-    low: float
-    high: float
-    dual: float | None = None
+    surrogate: Surrogate
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    gate_positive: float
+    gate_negative: float
+    importance_cap: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """`loss` is a scalar. `clipped_N` marks tokens whose gradient the clip took away. No field but `loss` carries a
-    gradient."""
+    """`loss` is a scalar. `clipped_N` marks tokens whose gradient a clip took away or, with CISPO, bounded. No field
+    but `loss` carries a gradient."""
 
     loss: Tensor
     weight_N: Tensor
     clipped_N: Tensor
 
 
-def decoupled_policy_loss(
-    inputs: PolicyLossInputs, clip: ClipRange, importance_cap: float, denominator: int
-) -> PolicyLoss:
-    """1/denominator · Σ w · max(−ρA, −clip(ρ, 1−low, 1+high)A), with ρ = exp(logp − prox) and the truncated weight
+def policy_loss(inputs: PolicyLossInputs, objective: Objective) -> PolicyLoss:
+    """Σ share · w · term, with ρ = exp(logp − prox) in the surrogate's term and the truncated weight
     w = min(exp(prox − behave), importance_cap), which carries no gradient.
 
-    With the behaviour policy as the proximal one this is PPO's clipped loss (Schulman et al. 2017). Decoupled form:
-    Hilton et al. 2022; dual clip: Ye et al. 2020; truncation: Espeholt et al. 2018.
+    With the behaviour policy as the proximal one, w is 1 and this is the surrogate as it was published; otherwise it
+    is decoupled (Hilton et al. 2022; truncation: Espeholt et al. 2018).
     """
     proximal_N = inputs.proximal_N.detach()
-    advantages_N = inputs.advantages_N
-    weight_N = (proximal_N - inputs.behaviour_N).clamp(max=math.log(importance_cap)).exp()
-    ratio_N = (inputs.logprobs_N - proximal_N).exp()
-    free_N = -ratio_N * advantages_N
-    bound_N = -ratio_N.clamp(1 - clip.low, 1 + clip.high) * advantages_N
-    terms_N = torch.maximum(free_N, bound_N)
-    clipped_N = (bound_N > free_N).detach()
-    if clip.dual is not None:
-        dual_N = -clip.dual * advantages_N
-        beyond_N = (advantages_N < 0) & (terms_N > dual_N)
-        terms_N = torch.where(beyond_N, dual_N, terms_N)
-        clipped_N = clipped_N | beyond_N.detach()
-    return PolicyLoss(loss=(weight_N * terms_N).sum() / denominator, weight_N=weight_N, clipped_N=clipped_N)
+    weight_N = (proximal_N - inputs.behaviour_N).clamp(max=math.log(objective.importance_cap)).exp()
+    terms_N, clipped_N = _SURROGATES[objective.surrogate](inputs, inputs.logprobs_N - proximal_N, objective)
+    return PolicyLoss(
+        loss=(inputs.share_N * weight_N * terms_N).sum(), weight_N=weight_N, clipped_N=clipped_N.detach()
+    )
 
 
 def loglinear_proximal(logprobs_N: Tensor, behaviour_N: Tensor, staleness_N: Tensor) -> Tensor:
@@ -77,3 +83,80 @@ def loglinear_proximal(logprobs_N: Tensor, behaviour_N: Tensor, staleness_N: Ten
     age_N = staleness_N.clamp(min=0)
     alpha_N = age_N / (age_N + 1)
     return behaviour_N + alpha_N * (logprobs_N.detach() - behaviour_N)
+
+
+def second_moment_cut(difference_N: Tensor, bound: float) -> float:
+    """The largest (prox − behave)² that tokens of a batch may have so that the mean over those that are left is
+    `bound` at most (M2PO, Zheng et al. 2025). Those beyond it, the furthest from the policy that
+    acted, teach nothing.
+
+    `difference_N` is of the whole batch. Infinite where nothing is left out; of equal tokens all are or none.
+    """
+    squares_N = squared(difference_N).sort().values
+    means_N = squares_N.cumsum(0) / torch.arange(1, squares_N.numel() + 1, device=squares_N.device)
+    beyond = int((means_N <= bound).sum())  # the means of sorted squares never fall
+    if beyond == squares_N.numel():
+        return math.inf
+    nearer_N = squares_N[squares_N < squares_N[beyond]]
+    return float(nearer_N[-1]) if nearer_N.numel() else -1.0
+
+
+def squared(difference_N: Tensor) -> Tensor:
+    """In float64, as `second_moment_cut` compares them."""
+    return difference_N.double().square()
+
+
+def _clipped(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """max(−ρA, −clip(ρ)A) (PPO, Schulman et al. 2017; dual clip: Ye et al. 2020)."""
+    return _bounded(logratio_N.exp(), inputs.advantages_N, objective)
+
+
+def _sequence_clipped(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """The same with the geometric mean of the answer's ratios as the ratio of each of its tokens (GSPO, Zheng et al.
+    2025, in the form per token: a token's own log-probability has the gradient, the ratio is the answer's)."""
+    answers = int(inputs.answer_N.max()) + 1 if inputs.answer_N.numel() else 0
+    counts_A = torch.bincount(inputs.answer_N, minlength=answers).to(logratio_N.dtype)
+    sums_A = torch.zeros(answers, dtype=logratio_N.dtype, device=logratio_N.device)
+    means_A = sums_A.index_add(0, inputs.answer_N, logratio_N.detach()) / counts_A.clamp(min=1)
+    own_N = (logratio_N - logratio_N.detach()).exp()  # 1, with the gradient of the token's log-probability
+    return _bounded(means_A[inputs.answer_N].exp() * own_N, inputs.advantages_N, objective)
+
+
+def _truncated(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """−clip(ρ) · A · logp with the gradient of logp alone: no token loses its gradient (CISPO, MiniMax 2025)."""
+    ratio_N = logratio_N.detach().exp()
+    bounded_N = ratio_N.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+    return -bounded_N * inputs.advantages_N * inputs.logprobs_N, bounded_N != ratio_N
+
+
+def _gated(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """−(4/τ) · σ(τ(ρ − 1)) · A, with a τ for each sign of A: the gradient fades with the distance instead of being
+    cut (SAPO, Gao et al. 2025)."""
+    advantages_N = inputs.advantages_N
+    positive_N = torch.full_like(advantages_N, objective.gate_positive)
+    gate_N = torch.where(advantages_N > 0, positive_N, torch.full_like(advantages_N, objective.gate_negative))
+    terms_N = -4 / gate_N * torch.sigmoid(gate_N * (logratio_N.exp() - 1)) * advantages_N
+    return terms_N, torch.zeros_like(advantages_N, dtype=torch.bool)
+
+
+def _bounded(ratio_N: Tensor, advantages_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    free_N = -ratio_N * advantages_N
+    bound_N = -ratio_N.clamp(1 - objective.clip_low, 1 + objective.clip_high) * advantages_N
+    terms_N = torch.maximum(free_N, bound_N)
+    clipped_N = bound_N > free_N
+    if objective.dual_clip is not None:
+        dual_N = -objective.dual_clip * advantages_N
+        beyond_N = (advantages_N < 0) & (terms_N > dual_N)
+        terms_N = torch.where(beyond_N, dual_N, terms_N)
+        clipped_N = clipped_N | beyond_N
+    return terms_N, clipped_N
+
+
+_Terms = Callable[[PolicyLossInputs, Tensor, Objective], tuple[Tensor, Tensor]]
+
+_SURROGATES: dict[Surrogate, _Terms] = {
+    Surrogate.CLIP: _clipped,
+    Surrogate.SEQUENCE_CLIP: _sequence_clipped,
+    Surrogate.TRUNCATED: _truncated,
+    Surrogate.GATED: _gated,
+}

@@ -9,48 +9,107 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.config import AlgorithmSettings, Baseline, Denominator, Proximal, RewardSettings, Scale
+from trainer.algorithm.losses import Objective
+from trainer.config import (
+    AlgorithmSettings,
+    Baseline,
+    Denominator,
+    Proximal,
+    RewardSettings,
+    Scale,
+    Surrogate,
+)
 from trainer.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """The parts of a policy-gradient algorithm.
+    """The parts of a policy-gradient algorithm. Those with a default came later: without them a part is as it was.
 
-    `dual_clip` bounds the loss of tokens with a negative advantage (None: it does not). `importance_cap` truncates
-    the weight exp(proximal − behaviour). `turn_discount` is per turn between a turn and the end of its path.
-    `running_mean_decay` is per trajectory.
+    `dual_clip` bounds the loss of tokens with a negative advantage (None: it does not). `gate_positive` and
+    `gate_negative` are the temperatures of the gated surrogate. `importance_cap` truncates the weight
+    exp(proximal − behaviour). Tokens furthest from the behaviour policy are left out until the mean square of
+    log(proximal / behaviour) is `second_moment` at most (None: none are). `constant_tokens` is the length of the
+    constant denominator. With `drop_degenerate`, trajectories without an advantage do not count in the denominator.
+    A batch is learnt from in `mini_batches` optimiser steps. `turn_discount` is per turn between a turn and the end
+    of its path. `running_mean_decay` is per trajectory. A session whose longest answer comes within `overlong_tail`
+    tokens of `overlong_tokens` loses reward, `overlong_factor` at the most.
     """
 
+    surrogate: Surrogate = Surrogate.CLIP
     baseline: Baseline
     scale: Scale
     clip_low: float
     clip_high: float
     dual_clip: float | None
+    gate_positive: float = 1.0
+    gate_negative: float = 1.05
     importance_cap: float
     proximal: Proximal
+    second_moment: float | None = None
     denominator: Denominator
+    constant_tokens: int = 1024
+    drop_degenerate: bool = False
+    mini_batches: int = 1
     turn_discount: float
     running_mean_decay: float
+    overlong_factor: float = 0.0
+    overlong_tokens: int = 1024
+    overlong_tail: int = 256
     reward: RewardSettings
 
+    @property
+    def objective(self) -> Objective:
+        return Objective(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Objective)})
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the weights at the start of the step are asked about the whole batch before the first gradient."""
+        return self.mini_batches > 1 or self.second_moment is not None
+
+
+_GRPO = Algorithm(
+    baseline=Baseline.GROUP_MEAN,
+    scale=Scale.GROUP_STD,
+    clip_low=0.2,
+    clip_high=0.28,
+    dual_clip=None,
+    importance_cap=2.0,
+    proximal=Proximal.RECOMPUTE,
+    denominator=Denominator.TOKENS,
+    turn_discount=1.0,
+    running_mean_decay=0.99,
+    reward=RewardSettings(),
+)
+
+_row = dataclasses.replace
 
 PRESETS: dict[str, Algorithm] = {
     # Shao et al. 2024 (DeepSeekMath), with the asymmetric clip and token mean of Yu et al. 2025 (DAPO) and the
     # decoupled objective of Fu et al. 2025 (AReaL) for trajectories of older versions.
-    "grpo": Algorithm(
-        baseline=Baseline.GROUP_MEAN,
-        scale=Scale.GROUP_STD,
-        clip_low=0.2,
-        clip_high=0.28,
-        dual_clip=None,
-        importance_cap=2.0,
-        proximal=Proximal.RECOMPUTE,
-        denominator=Denominator.TOKENS,
-        turn_discount=1.0,
-        running_mean_decay=0.99,
-        reward=RewardSettings(),
+    "grpo": _GRPO,
+    # Yu et al. 2025: groups that teach nothing do not count, answers near the bound are penalised.
+    "dapo": _row(_GRPO, drop_degenerate=True, overlong_factor=1.0),
+    # Liu et al. 2025: neither the spread of a group nor the length of an answer changes what it weighs.
+    "dr_grpo": _row(_GRPO, scale=Scale.NONE, denominator=Denominator.CONSTANT),
+    # Zheng et al. 2025 (Qwen): one ratio per answer.
+    "gspo": _row(
+        _GRPO,
+        surrogate=Surrogate.SEQUENCE_CLIP,
+        clip_low=3e-4,
+        clip_high=4e-4,
+        denominator=Denominator.ANSWERS,
     ),
+    # Ahmadian et al. 2024: the others of the group are the baseline.
+    "rloo": _row(_GRPO, baseline=Baseline.LEAVE_ONE_OUT, scale=Scale.NONE),
+    # Liu et al. 2025 (Tricks or Traps): the group's mean, the batch's spread.
+    "lite_ppo": _row(_GRPO, scale=Scale.BATCH_STD),
+    # MiniMax 2025 (M1): the truncated weight against the policy that acted, and every token keeps its gradient.
+    "cispo": _row(_GRPO, surrogate=Surrogate.TRUNCATED, proximal=Proximal.BEHAVIOUR, clip_low=0.99, clip_high=1.0),
+    # Gao et al. 2025 (Qwen): a soft gate against the policy that acted.
+    "sapo": _row(_GRPO, surrogate=Surrogate.GATED, proximal=Proximal.BEHAVIOUR),
+    # Zheng et al. 2025: for stale trajectories; the clip's bounds are far, the second moment does the work.
+    "m2po": _row(_GRPO, second_moment=0.04, importance_cap=10.0),
 }
 
 _PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
@@ -83,7 +142,11 @@ def resolve(settings: AlgorithmSettings) -> Algorithm:
         for field in dataclasses.fields(Algorithm)
         if (value := getattr(settings, field.name)) is not None
     }
-    algorithm = dataclasses.replace(preset, **parts)
+    _refuse_unused(settings, dataclasses.replace(preset, **parts))
+    return _checked(dataclasses.replace(preset, **parts))
+
+
+def _checked(algorithm: Algorithm) -> Algorithm:
     if algorithm.scale is Scale.GROUP_STD and algorithm.baseline not in _GROUP_BASELINES:
         raise ConfigurationError(
             f"trainer.algorithm.scale: group_std divides by the spread around a group's own mean, which baseline"
@@ -94,4 +157,39 @@ def resolve(settings: AlgorithmSettings) -> Algorithm:
             f"trainer.algorithm.dual_clip: {algorithm.dual_clip} must be above 1 + clip_high"
             f" ({1 + algorithm.clip_high}), or it would cut the ratios that the clip range allows"
         )
+    if algorithm.second_moment is not None and algorithm.proximal is Proximal.BEHAVIOUR:
+        raise ConfigurationError(
+            "trainer.algorithm.second_moment: it bounds the distance of the proximal from the behaviour policy, which"
+            " are the same with proximal = behaviour; choose recompute or loglinear"
+        )
+    if algorithm.overlong_tail >= algorithm.overlong_tokens:
+        raise ConfigurationError(
+            f"trainer.algorithm.overlong_tail: {algorithm.overlong_tail} must be below overlong_tokens"
+            f" ({algorithm.overlong_tokens})"
+        )
     return algorithm
+
+
+def _refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
+    """A part that is given and changes nothing is a mistake of who gave it."""
+    clips = (Surrogate.CLIP, Surrogate.SEQUENCE_CLIP)
+    uses = {
+        "dual_clip": (algorithm.surrogate in clips, f"surrogate {algorithm.surrogate.value} does not clip so"),
+        "clip_low": (algorithm.surrogate is not Surrogate.GATED, "the gated surrogate clips nothing"),
+        "clip_high": (algorithm.surrogate is not Surrogate.GATED, "the gated surrogate clips nothing"),
+        "gate_positive": (algorithm.surrogate is Surrogate.GATED, "only the gated surrogate has a gate"),
+        "gate_negative": (algorithm.surrogate is Surrogate.GATED, "only the gated surrogate has a gate"),
+        "constant_tokens": (
+            algorithm.denominator is Denominator.CONSTANT,
+            f"the denominator {algorithm.denominator.value} does not use it",
+        ),
+        "importance_cap": (
+            algorithm.proximal is not Proximal.BEHAVIOUR,
+            "with proximal = behaviour there is no weight to cap",
+        ),
+    }
+    for name in ("overlong_tokens", "overlong_tail"):
+        uses[name] = (algorithm.overlong_factor > 0, "nothing is penalised while overlong_factor is 0")
+    for name, (used, reason) in uses.items():
+        if not used and getattr(settings, name) is not None:
+            raise ConfigurationError(f"trainer.algorithm.{name}: {reason}")

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from proxy.contract.trajectory import TrajectoryTurn
 from proxy.contract.turn import LogprobConvention
-from trainer.config import BatchSettings
+from trainer.algorithm.presets import Algorithm
+from trainer.config import BatchSettings, Denominator
 from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence
 
@@ -27,10 +28,18 @@ CERTAIN = -1e-5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class MiniBatch:
+    """What one optimiser step learns from. `denominator` is the count that its summed loss is divided by."""
+
+    micro_batches: tuple[MicroBatch, ...]
+    denominator: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """What one forward and backward takes. Per trained token: `predictor_N` is where it is predicted, an index into
-    the flattened BT (the position before its own); `trajectory_N` indexes the batch, `turn_N` its trajectory's turns;
-    `staleness_N` is in versions.
+    the flattened BT (the position before its own); `trajectory_N` indexes the batch, `turn_N` its trajectory's turns,
+    `answer_N` the answers in this micro-batch, each whole in it; `staleness_N` is in versions.
     `constrained_N` are those whose behaviour log-probability is of what a constraint left: the weight of their
     gradient is what the policy gave to all of that. One to which the constraint left no other has no advantage, since
     nobody chose it.
@@ -48,11 +57,58 @@ class MicroBatch:
     staleness_N: Tensor
     trajectory_N: Tensor
     turn_N: Tensor
+    answer_N: Tensor
     constrained_N: Tensor
 
     def to(self, device: torch.device) -> MicroBatch:
         tensors = {name: getattr(self, name).to(device) for name in self.__slots__ if name != "learns"}
         return MicroBatch(learns=self.learns, **tensors)
+
+
+def mini_batches(
+    batch: Batch,
+    advantages: Sequence[Sequence[float]],
+    sequences: Sequence[TrainingSequence],
+    settings: BatchSettings,
+    algorithm: Algorithm,
+) -> list[MiniBatch]:
+    """The parts of a batch that are learnt from one after the other. Trajectories are dealt out in turn, so that a
+    group's members are spread; a part from which nothing would be learnt joins the one before it."""
+    parts: list[list[TrainingSequence]] = []
+    for number in range(algorithm.mini_batches):
+        part = [sequence for sequence in sequences if sequence.trajectory % algorithm.mini_batches == number]
+        if parts and not any(_learns(sequence, advantages) for sequence in part):
+            parts[-1] += part
+        elif parts and not any(_learns(sequence, advantages) for sequence in parts[0]):
+            parts[0] += part
+        else:
+            parts.append(part)
+    return [
+        MiniBatch(
+            micro_batches=tuple(pack(batch, advantages, part, settings)),
+            denominator=denominator_of(algorithm, part, advantages),
+        )
+        for part in parts
+    ]
+
+
+def denominator_of(
+    algorithm: Algorithm, sequences: Sequence[TrainingSequence], advantages: Sequence[Sequence[float]]
+) -> int:
+    """What the summed loss of these sequences is divided by; 1 at least."""
+    counted = [one for one in sequences if not algorithm.drop_degenerate or _learns(one, advantages)]
+    answers = sum(span.length > span.redacted for sequence in counted for span in sequence.spans)
+    counts = {
+        Denominator.TOKENS: sum(sequence.trained_tokens for sequence in counted),
+        Denominator.SEQUENCES: len(counted),
+        Denominator.ANSWERS: answers,
+        Denominator.CONSTANT: answers * algorithm.constant_tokens,
+    }
+    return max(1, counts[algorithm.denominator])
+
+
+def _learns(sequence: TrainingSequence, advantages: Sequence[Sequence[float]]) -> bool:
+    return any(advantages[sequence.trajectory][span.turn] for span in sequence.spans)
 
 
 def pack(
@@ -67,7 +123,7 @@ def pack(
     """
     kinds: dict[bool, list[TrainingSequence]] = {True: [], False: []}
     for sequence in sequences:
-        kinds[any(advantages[sequence.trajectory][span.turn] for span in sequence.spans)].append(sequence)
+        kinds[_learns(sequence, advantages)].append(sequence)
     micro_batches = []
     for learns, kind in kinds.items():
         rows = pack_rows([len(sequence.ids) for sequence in kind], settings.row_tokens)
@@ -136,6 +192,7 @@ def _micro_batch(
     staleness: list[int] = []
     owners: list[int] = []
     turns: list[int] = []
+    answers: list[int] = []
     constrained: list[bool] = []
     for number, row in enumerate(rows):
         for sequence in row:
@@ -160,6 +217,7 @@ def _micro_batch(
                 staleness.extend(_at(stale, learnt))
                 owners.extend([sequence.trajectory] * len(learnt))
                 turns.extend([span.turn] * len(learnt))
+                answers.extend([answers[-1] + 1 if answers else 0] * len(learnt))
         padding = (number + 1) * width - len(ids)
         ids.extend([0] * padding)
         positions.extend(range(padding))
@@ -175,6 +233,7 @@ def _micro_batch(
         staleness_N=torch.tensor(staleness, dtype=torch.float32),
         trajectory_N=torch.tensor(owners, dtype=torch.long),
         turn_N=torch.tensor(turns, dtype=torch.long),
+        answer_N=torch.tensor(answers, dtype=torch.long),
         constrained_N=torch.tensor(constrained, dtype=torch.bool),
     )
 

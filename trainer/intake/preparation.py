@@ -13,8 +13,8 @@ from trainer.algorithm.advantages import Advantages, RunningMeans, assign
 from trainer.algorithm.presets import Algorithm
 from trainer.config import BatchSettings
 from trainer.intake.grouping import Batch, flatten
-from trainer.intake.packing import MicroBatch, pack
-from trainer.intake.sequences import TrainingSequence, linearise
+from trainer.intake.packing import MiniBatch, mini_batches
+from trainer.intake.sequences import linearise
 from trainer.intake.staleness import Skip, drop_unusable
 
 
@@ -27,9 +27,9 @@ class Prepared:
     dropped: tuple[tuple[Trajectory, Skip], ...]
     advantages: Advantages
 
-    def packed(self, settings: BatchSettings) -> tuple[list[TrainingSequence], list[MicroBatch]]:
+    def packed(self, settings: BatchSettings, algorithm: Algorithm) -> list[MiniBatch]:
         sequences = linearise(self.batch.trajectories)
-        return sequences, pack(self.batch, self.advantages.turns, sequences, settings)
+        return mini_batches(self.batch, self.advantages.turns, sequences, settings, algorithm)
 
 
 def prepare(
