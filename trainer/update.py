@@ -82,6 +82,8 @@ class Learner:
         self.model = model
         self.steps = 0
         """Optimiser steps taken since version 0."""
+        self.steps_before = 0
+        """As many as there were when the last update began."""
         self._algorithm = algorithm
         self._settings = settings
         self._ranks = ranks
@@ -96,6 +98,7 @@ class Learner:
 
     def update(self, mini_batches: Sequence[MiniBatch]) -> Outcome:
         """Forward, backward and one step for each mini-batch, shared by the ranks."""
+        self.steps_before = self.steps
         shares = [
             self._share(mini_batch.micro_batches, learns=True) + self._share(mini_batch.micro_batches, learns=False)
             for mini_batch in mini_batches

@@ -95,7 +95,7 @@ class Versions:
             algorithm=as_json(self._algorithm),
             conditions=conditions(self._ranks),
             trained_claim=claim_id,
-            optimizer_steps=self._learner.steps - (claim_id is not None),
+            optimizer_steps=self._learner.steps if claim_id is None else self._learner.steps_before,
             fresh_optimizer=self._fresh,
         )
 

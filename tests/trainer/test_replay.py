@@ -306,3 +306,18 @@ def test_a_step_of_two_processes_is_replayed_by_two(tmp_path: Path, capsys: pyte
         assert proxy.get("/steps/1")["inputs"]["conditions"]["ranks"] == 2
         status, verdict = replay(proxy, 1, capsys, "--verify")
     assert (status, verdict["identical"]) == (0, True)
+
+
+def test_steps_of_several_mini_batches_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the second one, which goes on from the state after the first."""
+    several = {"preset": "m2po", "mini_batches": 3, "overlong_factor": 0.1, "overlong_tokens": 8, "overlong_tail": 6}
+    with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
+        with proxy.trainer(algorithm=several) as trainer:
+            for version in range(2):
+                mixed(proxy, version=version)
+                trainer.loop.step()
+            assert trainer.learner.steps == 6
+        assert [proxy.get(f"/steps/{version}")["inputs"]["optimizer_steps"] for version in (1, 2)] == [0, 3]
+        for version in (1, 2):
+            status, verdict = replay(proxy, version, capsys, "--verify")
+            assert (status, verdict["identical"]) == (0, True)
