@@ -68,11 +68,11 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
 
-    from trainer.algorithm.logprobs import token_logprobs
     from trainer.claims import ClaimsInHand, take_over
     from trainer.leases import LeaseKeeper
+    from trainer.loading import load_reference, load_trained
     from trainer.loop import TrainingLoop
-    from trainer.models.huggingface import load_policy, resolve_directory
+    from trainer.models.huggingface import resolve_directory
     from trainer.parallel.mesh import join
     from trainer.presence import Presence, new_process_name
     from trainer.proxy_client import ProxyClient
@@ -96,14 +96,9 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
         ending.callback(claims.give_back)
         ranks.from_first(lambda: take_over(presence, client))
         base = resolve_directory(head.base_model)
-        model = load_policy(
-            base, settings.precision, token_logprobs, activation_checkpointing=settings.activation_checkpointing
-        ).to(ranks.device)
-        if ranks.size > 1:
-            from trainer.parallel.fsdp import shard
-
-            shard(model, model.layers, ranks)
-        learner = Learner(model, algorithm, settings.optimizer, ranks)
+        model = load_trained(base, settings, ranks)
+        reference = load_reference(base, settings, ranks) if algorithm.has_reference else None
+        learner = Learner(model, algorithm, settings.optimizer, ranks, reference)
         publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
         ending.callback(publisher.close)
         versions = Versions(settings, algorithm, ranks, client, claims, publisher, learner)

@@ -84,6 +84,15 @@ class Denominator(StrEnum):
     CONSTANT = "constant"
 
 
+class Divergence(StrEnum):
+    """An estimate of the policy's divergence from its reference (`algorithm/divergence.py`), where it does what it is
+    for: k1 is taken from each token's advantage, k2 and k3 are added to the loss."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+
+
 class Precision(StrEnum):
     """What forward and backward compute in. Weights, gradients and optimiser state are float32 in both."""
 
@@ -156,6 +165,8 @@ class AlgorithmSettings(_Section):
     constant_tokens: PositiveInt | None = None
     drop_degenerate: bool | None = None
     mini_batches: Annotated[int, Field(ge=1, le=64)] | None = None
+    kl_coefficient: NonNegativeFloat | None = None
+    kl_form: Divergence | None = None
     turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
     running_mean_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
     overlong_factor: NonNegativeFloat | None = None

@@ -20,13 +20,13 @@ from proxy.contract.policy import Head
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
 from trainer.algorithm.advantages import RunningMeans
-from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.presets import Algorithm, from_json
 from trainer.conditions import conditions, differences
 from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
 from trainer.intake.preparation import prepare
-from trainer.models.huggingface import PolicyModel, load_policy, resolve_directory
+from trainer.loading import load_reference, load_trained
+from trainer.models.huggingface import PolicyModel, resolve_directory
 from trainer.models.state_dict import digest, gather_weights, read_weights, save_weights
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner, Outcome
@@ -126,6 +126,8 @@ class Replay:
         self._ranks = ranks
         self._model: PolicyModel | None = None
         self._model_key: tuple[object, ...] = ()
+        self._reference: PolicyModel | None = None
+        self._reference_key: tuple[object, ...] = ()
 
     def run(self, chain: Sequence[StepBatch]) -> Verdict | None:
         """The verdict on the last step of `plan`'s chain; None on other ranks than the first.
@@ -137,7 +139,9 @@ class Replay:
         for step in chain:
             inputs = inputs_of(step)
             settings, algorithm = _configured(step, inputs)
-            learner = Learner(self._loaded(step.parent, settings), algorithm, settings.optimizer, self._ranks)
+            model = self._loaded(step.parent, settings)
+            reference = self._held_to(step.parent, settings) if algorithm.has_reference else None
+            learner = Learner(model, algorithm, settings.optimizer, self._ranks, reference)
             if not continued:
                 state = self._begin(step, learner.model)
             if inputs.fresh_optimizer:
@@ -189,22 +193,21 @@ class Replay:
         key = (head.base_model, settings.precision, settings.activation_checkpointing)
         if self._model is None or key != self._model_key:
             weights = None if self._model is None else dict(self._model.named_weights())
-            model = load_policy(
-                resolve_directory(head.base_model),
-                settings.precision,
-                token_logprobs,
-                activation_checkpointing=settings.activation_checkpointing,
-            ).to(self._ranks.device)
-            if self._ranks.size > 1:
-                from trainer.parallel.fsdp import shard
-
-                shard(model, model.layers, self._ranks)
+            model = load_trained(resolve_directory(head.base_model), settings, self._ranks)
             if weights is not None:
                 with torch.no_grad():
                     for name, parameter in model.named_weights():
                         parameter.copy_(weights[name])
             self._model, self._model_key = model, key
         return self._model
+
+    def _held_to(self, head: Head, settings: TrainerSettings) -> PolicyModel:
+        """The reference of a step, loaded once for all that have the same."""
+        key = (head.base_model, settings.precision)
+        if self._reference is None or key != self._reference_key:
+            base = resolve_directory(head.base_model)
+            self._reference, self._reference_key = load_reference(base, settings, self._ranks), key
+        return self._reference
 
     def _verdict(
         self,

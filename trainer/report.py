@@ -13,6 +13,8 @@ from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
 from trainer.algorithm.advantages import Advantages
+from trainer.algorithm.divergence import divergence
+from trainer.config import Divergence
 from trainer.intake.grouping import Batch
 from trainer.intake.staleness import Skip, is_trained
 from trainer.update import Outcome, TokenRecord
@@ -168,11 +170,19 @@ def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
         "importance_weight_mean": tokens.weight_N.double().mean().item(),
         # k3 of Schulman 2020, of the current policy against the one that acted.
         "kl_behaviour": (comparable_N.exp() - 1 - comparable_N).mean().item(),
+        **_divergence(tokens),
         "entropy": tokens.entropy_N.double().mean().item(),
         "logprob_gap_mean": gap_N.mean().item(),
         "logprob_gap_max": gap_N.max().item(),
         **_staleness(tokens.staleness_N),
     }
+
+
+def _divergence(tokens: TokenRecord) -> dict[str, float]:
+    """From the reference, where there is one."""
+    if not bool(tokens.reference_N.isfinite().all()):
+        return {}
+    return {"kl_reference": divergence(Divergence.K3, tokens.logprobs_N, tokens.reference_N).double().mean().item()}
 
 
 def _comparable(difference_N: Tensor, constrained_N: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.algorithm.divergence import divergence, still_to_come
 from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
 from trainer.algorithm.presets import Algorithm
 from trainer.config import Denominator, OptimizerSettings, Proximal
@@ -25,9 +26,11 @@ from trainer.parallel.tensor import whole
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRecord:
-    """What the step saw of each trained token, on the CPU. `logprobs_N` are those before the step."""
+    """What the step saw of each trained token, on the CPU. `logprobs_N` are those before the step; `reference_N` are
+    NaN where there is no reference."""
 
     logprobs_N: Tensor
+    reference_N: Tensor
     behaviour_N: Tensor
     entropy_N: Tensor
     weight_N: Tensor
@@ -59,11 +62,14 @@ class Outcome:
 
 
 class _Look(NamedTuple):
-    """Of a micro-batch: log-probabilities under the weights at the start of the step, the proximal policy's, and
-    which tokens take part (None: all)."""
+    """Of a micro-batch: log-probabilities under the weights at the start of the step, the proximal policy's and the
+    reference's (None: there is none), what the divergence costs in advantage (None: nothing), and which tokens take
+    part (None: all)."""
 
     logprobs_N: Tensor
     proximal_N: Tensor
+    reference_N: Tensor | None = None
+    cost_N: Tensor | None = None
     kept_N: Tensor | None = None
 
     def to(self, device: torch.device) -> _Look:
@@ -76,10 +82,21 @@ def learning_rate_at(step: int, settings: OptimizerSettings) -> float:
 
 
 class Learner:
-    """A model and its optimiser. Every rank has one and calls the same methods in the same order."""
+    """A model and its optimiser, and the reference that it is held to, if its algorithm has one. Every rank has a
+    learner and calls the same methods in the same order."""
 
-    def __init__(self, model: PolicyModel, algorithm: Algorithm, settings: OptimizerSettings, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        model: PolicyModel,
+        algorithm: Algorithm,
+        settings: OptimizerSettings,
+        ranks: Ranks,
+        reference: PolicyModel | None = None,
+    ) -> None:
+        if algorithm.has_reference != (reference is not None):
+            raise ValueError("a reference belongs to algorithms with a kl_coefficient, and to no other")
         self.model = model
+        self._reference = reference
         self.steps = 0
         """Optimiser steps taken since version 0."""
         self.steps_before = 0
@@ -139,11 +156,7 @@ class Learner:
 
     def _look(self, shares: Sequence[Sequence[MicroBatch]]) -> list[list[_Look]]:
         """The whole batch under the weights at the start of the step, before any of it moves them."""
-        found = []
-        for share in shares:
-            current = [self._forward(each.to(self._ranks.device), learns=False)[0].cpu() for each in share]
-            pairs = zip(current, share, strict=True)
-            found.append([_Look(current_N, self._proximal(current_N, one)) for current_N, one in pairs])
+        found = [[self._look_at(each.to(self._ranks.device)) for each in share] for share in shares]
         bound = self._algorithm.second_moment
         if bound is None:
             return found
@@ -160,6 +173,22 @@ class Learner:
             for looks, share in zip(found, shares, strict=True)
         ]
 
+    def _look_at(self, batch: MicroBatch) -> _Look:
+        current_N, _ = self._forward(self.model, batch, learns=False)
+        return self._looked(current_N, batch).to(torch.device("cpu"))
+
+    def _looked(self, current_N: Tensor, batch: MicroBatch) -> _Look:
+        """`current_N` are the log-probabilities under the weights at the start of the step, without gradient."""
+        look = _Look(current_N, self._proximal(current_N, batch))
+        if self._reference is None:
+            return look
+        reference_N, _ = self._forward(self._reference, batch, learns=False)
+        look = look._replace(reference_N=reference_N)
+        if not self._algorithm.pays_divergence_in_reward:
+            return look
+        apart_N = divergence(self._algorithm.kl_form, current_N, reference_N)
+        return look._replace(cost_N=self._algorithm.kl_coefficient * still_to_come(apart_N, batch.answer_N))
+
     def _share(self, micro_batches: Sequence[MicroBatch], *, learns: bool) -> list[MicroBatch]:
         """Every `size`-th micro-batch of a kind, and an idle one at the end where others have one more: all ranks
         must take part in the same collectives."""
@@ -168,15 +197,15 @@ class Learner:
         mine = kind[rank::size]
         return mine + [idle_micro_batch(learns)] * (math.ceil(len(kind) / size) - len(mine))
 
-    def _forward(self, batch: MicroBatch, *, learns: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: PolicyModel, batch: MicroBatch, *, learns: bool) -> tuple[Tensor, Tensor]:
         with torch.set_grad_enabled(learns):
-            found: tuple[Tensor, Tensor] = self.model(
+            found: tuple[Tensor, Tensor] = model(
                 batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
             )
         return found
 
     def _proximal(self, current_N: Tensor, batch: MicroBatch) -> Tensor:
-        """`current_N` are the log-probabilities under the weights at the start of the step, without gradient."""
+        """See `_looked`."""
         if self._algorithm.proximal is Proximal.RECOMPUTE:
             return current_N
         other_N = batch.behaviour_N
@@ -191,38 +220,47 @@ class Learner:
         Without a look before, this is the first step of its batch: the weights at its start are those of this very
         forward pass, so the recomputed proximal policy is the current one without its gradient.
         """
-        logprobs_N, entropy_N = self._forward(batch, learns=batch.learns)
+        logprobs_N, entropy_N = self._forward(self.model, batch, learns=batch.learns)
         if look is None:
-            look = _Look(logprobs_N.detach(), self._proximal(logprobs_N.detach(), batch))
+            look = self._looked(logprobs_N.detach(), batch)
         look = look.to(logprobs_N.device)
-        share_N = self._share_of(batch, denominator)
+        share_N, advantages_N = self._share_of(batch, denominator), batch.advantages_N
+        if look.cost_N is not None:
+            advantages_N = advantages_N - look.cost_N
         if look.kept_N is not None:
             share_N = share_N * look.kept_N
         inputs = PolicyLossInputs(
             logprobs_N=logprobs_N,
             proximal_N=look.proximal_N,
             behaviour_N=batch.behaviour_N,
-            advantages_N=batch.advantages_N,
+            advantages_N=advantages_N,
             answer_N=batch.answer_N,
             share_N=share_N,
         )
         result = policy_loss(inputs, self._algorithm.objective)
+        loss, reference_N = result.loss, look.reference_N
+        if reference_N is None:
+            reference_N = torch.full_like(share_N, math.nan)
+        elif look.cost_N is None:
+            apart_N = divergence(self._algorithm.kl_form, logprobs_N, reference_N)
+            loss = loss + self._algorithm.kl_coefficient * (share_N * apart_N).sum()
         if batch.learns:
-            torch.autograd.backward(result.loss)
+            torch.autograd.backward(loss)
         clipped_N = result.clipped_N if look.kept_N is None else result.clipped_N | ~look.kept_N
         record = TokenRecord(
             logprobs_N=look.logprobs_N.cpu(),
+            reference_N=reference_N.cpu(),
             behaviour_N=batch.behaviour_N.cpu(),
             entropy_N=entropy_N.cpu(),
             weight_N=result.weight_N.cpu(),
             clipped_N=clipped_N.cpu(),
-            advantages_N=batch.advantages_N.cpu(),
+            advantages_N=advantages_N.cpu(),
             staleness_N=batch.staleness_N.cpu(),
             trajectory_N=batch.trajectory_N.cpu(),
             turn_N=batch.turn_N.cpu(),
             constrained_N=batch.constrained_N.cpu(),
         )
-        return result.loss.item(), record
+        return loss.item(), record
 
     def _share_of(self, batch: MicroBatch, denominator: int) -> Tensor:
         """Of each token in the loss."""

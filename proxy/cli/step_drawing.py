@@ -18,6 +18,7 @@ _HEAD = (
     "learning_rate",
     "entropy",
     "kl_behaviour",
+    "kl_reference",
     "ratio_p01",
     "ratio_median",
     "ratio_p99",

@@ -24,6 +24,7 @@ def record(
     count = len(places)
     return TokenRecord(
         logprobs_N=torch.tensor(logprobs),
+        reference_N=torch.full((count,), torch.nan),
         behaviour_N=torch.full((count,), -1.0),
         entropy_N=torch.zeros(count),
         weight_N=torch.ones(count),

@@ -8,10 +8,17 @@ import torch
 
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
-from tests.trainer.tiny import ALONE, draw, load_tiny, trajectory, turn
+from tests.trainer.tiny import ALONE, draw, learner_of, load_tiny, save_tiny_model, trajectory, turn
 from trainer.algorithm.advantages import RunningMeans, assign
 from trainer.algorithm.presets import PRESETS, resolve
-from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Proximal
+from trainer.config import (
+    AlgorithmSettings,
+    BatchSettings,
+    Divergence,
+    OptimizerSettings,
+    Proximal,
+    Scale,
+)
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MiniBatch, mini_batches
 from trainer.intake.sequences import linearise
@@ -72,7 +79,7 @@ def test_reward_moves_what_was_done_in_its_direction(
     algorithm = AlgorithmSettings(preset=preset, proximal=proximal)
     packed = packed_of(members, [0] * size, algorithm)
     before = logprob(model, members[0])
-    learner = Learner(model, resolve(algorithm), OptimizerSettings(learning_rate=1e-4), ALONE)
+    learner = learner_of(model, resolve(algorithm), OptimizerSettings(learning_rate=1e-4), tiny_model)
     assert learner.update(packed).stepped
     assert (logprob(model, members[0]) - before) * sign > 1e-5
 
@@ -112,7 +119,7 @@ def test_constrained_tokens_weigh_what_the_policy_gave_to_all_that_was_allowed(
     members = [trajectory(node, reward=sign), trajectory(turn([7], logprobs=[-4.0]), reward=0.0)]
     algorithm = AlgorithmSettings(proximal=proximal)
     packed = packed_of(members, [0, 0], algorithm)
-    outcome = Learner(model, resolve(algorithm), OptimizerSettings(), ALONE).update(packed)
+    outcome = learner_of(model, resolve(algorithm), OptimizerSettings(), tiny_model).update(packed)
     assert outcome.tokens is not None
     mine = outcome.tokens.trajectory_N == 0
     assert outcome.tokens.weight_N[mine][0].item() == pytest.approx(math.exp(total), rel=1e-4)
@@ -143,7 +150,7 @@ def test_micro_batches_change_nothing(tiny_model: Path, preset: str, bound: int)
         model = load_tiny(tiny_model)
         packed = packed_of(members, groups, AlgorithmSettings(preset=preset), settings)
         optimizer = OptimizerSettings(learning_rate=1e-3, eps=1e-4)
-        learner = Learner(model, resolve(AlgorithmSettings(preset=preset)), optimizer, ALONE)
+        learner = learner_of(model, resolve(AlgorithmSettings(preset=preset)), optimizer, tiny_model)
         outcome = learner.update(packed)
         assert outcome.tokens is not None
         assert len(outcome.tokens.logprobs_N) == 12 * 5
@@ -165,7 +172,7 @@ def test_mini_batches_are_steps_against_the_policy_at_the_start(tiny_model: Path
     algorithm = AlgorithmSettings(mini_batches=3, proximal=proximal)
     packed = packed_of(members, [0] * 8, algorithm)
     assert [part.denominator for part in packed] == [12, 12, 8]
-    learner = Learner(model, resolve(algorithm), OptimizerSettings(learning_rate=1e-2), ALONE)
+    learner = learner_of(model, resolve(algorithm), OptimizerSettings(learning_rate=1e-2), tiny_model)
     before = [logprob(model, member) for member in members]
     outcome = learner.update(packed)
     assert learner.steps == 3
@@ -205,6 +212,32 @@ def test_tokens_far_from_who_acted_are_left_out_until_the_rest_is_near(tiny_mode
         assert (outcome.tokens.logprobs_N - outcome.tokens.behaviour_N)[left_out].item() == pytest.approx(
             -2, abs=1e-4
         )
+
+
+@pytest.mark.parametrize("form", list(Divergence))
+def test_the_divergence_from_the_reference_holds_the_policy(
+    tiny_model: Path, tmp_path: Path, form: Divergence
+) -> None:
+    """With advantages of almost nothing, what the divergence costs is all that moves the policy."""
+    save_tiny_model(tmp_path, seed=1)
+    model, base = load_tiny(tiny_model), load_tiny(tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    algorithm = AlgorithmSettings(kl_coefficient=1.0, kl_form=form, scale=Scale.NONE, clip_high=100.0)
+    learner = learner_of(model, resolve(algorithm), OptimizerSettings(learning_rate=5e-3), tmp_path)
+    apart = []
+    for _ in range(25):
+        drawn = draw(model, (1, 2, 3), 3, generator, count=64)
+        members = [
+            trajectory(turn(output, logprobs=logprobs), reward=1e-6 * (index % 2))
+            for index, (output, logprobs) in enumerate(drawn)
+        ]
+        outcome = learner.update(packed_of(members, [0] * 64, algorithm))
+        assert outcome.tokens is not None
+        difference_N = outcome.tokens.logprobs_N - outcome.tokens.reference_N
+        theirs = sum(logprob(base, member) for member in members)
+        assert float(outcome.tokens.reference_N.sum()) == pytest.approx(theirs, abs=1e-2)
+        apart.append(float((torch.expm1(-difference_N) + difference_N).mean()))
+    assert sum(apart[-5:]) < 0.6 * sum(apart[:5])
 
 
 def test_the_gradient_is_clipped_to_its_bound(tiny_model: Path) -> None:

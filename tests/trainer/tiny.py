@@ -17,9 +17,9 @@ from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTur
 from proxy.contract.turn import LogprobConvention, VersionSpan
 from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
 from trainer.algorithm.logprobs import token_logprobs
-from trainer.algorithm.presets import resolve
+from trainer.algorithm.presets import Algorithm, resolve
 from trainer.claims import ClaimsInHand
-from trainer.config import TrainerSettings
+from trainer.config import AlgorithmSettings, OptimizerSettings, TrainerSettings
 from trainer.leases import LeaseKeeper
 from trainer.loop import TrainingLoop
 from trainer.models.huggingface import PolicyModel, load_policy
@@ -31,6 +31,7 @@ from trainer.weights.disk import DiskPublisher
 
 VOCABULARY = 64
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
+GRPO = resolve(AlgorithmSettings())
 
 _numbers = count()
 
@@ -141,6 +142,12 @@ def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
     return TrainerSettings.model_validate(values)
 
 
+def learner_of(model: PolicyModel, algorithm: Algorithm, optimizer: OptimizerSettings, base: Path) -> Learner:
+    """Held to the model in `base`, where its algorithm asks for a reference."""
+    reference = load_tiny(base).requires_grad_(False).eval() if algorithm.has_reference else None
+    return Learner(model, algorithm, optimizer, ALONE, reference)
+
+
 @dataclass
 class InProcess:
     """A trainer and the parts of it that tests look at."""
@@ -165,7 +172,7 @@ def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InPr
     claims = ClaimsInHand(client, leases, configured.batch, "trainer", "a-process")
     model = load_tiny(base)
     algorithm = resolve(configured.algorithm)
-    learner = Learner(model, algorithm, configured.optimizer, ALONE)
+    learner = learner_of(model, algorithm, configured.optimizer, base)
     publisher = DiskPublisher(configured.weights.directory, base, configured.weights.keep_optimizer_states)
     versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
     loop = TrainingLoop(configured.batch, algorithm, ALONE, claims, versions, learner, sample=configured.audit.sample)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from trainer.config import (
     AlgorithmSettings,
     Baseline,
     Denominator,
+    Divergence,
     Proximal,
     RewardSettings,
     Scale,
@@ -31,9 +32,11 @@ class Algorithm:
     exp(proximal − behaviour). Tokens furthest from the behaviour policy are left out until the mean square of
     log(proximal / behaviour) is `second_moment` at most (None: none are). `constant_tokens` is the length of the
     constant denominator. With `drop_degenerate`, trajectories without an advantage do not count in the denominator.
-    A batch is learnt from in `mini_batches` optimiser steps. `turn_discount` is per turn between a turn and the end
-    of its path. `running_mean_decay` is per trajectory. A session whose longest answer comes within `overlong_tail`
-    tokens of `overlong_tokens` loses reward, `overlong_factor` at the most.
+    A batch is learnt from in `mini_batches` optimiser steps. `kl_coefficient` times the divergence from the base
+    model is added to the loss or, with k1, taken from each token's advantage together with that of the tokens after
+    it in its answer. `turn_discount` is per turn between a turn and the end of its path. `running_mean_decay` is per
+    trajectory. A session whose longest answer comes within `overlong_tail` tokens of `overlong_tokens` loses reward,
+    `overlong_factor` at the most.
     """
 
     surrogate: Surrogate = Surrogate.CLIP
@@ -51,6 +54,8 @@ class Algorithm:
     constant_tokens: int = 1024
     drop_degenerate: bool = False
     mini_batches: int = 1
+    kl_coefficient: float = 0.0
+    kl_form: Divergence = Divergence.K3
     turn_discount: float
     running_mean_decay: float
     overlong_factor: float = 0.0
@@ -66,6 +71,18 @@ class Algorithm:
     def looks_first(self) -> bool:
         """Whether the weights at the start of the step are asked about the whole batch before the first gradient."""
         return self.mini_batches > 1 or self.second_moment is not None
+
+    @property
+    def has_reference(self) -> bool:
+        return self.kl_coefficient > 0
+
+    @property
+    def pays_divergence_in_reward(self) -> bool:
+        return self.has_reference and self.kl_form is Divergence.K1
+
+    def learns_from(self, advantages: Iterable[float]) -> bool:
+        """Whether a sequence with answers of these advantages has a gradient."""
+        return any(advantages) or (self.has_reference and not self.drop_degenerate)
 
 
 _GRPO = Algorithm(
@@ -104,6 +121,14 @@ PRESETS: dict[str, Algorithm] = {
     "rloo": _row(_GRPO, baseline=Baseline.LEAVE_ONE_OUT, scale=Scale.NONE),
     # Liu et al. 2025 (Tricks or Traps): the group's mean, the batch's spread.
     "lite_ppo": _row(_GRPO, scale=Scale.BATCH_STD),
+    # Hu et al. 2025: no groups; what keeps the policy near the base model is a part of the reward of each token.
+    "reinforce_pp": _row(
+        _GRPO,
+        baseline=Baseline.BATCH_MEAN,
+        scale=Scale.BATCH_STD,
+        kl_coefficient=0.01,
+        kl_form=Divergence.K1,
+    ),
     # MiniMax 2025 (M1): the truncated weight against the policy that acted, and every token keeps its gradient.
     "cispo": _row(_GRPO, surrogate=Surrogate.TRUNCATED, proximal=Proximal.BEHAVIOUR, clip_low=0.99, clip_high=1.0),
     # Gao et al. 2025 (Qwen): a soft gate against the policy that acted.
@@ -188,6 +213,7 @@ def _refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
             "with proximal = behaviour there is no weight to cap",
         ),
     }
+    uses["kl_form"] = (algorithm.has_reference, "there is no reference while kl_coefficient is 0")
     for name in ("overlong_tokens", "overlong_tail"):
         uses[name] = (algorithm.overlong_factor > 0, "nothing is penalised while overlong_factor is 0")
     for name, (used, reason) in uses.items():

@@ -44,7 +44,7 @@ class MicroBatch:
     gradient is what the policy gave to all of that. One to which the constraint left no other has no advantage, since
     nobody chose it.
 
-    `learns` false: every advantage is zero, so a forward pass for the record is all that it takes."""
+    `learns` false: there is no gradient, so a forward pass for the record is all that it takes."""
 
     learns: bool
     input_ids_BT: Tensor
@@ -77,15 +77,15 @@ def mini_batches(
     parts: list[list[TrainingSequence]] = []
     for number in range(algorithm.mini_batches):
         part = [sequence for sequence in sequences if sequence.trajectory % algorithm.mini_batches == number]
-        if parts and not any(_learns(sequence, advantages) for sequence in part):
+        if parts and not any(_learns(sequence, advantages, algorithm) for sequence in part):
             parts[-1] += part
-        elif parts and not any(_learns(sequence, advantages) for sequence in parts[0]):
+        elif parts and not any(_learns(sequence, advantages, algorithm) for sequence in parts[0]):
             parts[0] += part
         else:
             parts.append(part)
     return [
         MiniBatch(
-            micro_batches=tuple(pack(batch, advantages, part, settings)),
+            micro_batches=tuple(pack(batch, advantages, part, settings, algorithm)),
             denominator=denominator_of(algorithm, part, advantages),
         )
         for part in parts
@@ -96,7 +96,7 @@ def denominator_of(
     algorithm: Algorithm, sequences: Sequence[TrainingSequence], advantages: Sequence[Sequence[float]]
 ) -> int:
     """What the summed loss of these sequences is divided by; 1 at least."""
-    counted = [one for one in sequences if not algorithm.drop_degenerate or _learns(one, advantages)]
+    counted = [one for one in sequences if not algorithm.drop_degenerate or _learns(one, advantages, algorithm)]
     answers = sum(span.length > span.redacted for sequence in counted for span in sequence.spans)
     counts = {
         Denominator.TOKENS: sum(sequence.trained_tokens for sequence in counted),
@@ -107,8 +107,8 @@ def denominator_of(
     return max(1, counts[algorithm.denominator])
 
 
-def _learns(sequence: TrainingSequence, advantages: Sequence[Sequence[float]]) -> bool:
-    return any(advantages[sequence.trajectory][span.turn] for span in sequence.spans)
+def _learns(sequence: TrainingSequence, advantages: Sequence[Sequence[float]], algorithm: Algorithm) -> bool:
+    return algorithm.learns_from(advantages[sequence.trajectory][span.turn] for span in sequence.spans)
 
 
 def pack(
@@ -116,6 +116,7 @@ def pack(
     advantages: Sequence[Sequence[float]],
     sequences: Sequence[TrainingSequence],
     settings: BatchSettings,
+    algorithm: Algorithm,
 ) -> list[MicroBatch]:
     """The micro-batches of a batch. `advantages[i][t]` belongs to turn t of trajectory i.
 
@@ -123,7 +124,7 @@ def pack(
     """
     kinds: dict[bool, list[TrainingSequence]] = {True: [], False: []}
     for sequence in sequences:
-        kinds[_learns(sequence, advantages)].append(sequence)
+        kinds[_learns(sequence, advantages, algorithm)].append(sequence)
     micro_batches = []
     for learns, kind in kinds.items():
         rows = pack_rows([len(sequence.ids) for sequence in kind], settings.row_tokens)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
 from tests.trainer.intake.test_sequences import trees
-from tests.trainer.tiny import trajectory, turn
+from tests.trainer.tiny import GRPO, trajectory, turn
 from trainer.config import BatchSettings
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import idle_micro_batch, pack, pack_rows, split_rows
@@ -53,7 +53,7 @@ def test_every_output_token_is_trained_once_with_what_belongs_to_it(
     ]
     settings = BatchSettings(row_tokens=row_tokens, max_tokens_per_microbatch=row_tokens * rows)
     found = []
-    for micro_batch in pack(batch, advantages, linearise(members), settings):
+    for micro_batch in pack(batch, advantages, linearise(members), settings, GRPO):
         assert micro_batch.learns is bool((micro_batch.advantages_N != 0).any())
         flat = micro_batch.input_ids_BT.flatten()
         assert flat[micro_batch.predictor_N + 1].tolist() == micro_batch.targets_N.tolist()
@@ -83,7 +83,7 @@ def test_of_a_constrained_turn_what_nobody_chose_has_no_advantage() -> None:
     constrained = turn([4, 5, 6, 7], logprobs=logprobs, convention=LogprobConvention.CONSTRAINED)
     free = turn([4, 5, 6, 7], logprobs=logprobs)
     batch = Batch(trajectories=(trajectory(constrained), trajectory(free)), groups=(0, 0), base_version=0)
-    (packed,) = pack(batch, [[2.0], [3.0]], linearise(batch.trajectories), BatchSettings())
+    (packed,) = pack(batch, [[2.0], [3.0]], linearise(batch.trajectories), BatchSettings(), GRPO)
     by_owner = [packed.trajectory_N == owner for owner in (0, 1)]
     assert packed.advantages_N[by_owner[0]].tolist() == [2.0, 0.0, 0.0, 2.0]
     assert packed.advantages_N[by_owner[1]].tolist() == [3.0] * 4

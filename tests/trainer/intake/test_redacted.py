@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.contract.trajectory import Trajectory
 from tests.trainer.intake.test_sequences import trees
+from tests.trainer.tiny import GRPO
 from trainer.config import BatchSettings
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MicroBatch, pack
@@ -37,7 +38,7 @@ def trained(trajectory: Trajectory) -> dict[tuple[int, int], tuple[float, ...]]:
     advantages = [[1.0 + number for number in range(len(trajectory.turns))]]
     found: dict[tuple[int, int], tuple[float, ...]] = {}
     sequences = linearise([trajectory])
-    micro_batches = pack(batch, advantages, sequences, _SETTINGS)
+    micro_batches = pack(batch, advantages, sequences, _SETTINGS, GRPO)
     for part in micro_batches:
         assert all(len(getattr(part, name)) == len(part.predictor_N) for name in (*_PER_TOKEN, "advantages_N"))
         found.update(_tokens(part, trajectory))

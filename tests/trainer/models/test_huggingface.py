@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.tiny import load_tiny, trajectory, turn
+from tests.trainer.tiny import GRPO, load_tiny, trajectory, turn
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import BatchSettings, Precision
 from trainer.errors import UnsupportedModel
@@ -35,7 +35,7 @@ def test_packed_log_probabilities_and_gradients_equal_single_ones(tiny_model: Pa
         members.append(trajectory(turn(output, prompt=prompt, temperature=0.5 + length / 20)))
     batch = Batch(trajectories=tuple(members), groups=tuple(range(8)), base_version=0)
     settings = BatchSettings(row_tokens=48, max_tokens_per_microbatch=128)
-    packed = pack(batch, [[1.0]] * 8, linearise(members), settings)
+    packed = pack(batch, [[1.0]] * 8, linearise(members), settings, GRPO)
     assert len(packed) < len(members)
     assert any(micro_batch.input_ids_BT.shape[0] > 1 for micro_batch in packed)
 
@@ -63,7 +63,7 @@ def test_packed_log_probabilities_and_gradients_equal_single_ones(tiny_model: Pa
 def test_activation_checkpointing_changes_no_gradient(tiny_model: Path) -> None:
     members = [trajectory(turn([4, 5, 6, 7])), trajectory(turn([9, 8]))]
     batch = Batch(trajectories=tuple(members), groups=(0, 1), base_version=0)
-    (micro_batch,) = pack(batch, [[1.0]] * 2, linearise(members), BatchSettings())
+    (micro_batch,) = pack(batch, [[1.0]] * 2, linearise(members), BatchSettings(), GRPO)
     gradients = []
     for checkpointing in (False, True):
         model = load_policy(tiny_model, Precision.FLOAT32, token_logprobs, activation_checkpointing=checkpointing)
@@ -81,7 +81,7 @@ def test_activation_checkpointing_changes_no_gradient(tiny_model: Path) -> None:
 def test_bfloat16_computes_coarsely_over_float32_weights(tiny_model: Path) -> None:
     members = [trajectory(turn([4, 5, 6, 7]))]
     batch = Batch(trajectories=tuple(members), groups=(0,), base_version=0)
-    (micro_batch,) = pack(batch, [[1.0]], linearise(members), BatchSettings())
+    (micro_batch,) = pack(batch, [[1.0]], linearise(members), BatchSettings(), GRPO)
     exact = load_tiny(tiny_model)
     coarse = load_policy(tiny_model, Precision.BFLOAT16, token_logprobs, activation_checkpointing=False)
     gap = (score(exact, micro_batch) - score(coarse, micro_batch)).abs().max().item()

@@ -1,0 +1,38 @@
+"""Models as the ranks hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer.algorithm.logprobs import token_logprobs
+from trainer.config import TrainerSettings
+from trainer.models.huggingface import PolicyModel, load_policy
+from trainer.parallel.mesh import Ranks
+
+
+def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
+    """The model of a directory on the ranks' device, sharded over them. A collective. Raises UnsupportedModel."""
+    return _placed(
+        load_policy(
+            directory,
+            settings.precision,
+            token_logprobs,
+            activation_checkpointing=settings.activation_checkpointing,
+        ),
+        ranks,
+    )
+
+
+def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
+    """The same, never to be trained."""
+    model = load_policy(directory, settings.precision, token_logprobs, activation_checkpointing=False)
+    return _placed(model.requires_grad_(False).eval(), ranks)
+
+
+def _placed(model: PolicyModel, ranks: Ranks) -> PolicyModel:
+    model = model.to(ranks.device)
+    if ranks.size > 1:
+        from trainer.parallel.fsdp import shard
+
+        shard(model, model.layers, ranks)
+    return model
