@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.algorithm.presets import PRESETS, Algorithm, as_json, from_json, resolve
+from trainer.config import AlgorithmSettings, Surrogate
+from trainer.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_a_preset_is_what_it_says_and_survives_being_written_down(preset: str) -> None:
+    algorithm = resolve(AlgorithmSettings(preset=preset))
+    assert algorithm == PRESETS[preset]
+    assert from_json(as_json(algorithm)) == algorithm
+
+
+def test_an_algorithm_of_an_older_trainer_is_what_it_was() -> None:
+    """Before there were other surrogates and references."""
+    names = (
+        "baseline",
+        "scale",
+        "clip_low",
+        "clip_high",
+        "dual_clip",
+        "importance_cap",
+        "proximal",
+        "denominator",
+        "turn_discount",
+        "running_mean_decay",
+        "reward",
+    )
+    written = as_json(PRESETS["grpo"])
+    assert from_json({name: written[name] for name in names}) == PRESETS["grpo"]
+
+
+def test_a_part_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="parts of an algorithm"):
+        from_json({**as_json(PRESETS["grpo"]), "surrogate": "magic"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"preset": "gpro"}, "is not one of: grpo, dapo"),
+        ({"preset": "sapo", "clip_low": 0.1}, "clip_low: the gated surrogate clips nothing"),
+        ({"preset": "sapo", "importance_cap": 3.0}, "importance_cap: with proximal = behaviour"),
+        ({"preset": "cispo", "dual_clip": 3.0}, "dual_clip: surrogate truncated does not clip so"),
+        ({"gate_positive": 2.0}, "gate_positive: only the gated surrogate"),
+        ({"constant_tokens": 9}, "constant_tokens: the denominator tokens does not use it"),
+        ({"kl_form": "k1"}, "kl_form: there is no reference while kl_coefficient is 0"),
+        ({"overlong_tail": 9}, "overlong_tail: nothing is penalised"),
+        ({"preset": "dapo", "overlong_tokens": 100}, "overlong_tail: 256 must be below overlong_tokens"),
+        ({"second_moment": 0.1, "proximal": "behaviour"}, "second_moment: it bounds the distance"),
+        ({"scale": "group_std", "baseline": "none"}, "scale: group_std divides by the spread"),
+        ({"dual_clip": 1.1}, "dual_clip: 1.1 must be above"),
+    ],
+)
+def test_parts_that_contradict_each_other_or_change_nothing_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        resolve(AlgorithmSettings(**given))
+
+
+def test_parts_may_be_combined() -> None:
+    algorithm = resolve(
+        AlgorithmSettings(preset="gspo", surrogate=Surrogate.GATED, gate_positive=2.0, kl_coefficient=0.1)
+    )
+    assert isinstance(algorithm, Algorithm)
+    assert (algorithm.gate_positive, algorithm.has_reference) == (2.0, True)
