@@ -9,7 +9,7 @@ import json
 import random
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -31,11 +31,31 @@ class Measurement:
     """The most frequent first answer, every digit replaced by `#`."""
 
 
+class Completion(NamedTuple):
+    """The ids that were drawn, the one that ended them included, and their log-probabilities at the temperature that
+    they were drawn at (greedy ones: at 1)."""
+
+    ids: list[int]
+    logprobs: list[float]
+
+    def without(self, stop: int | None) -> list[int]:
+        """The ids before the one that ended them."""
+        return self.ids[:-1] if self.ids[-1] == stop else self.ids
+
+
 @torch.inference_mode()
 def sample(
-    model: Qwen3ForCausalLM, prompts: list[list[int]], *, temperature: float, longest: int, stop: int, padding: int
-) -> list[list[int]]:
-    """One completion per prompt, `stop` left out; greedy at temperature 0. Prompts are padded on the left."""
+    model: Any,
+    prompts: list[list[int]],
+    *,
+    temperature: float,
+    longest: int,
+    stop: int | None,
+    padding: int,
+    generator: torch.Generator | None = None,
+) -> list[Completion]:
+    """One completion per prompt, until `stop` or `longest` tokens; greedy at temperature 0. Prompts are padded on the
+    left."""
     width = max(map(len, prompts))
     ids = torch.tensor([[padding] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -43,6 +63,7 @@ def sample(
     cache = DynamicCache(config=model.config)
     done = torch.zeros(len(prompts), dtype=torch.bool)
     columns: list[torch.Tensor] = []
+    logprobs: list[torch.Tensor] = []
     for _ in range(longest):
         logits = model(
             input_ids=ids,
@@ -52,20 +73,27 @@ def sample(
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
+        scaled = (logits / (temperature or 1.0)).log_softmax(-1)
         if temperature == 0:
             drawn = logits.argmax(-1)
         else:
-            drawn = torch.multinomial((logits / temperature).softmax(-1), 1)[:, 0]
-        drawn = drawn.masked_fill(done, stop)
+            drawn = torch.multinomial(scaled.exp(), 1, generator=generator)[:, 0]
+        if stop is not None:
+            drawn = drawn.masked_fill(done, stop)
         columns.append(drawn)
-        done |= drawn == stop
+        logprobs.append(scaled.gather(-1, drawn[:, None])[:, 0])
+        if stop is not None:
+            done |= drawn == stop
         if done.all():
             break
         ids = drawn[:, None]
         positions = positions[:, -1:] + 1
         mask = torch.cat([mask, torch.ones_like(ids)], dim=1)
-    rows = torch.stack(columns, dim=1).tolist()
-    return [row[: row.index(stop)] if stop in row else row for row in rows]
+    completions = []
+    for ids, own in zip(torch.stack(columns, dim=1).tolist(), torch.stack(logprobs, dim=1).tolist(), strict=True):
+        length = ids.index(stop) + 1 if stop in ids else len(ids)
+        completions.append(Completion(ids[:length], own[:length]))
+    return completions
 
 
 def read_answer(text: str) -> dict[str, Any]:
@@ -105,7 +133,12 @@ def measure(
         prompts = [
             tokenizer.encode(render(tokenizer, attempt.messages, generation_prompt=True)) for attempt in open_attempts
         ]
-        completions = sample(model, prompts, temperature=temperature, longest=longest, stop=stop, padding=padding)
+        completions = [
+            completion.without(stop)
+            for completion in sample(
+                model, prompts, temperature=temperature, longest=longest, stop=stop, padding=padding
+            )
+        ]
         lengths += map(len, completions)
         for attempt, completion in zip(open_attempts, completions, strict=True):
             text = str(tokenizer.decode(completion))

@@ -1,0 +1,97 @@
+"""One run: a policy that acts as many versions behind as is asked, and the trainer that learns from what it did."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.learning.tasks import GROUPS, MEMBERS, TASKS
+from proxy.contract.claim import ClaimedBatch
+from proxy.contract.identifiers import ClaimId
+from trainer.algorithm.advantages import RunningMeans
+from trainer.algorithm.presets import resolve
+from trainer.config import TrainerSettings
+from trainer.intake.preparation import prepare
+from trainer.loading import load_reference, load_trained
+from trainer.parallel.mesh import Ranks
+from trainer.update import Learner
+
+GOOD = 0.9
+WINDOW = 4
+"""Batches whose mean reward is told as one."""
+AFTER = 12
+"""Steps after the reward was good, to see whether it stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    task: str
+    preset: str
+    seed: int
+    staleness: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """`rewards` are means of batches, in order. `steps_to_090`: optimisation steps until the mean of `WINDOW` batches
+    was 0.9, None where it never was. `final` is the mean of the last `WINDOW`."""
+
+    rewards: tuple[float, ...]
+    steps_to_090: int | None
+    final: float
+
+
+def learn(run: Run) -> Curve:
+    torch.set_num_threads(1)
+    task = TASKS[run.task]()
+    with tempfile.TemporaryDirectory(prefix="base-rl-learning-") as directory:
+        base = task.prepare(Path(directory), run.seed)
+        settings = TrainerSettings.model_validate(
+            {
+                "batch": {"trajectories": GROUPS * MEMBERS, "max_staleness": run.staleness, "row_tokens": 128},
+                "algorithm": {"preset": run.preset},
+                "optimizer": {"learning_rate": task.learning_rate},
+            }
+        )
+        algorithm, alone = resolve(settings.algorithm), Ranks(0, 1, torch.device("cpu"), None)
+        model = load_trained(base, settings, alone)
+        actor: Any = load_reference(base, settings, alone).inner
+        reference = load_reference(base, settings, alone) if algorithm.has_reference else None
+    learner = Learner(model, algorithm, settings.optimizer, alone, reference)
+    means = RunningMeans.fresh(algorithm.running_mean_decay)
+    rng, generator = random.Random(run.seed), torch.Generator().manual_seed(run.seed)
+    behind: deque[dict[str, torch.Tensor]] = deque([_weights(model)], maxlen=run.staleness + 1)
+    rewards: list[float] = []
+    head, reached = 0, None
+    for step in range(task.steps):
+        actor.load_state_dict(behind[0], strict=False)
+        groups = task.attempt(actor, rng, generator, head - len(behind) + 1)
+        rewards.append(statistics.fmean(one.reward or 0.0 for group in groups for one in group.trajectories))
+        if reached is None and len(rewards) >= WINDOW and statistics.fmean(rewards[-WINDOW:]) >= GOOD:
+            reached = step
+        if reached is not None and step >= reached + AFTER:
+            break
+        claimed = ClaimedBatch(
+            claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=head, groups=tuple(groups)
+        )
+        prepared = prepare(claimed, head, settings.batch, algorithm, means, model.vocabulary)
+        assert not prepared.dropped, "what is dropped would not be as stale as was asked"
+        means = prepared.advantages.means
+        if prepared.advantages.all_zero:
+            continue
+        torch.manual_seed(run.seed + step)
+        learner.update(prepared.packed(settings.batch, algorithm))
+        head += 1
+        behind.append(_weights(model))
+    return Curve(rewards=tuple(rewards), steps_to_090=reached, final=statistics.fmean(rewards[-WINDOW:]))
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_weights()}
