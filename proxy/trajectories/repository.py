@@ -389,9 +389,15 @@ _TRAINABLE_TURNS = Prepared(
 )
 
 
+_SPANS = msgspec.json.Decoder(list[tuple[int, int, int]])
+_MASKED = msgspec.json.Decoder(tuple[tuple[int, int], ...])
+_STATES = {state.value: state for state in TurnState}
+
+
 def _spans(stored: str) -> tuple[VersionSpan, ...]:
-    found = msgspec.json.decode(stored, type=list[tuple[int, int, int]])
-    return tuple([VersionSpan(version=version, start=start, end=end) for version, start, end in found])
+    return tuple(
+        [VersionSpan(version=version, start=start, end=end) for version, start, end in _SPANS.decode(stored)]
+    )
 
 
 @lru_cache(maxsize=512)
@@ -421,6 +427,6 @@ def _stored_turn(
         output_logprobs=output_logprobs,
         spans=_spans(spans),
         sampling=_sampling(sampling),
-        state=TurnState(state),
-        masked=() if masked is None else msgspec.json.decode(masked, type=tuple[tuple[int, int], ...]),
+        state=_STATES[state],
+        masked=() if masked is None else _MASKED.decode(masked),
     )

@@ -1,6 +1,6 @@
 """What a trainer gets for a lease: whole trajectories, with their rewards as of the claim.
 
-Turns are read outside the transaction that leased them: they never change, and which ones belong is written down.
+Turns are read beside the transaction that leases them: they never change, and which ones belong is written down.
 """
 
 from __future__ import annotations

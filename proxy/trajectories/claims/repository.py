@@ -20,6 +20,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     null,
     or_,
     select,
@@ -61,30 +62,24 @@ class ClaimRepository:
 
     def run(self, run_id: str, *, lock: bool = False) -> RunStanding:
         """With `lock`, nobody else claims or commits in this run until the transaction's end."""
-        config = cast(RunRow.config, Text).label("config")
-        statement = select(RunRow.state, RunRow.head_version, config).where(RunRow.id == run_id)
-        row = self._connection.execute(statement.with_for_update(key_share=True) if lock else statement).one()
+        ((state, head_version, config),) = (_RUN_LOCKED if lock else _RUN).run(self._connection, {"of": run_id})
         return RunStanding(
-            is_active=row.state == _ACTIVE,
-            head_version=row.head_version,
-            reward_rules=reward_rules_in(row.config),
+            is_active=state == _ACTIVE, head_version=head_version, reward_rules=reward_rules_in(config)
         )
 
     def ready_count(self, run_id: str, limit: int) -> int:
         """How many sessions are ready, counted up to `limit`."""
-        ready = select(SessionRow.id).where(*_is_ready(run_id)).limit(limit).subquery()
-        return int(self._connection.execute(select(func.count()).select_from(ready)).scalar_one())
+        ((count,),) = _READY_COUNT.run(self._connection, {"run": run_id, "limit": limit})
+        return int(count)
 
     def ready_page(self, run_id: str, after: Candidate | None, limit: int) -> list[Candidate]:
         """Ready sessions, first ready first, that come after `after`."""
-        statement = _CANDIDATES.where(*_is_ready(run_id)).order_by(SessionRow.ready_at, SessionRow.id).limit(limit)
-        if after is not None:
-            later = or_(
-                SessionRow.ready_at > after.ready_at,
-                and_(SessionRow.ready_at == after.ready_at, SessionRow.id > after.id),
-            )
-            statement = statement.where(SessionRow.ready_at >= after.ready_at, later)
-        return [Candidate(*row) for row in self._connection.execute(statement)]
+        values = {"run": run_id, "limit": limit}
+        if after is None:
+            rows = _FIRST_PAGE.run(self._connection, values)
+        else:
+            rows = _NEXT_PAGE.run(self._connection, {**values, "ready_at": after.ready_at, "after": after.id})
+        return [Candidate(*row) for row in rows]
 
     def groups(self, group_ids: Sequence[str]) -> dict[str, GroupStanding]:
         if not group_ids:
@@ -109,19 +104,18 @@ class ClaimRepository:
         now: float,
         lease_expires_at: float,
     ) -> None:
-        self._connection.execute(
-            insert(ClaimRow).values(
-                id=claim_id,
-                run_id=run_id,
-                trainer=request.trainer,
-                process=request.process,
-                state=ClaimState.LEASED.value,
-                base_version=standing.head_version,
-                created_at=now,
-                lease_expires_at=lease_expires_at,
-                reward_rules=msgspec.to_builtins(standing.reward_rules),
-            )
-        )
+        row = {
+            "id": claim_id,
+            "run_id": run_id,
+            "trainer": request.trainer,
+            "process": request.process,
+            "state": ClaimState.LEASED.value,
+            "base_version": standing.head_version,
+            "created_at": now,
+            "lease_expires_at": lease_expires_at,
+            "reward_rules": msgspec.to_builtins(standing.reward_rules),
+        }
+        _INSERT_CLAIM.run(self._connection, row)
 
     def lease(self, claim_id: ClaimId, candidates: Sequence[Candidate]) -> bool:
         """Moves ready sessions into the claim; whether all are still ready and as they were when they were selected.
@@ -198,15 +192,10 @@ class ClaimRepository:
         sessions = {row[0]: int(row[1]) for row in self._connection.execute(counted)}
         return [(row, sessions.get(row.id, 0)) for row in rows]
 
-    def overdue(self, now: float, limit: int) -> list[Row[*tuple[Any, ...]]]:
-        """Claims whose lease has passed: their ids and runs."""
-        statement = (
-            select(ClaimRow.id, ClaimRow.run_id)
-            .where(ClaimRow.state == ClaimState.LEASED.value, ClaimRow.lease_expires_at <= now)
-            .order_by(ClaimRow.lease_expires_at)
-            .limit(limit)
-        )
-        return list(self._connection.execute(statement).all())
+    def overdue(self, now: float, limit: int) -> list[tuple[ClaimId, RunId]]:
+        """Claims whose lease has passed, and their runs."""
+        rows = _OVERDUE.run(self._connection, {"now": now, "limit": limit})
+        return [(ClaimId(claim_id), RunId(run_id)) for claim_id, run_id in rows]
 
     def end(self, claim_id: str, state: ClaimState, *, now: float) -> int:
         """Ends a leased claim without a commit; its sessions are ready again. How many.
@@ -222,11 +211,60 @@ class ClaimRepository:
         return len(session_ids)
 
 
-def _is_ready(run_id: str) -> tuple[Any, ...]:
-    return SessionRow.run_id == run_id, SessionRow.training == TrainingState.READY.value
+_RUN_STANDING = select(RunRow.state, RunRow.head_version, cast(RunRow.config, Text)).where(
+    RunRow.id == bindparam("of")
+)
 
+_RUN = Prepared(_RUN_STANDING)
+
+_RUN_LOCKED = Prepared(_RUN_STANDING.with_for_update(key_share=True))
+
+_IS_READY = SessionRow.run_id == bindparam("run"), SessionRow.training == literal_column("'ready'")
+
+_READY_COUNT = Prepared(
+    select(func.count()).select_from(select(SessionRow.id).where(*_IS_READY).limit(bindparam("limit")).subquery())
+)
+
+_OVERDUE = Prepared(
+    select(ClaimRow.id, ClaimRow.run_id)
+    .where(ClaimRow.state == ClaimState.LEASED.value, ClaimRow.lease_expires_at <= bindparam("now"))
+    .order_by(ClaimRow.lease_expires_at)
+    .limit(bindparam("limit"))
+)
+
+_INSERT_CLAIM = Prepared(
+    insert(ClaimRow),
+    columns=(
+        "id",
+        "run_id",
+        "trainer",
+        "process",
+        "state",
+        "base_version",
+        "created_at",
+        "lease_expires_at",
+        "reward_rules",
+    ),
+)
 
 _CANDIDATES = select(*(getattr(SessionRow, name) for name in Candidate._fields))
+
+_FIRST_PAGE = Prepared(
+    _CANDIDATES.where(*_IS_READY).order_by(SessionRow.ready_at, SessionRow.id).limit(bindparam("limit"))
+)
+
+_NEXT_PAGE = Prepared(
+    _CANDIDATES.where(
+        *_IS_READY,
+        SessionRow.ready_at >= bindparam("ready_at"),
+        or_(
+            SessionRow.ready_at > bindparam("ready_at"),
+            and_(SessionRow.ready_at == bindparam("ready_at"), SessionRow.id > bindparam("after")),
+        ),
+    )
+    .order_by(SessionRow.ready_at, SessionRow.id)
+    .limit(bindparam("limit"))
+)
 
 _READY_MEMBERS = Prepared(
     _CANDIDATES.where(among(SessionRow.group_id, "ids"), SessionRow.training == TrainingState.READY.value).order_by(

@@ -7,7 +7,7 @@ session becomes ready; the passing of time (group time-outs, leases) and other p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest
 from proxy.runs.service import RunView
+from proxy.trajectories.assembly import StoredTurn
 from proxy.trajectories.claims.handing_out import Lease, hand_out, nothing
 from proxy.trajectories.claims.repository import ClaimRepository, ClaimState, RunStanding
 from proxy.trajectories.claims.selection import Bounds, Candidate, Selection, select_units
@@ -189,13 +190,20 @@ class ClaimService:
         found = await self._database.look(partial(_find, asked=asked))
         if not found.is_promising(minimum):
             return None
+        read = asyncio.create_task(self._read(found.turn_counts))
         try:
             lease = await self._leased(asked, found)
         except _Unrewarded as unrewarded:
             session_ids = unrewarded.session_ids
             await self._database.transact(lambda connection: settle(connection, session_ids, now=self._clock()))
             return None
-        return await self._hand_out(run, lease) if lease is not None else None
+        finally:
+            turns = await read
+        if lease is None:
+            return None
+        if lease.turn_counts != found.turn_counts:
+            turns = await self._read(lease.turn_counts)
+        return await self._hand_out(run, lease, turns)
 
     async def _leased(self, asked: _Asked, found: _Found) -> Lease | None:
         """Of what was found; or, where that has changed since, of what is there now."""
@@ -204,13 +212,17 @@ class ClaimService:
                 return await self._database.transact(partial(_lease, asked=asked, found=selected))
         return None
 
-    async def _hand_out(self, run: RunView, lease: Lease) -> ClaimedBatch | None:
+    async def _read(self, turn_counts: Mapping[str, int]) -> dict[str, list[StoredTurn]]:
+        """The turns of sessions, as far as a claim has them; while they are leased, as they never change."""
+        if not turn_counts:
+            return {}
+        return await self._database.look(lambda connection: TurnRepository(connection).turns_of(turn_counts))
+
+    async def _hand_out(
+        self, run: RunView, lease: Lease, turns: Mapping[str, Sequence[StoredTurn]]
+    ) -> ClaimedBatch | None:
         """The lease with its trajectories, without those that have nothing to train; None if none is left."""
-
-        def read(connection: Connection) -> tuple[ClaimedBatch, list[str]]:
-            return hand_out(lease, TurnRepository(connection).turns_of(lease.turn_counts))
-
-        batch, untrainable = await self._database.look(read)
+        batch, untrainable = await asyncio.to_thread(hand_out, lease, turns)  # milliseconds, of many turns more
         if untrainable:
             leave_out = partial(
                 _exclude,
@@ -247,6 +259,13 @@ class _Found(NamedTuple):
     def is_promising(self, minimum: int) -> bool:
         """Whether `_lease` may find something to do."""
         return self.selection.count >= minimum or bool(self.selection.stale)
+
+    @property
+    def turn_counts(self) -> dict[str, int]:
+        """Of what can be leased as it is; of nothing, where some is stale and `_lease` will select anew."""
+        if self.selection.stale:
+            return {}
+        return {candidate.id: candidate.turn_count for candidate in self.selection.candidates}
 
 
 def _find(connection: Connection, asked: _Asked) -> _Found:
@@ -327,12 +346,12 @@ def _overdue(connection: Connection, now: float) -> bool:
 def _expire_some(connection: Connection, now: float) -> int:
     repository = ClaimRepository(connection)
     overdue = repository.overdue(now, _EXPIRED_AT_ONCE)
-    for row in sorted(overdue, key=lambda claim: (claim.run_id, claim.id)):
-        repository.run(row.run_id, lock=True)
-        known = repository.state(row.id, row.run_id)
+    for run_id, claim_id in sorted((run_id, claim_id) for claim_id, run_id in overdue):
+        repository.run(run_id, lock=True)
+        known = repository.state(claim_id, run_id)
         if known is None or known[0] is not ClaimState.LEASED or known[1] > now:
             continue  # another proxy ended or extended it meanwhile
-        _end(connection, row.run_id, row.id, ClaimState.EXPIRED, now=now)
+        _end(connection, run_id, claim_id, ClaimState.EXPIRED, now=now)
     return len(overdue)
 
 
