@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.proxy import report
+from benchmarks.store import report as store_report
 from tests.docs.markdown import ROOT, rows, sections
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
@@ -75,6 +76,15 @@ def test_the_machine() -> None:
             assert fact in PAGE, name
         assert machine["cores"] == 2
         assert machine["torch"].startswith("2.13.0+cpu")
+
+
+def test_the_store() -> None:
+    measured = result("store.json")
+    told = sections(PAGE)["The store"]
+    assert rows(told) == store_report.page_rows(measured)
+    sessions = next(iter(measured["databases"].values()))["sessions"]
+    assert f"two cores of an {measured['machine']['processor']}" in told
+    assert f"{measured['turns']:,} turns of {sessions:,} sessions" in told
 
 
 def test_the_kills() -> None:
