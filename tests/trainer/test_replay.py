@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
 from sqlalchemy import select
 
 from proxy.contract.claim import decode
@@ -98,9 +99,12 @@ def replay(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str], *
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command is meant for a process of its own: what it makes of this one is undone."""
     monkeypatch.setenv("BASE_RL_TRAINER__API_KEY", TRAINER)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.mark.parametrize("version", range(1, STEPS + 1))
