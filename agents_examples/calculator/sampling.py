@@ -122,7 +122,7 @@ def measure(
     """Lets the model attempt `count` random problems with the calculator."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    attempts = [_Attempt(random_problem(rng)) for _ in range(count)]
+    attempts = [Attempt(random_problem(rng)) for _ in range(count)]
     stop, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     lengths: list[int] = []
     first_answers: dict[str, int] = {}
@@ -154,7 +154,7 @@ def measure(
     )
 
 
-class _Attempt:
+class Attempt:
     """A conversation in progress; `answer` is set when the model answers without a tool."""
 
     def __init__(self, problem: Problem) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from agents_examples.calculator.sampling import Completion, read_answer, sample
-from agents_examples.calculator.tasks import Problem, calculate, random_problem, score
+from agents_examples.calculator.sampling import Attempt, Completion, read_answer, sample
+from agents_examples.calculator.tasks import Problem, random_problem, score
 from agents_examples.calculator.vocabulary import render
 from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
@@ -32,9 +32,6 @@ _LONGEST = 48
 _MAX_TURNS = 3
 
 Groups = list[TrajectoryGroup]
-
-Draw = Callable[[list[list[int]]], list[Completion]]
-"""What a policy says to prompts."""
 
 
 class Task(Protocol):
@@ -137,35 +134,22 @@ class Calculator:
         )
 
 
-@dataclass
-class _Conversation:
-    """`answer` is set when the model answers without the tool. `read` characters of the rendered conversation are on
-    the path already."""
+class _Conversation(Attempt):
+    """One that is recorded. `read` characters of the rendered conversation are on the path already."""
 
-    problem: Problem
-    recorded: _Recorded
-    answer: str | None = None
-    read: int = 0
-    messages: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.messages.append({"role": "user", "content": self.problem.question})
+    def __init__(self, problem: Problem, recorded: _Recorded) -> None:
+        super().__init__(problem)
+        self.recorded = recorded
+        self.read = 0
 
     def unread(self, tokenizer: Any) -> str:
         return render(tokenizer, self.messages, generation_prompt=True)[self.read :]
 
     def hear(self, text: str, tokenizer: Any) -> None:
-        message = read_answer(text)
-        self.messages.append(message)
+        said = len(self.messages) + 1
+        self.receive(read_answer(text))
         # The model ends its own turn; the line break after it belongs to the frame.
-        self.read = len(render(tokenizer, self.messages).removesuffix("\n"))
-        if "tool_calls" not in message:
-            self.answer = message["content"]
-            return
-        function = message["tool_calls"][0]["function"]
-        known = function["name"] == "calculator"
-        result = calculate(function["arguments"]) if known else "error: the only tool is calculator"
-        self.messages.append({"role": "tool", "tool_call_id": "call_0", "content": result})
+        self.read = len(render(tokenizer, self.messages[:said]).removesuffix("\n"))
 
 
 class Lock:
