@@ -122,7 +122,6 @@ class Learner:
         ]
         looks = self._look(shares) if self._algorithm.looks_first else None
         losses, norms, records = [], [], []
-        learning_rate = learning_rate_at(self.steps, self._settings)
         for number, (mini_batch, share) in enumerate(zip(mini_batches, shares, strict=True)):
             self._optimizer.zero_grad(set_to_none=True)
             loss = 0.0
