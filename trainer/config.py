@@ -93,6 +93,14 @@ class Divergence(StrEnum):
     K3 = "k3"
 
 
+class PreferenceForm(StrEnum):
+    """How a pair of which one side was preferred becomes a loss (`algorithm/preferences.py`)."""
+
+    SIGMOID = "sigmoid"
+    SIGMOID_NORM = "sigmoid_norm"
+    IPO = "ipo"
+
+
 class Precision(StrEnum):
     """What forward and backward compute in. Weights, gradients and optimiser state are float32 in both."""
 
