@@ -223,7 +223,8 @@ class TrainerSettings(_Section):
     run: str = "policy"
     name: str = "trainer"
     """Who claims, as the proxy shows it."""
-    backend: Literal["fsdp"] = "fsdp"
+    backend: Literal["fsdp", "archon"] = "fsdp"
+    """Whose definition of the model: transformers' (any architecture), or our own (`models/archon`)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = Precision.FLOAT32
     activation_checkpointing: bool = False

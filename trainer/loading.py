@@ -6,27 +6,25 @@ from pathlib import Path
 
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import TrainerSettings
+from trainer.models.archon.weights import load_archon
 from trainer.models.huggingface import PolicyModel, load_policy
 from trainer.parallel.mesh import Ranks
 
 
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     """The model of a directory on the ranks' device, sharded over them. A collective. Raises UnsupportedModel."""
-    return _placed(
-        load_policy(
-            directory,
-            settings.precision,
-            token_logprobs,
-            activation_checkpointing=settings.activation_checkpointing,
-        ),
-        ranks,
-    )
+    return _placed(_load(directory, settings, activation_checkpointing=settings.activation_checkpointing), ranks)
 
 
 def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     """The same, never to be trained."""
-    model = load_policy(directory, settings.precision, token_logprobs, activation_checkpointing=False)
+    model = _load(directory, settings, activation_checkpointing=False)
     return _placed(model.requires_grad_(False).eval(), ranks)
+
+
+def _load(directory: Path, settings: TrainerSettings, *, activation_checkpointing: bool) -> PolicyModel:
+    load = load_archon if settings.backend == "archon" else load_policy
+    return load(directory, settings.precision, token_logprobs, activation_checkpointing=activation_checkpointing)
 
 
 def _placed(model: PolicyModel, ranks: Ranks) -> PolicyModel:

@@ -190,7 +190,7 @@ class Replay:
 
     def _loaded(self, head: Head, settings: TrainerSettings) -> PolicyModel:
         """One model for all steps that want the same of it: its weights are replaced."""
-        key = (head.base_model, settings.precision, settings.activation_checkpointing)
+        key = (head.base_model, settings.backend, settings.precision, settings.activation_checkpointing)
         if self._model is None or key != self._model_key:
             weights = None if self._model is None else dict(self._model.named_weights())
             model = load_trained(resolve_directory(head.base_model), settings, self._ranks)
@@ -203,7 +203,7 @@ class Replay:
 
     def _held_to(self, head: Head, settings: TrainerSettings) -> PolicyModel:
         """The reference of a step, loaded once for all that have the same."""
-        key = (head.base_model, settings.precision)
+        key = (head.base_model, settings.backend, settings.precision)
         if self._reference is None or key != self._reference_key:
             base = resolve_directory(head.base_model)
             self._reference, self._reference_key = load_reference(base, settings, self._ranks), key

@@ -1,4 +1,8 @@
-"""Weights between a model, possibly sharded, and Hugging Face's files."""
+"""Weights between a model, possibly sharded, and Hugging Face's files.
+
+A weight with `*` in its name is one tensor in memory, and on the disk one for each index of its first dimension, with
+the index in the place of the `*`: experts, for example.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,20 @@ from trainer.parallel.tensor import NamedWeights, like, whole
 
 
 def gather_weights(weights: NamedWeights, *, keep: bool) -> dict[str, Tensor]:
-    """Whole copies on the CPU by Hugging Face name. A collective; only ranks with `keep` hold the result."""
+    """Whole copies on the CPU by their name on the disk. A collective; only ranks with `keep` hold the result."""
     gathered: dict[str, Tensor] = {}
     for name, parameter in weights:
         tensor = whole(parameter.detach())
         if keep:
-            gathered[name] = tensor.to("cpu", copy=True).contiguous()
+            parts = tensor.unbind(0) if "*" in name else (tensor,)
+            for on_disk, part in zip(names_on_disk(name, len(parts)), parts, strict=True):
+                gathered[on_disk] = part.to("cpu", copy=True).contiguous()
     return gathered
+
+
+def names_on_disk(name: str, count: int) -> list[str]:
+    """Of a weight whose first dimension is `count` long."""
+    return [name.replace("*", str(index)) for index in range(count)] if "*" in name else [name]
 
 
 def save_weights(tensors: Mapping[str, Tensor], directory: Path) -> None:
@@ -53,10 +64,14 @@ def load_weights(weights: NamedWeights, directory: Path) -> None:
     stored = read_weights(directory)
     with torch.no_grad():
         for name, parameter in weights:
-            if name not in stored or stored[name].shape != parameter.shape:
-                found = tuple(stored[name].shape) if name in stored else "nothing"
-                raise WeightsUnusable(f"{directory}: {name} should be {tuple(parameter.shape)}, found {found}")
-            parameter.copy_(like(stored[name], parameter))
+            names = names_on_disk(name, len(parameter))
+            shape = parameter.shape[1:] if "*" in name else parameter.shape
+            for each in names:
+                if each not in stored or stored[each].shape != shape:
+                    found = tuple(stored[each].shape) if each in stored else "nothing"
+                    raise WeightsUnusable(f"{directory}: {each} should be {tuple(shape)}, found {found}")
+            tensor = torch.stack([stored[each] for each in names]) if "*" in name else stored[name]
+            parameter.copy_(like(tensor, parameter))
 
 
 def weight_files(directory: Path) -> list[Path]:

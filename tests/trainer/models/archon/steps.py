@@ -1,0 +1,121 @@
+"""Two optimiser steps on made-up trajectories, and what came of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tests.trainer.models.archon.shapes import VOCABULARY
+from tests.trainer.tiny import trajectory, turn
+from trainer.algorithm.advantages import RunningMeans, assign
+from trainer.algorithm.presets import resolve
+from trainer.config import TrainerSettings
+from trainer.intake.grouping import Batch
+from trainer.intake.packing import MiniBatch, mini_batches
+from trainer.intake.sequences import linearise
+from trainer.loading import load_reference, load_trained
+from trainer.models.state_dict import gather_weights
+from trainer.parallel.mesh import Ranks
+from trainer.update import Learner
+
+_Value = TypeVar("_Value")
+
+ALGORITHM: dict[str, Any] = {"kl_coefficient": 0.1, "mini_batches": 2}
+"""So that a reference is loaded and the batch is looked at before it is learnt from."""
+
+
+def settings_of(**changes: Any) -> TrainerSettings:
+    return TrainerSettings.model_validate(
+        {
+            "backend": "archon",
+            "algorithm": ALGORITHM,
+            # With an eps above the noise of sums in another order, which AdamW would make as large as signals.
+            "optimizer": {"learning_rate": 1e-3, "eps": 1e-3, "clip_norm": 0.05},
+            "batch": {"row_tokens": 24, "max_tokens_per_microbatch": 48},
+            **changes,
+        }
+    )
+
+
+def batch_of(settings: TrainerSettings) -> list[MiniBatch]:
+    """14 trajectories of unlike lengths in 4 groups, one of which teaches nothing."""
+    generator = torch.Generator().manual_seed(1)
+    members = []
+    for index in range(14):
+        output = torch.randint(0, VOCABULARY, (3 + index % 5,), generator=generator).tolist()
+        prompt = torch.randint(0, VOCABULARY, (2 + index % 3,), generator=generator).tolist()
+        reward = 1.0 if index < 3 else float(index % 3 == 0)
+        logprobs = [-4.0 + 0.1 * position for position in range(len(output))]
+        members.append(trajectory(turn(output, prompt=prompt, logprobs=logprobs, temperature=0.8), reward=reward))
+    groups = [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3]
+    algorithm = resolve(settings.algorithm)
+    advantages = assign(members, groups, algorithm, RunningMeans.fresh(0.9))
+    batch = Batch(trajectories=tuple(members), groups=tuple(groups), base_version=0)
+    return mini_batches(batch, advantages.turns, linearise(members), settings.batch, algorithm)
+
+
+def two_updates(directory: Path, settings: TrainerSettings, ranks: Ranks) -> dict[str, Any] | None:
+    """Each is two optimiser steps. Between them everything is captured, and restored into a model loaded anew.
+
+    Losses, gradient norms, weights, log-probabilities and optimiser state; None on all ranks but the first.
+    """
+    algorithm = resolve(settings.algorithm)
+    packed = batch_of(settings)
+    outcomes = []
+    state: dict[str, Any] | None = None
+    weights: dict[str, Tensor] = {}
+    for _ in range(2):
+        model = load_trained(directory, settings, ranks)
+        reference = load_reference(directory, settings, ranks) if algorithm.has_reference else None
+        learner = Learner(model, algorithm, settings.optimizer, ranks, reference)
+        if state is not None:
+            learner.restore(_everywhere(state, ranks))
+            put(model, _everywhere(weights, ranks))
+        outcomes.append(learner.update(packed))
+        state = learner.capture()
+        weights = gather_weights(model.named_weights(), keep=ranks.is_first)
+    if not ranks.is_first:
+        return None
+    assert state is not None
+    tokens = [outcome.tokens for outcome in outcomes if outcome.tokens is not None]
+    return {
+        "losses": [outcome.loss for outcome in outcomes],
+        "norms": [outcome.gradient_norm for outcome in outcomes],
+        "logprobs": [each.logprobs_N.sort().values for each in tokens],
+        "weights": weights,
+        "moments": {
+            f"{name}.{key}": value for name, each in state["optimizer"].items() for key, value in each.items()
+        },
+    }
+
+
+def _everywhere(value: _Value, ranks: Ranks) -> _Value:
+    return ranks.from_first(lambda: value)
+
+
+def put(model: Any, weights: dict[str, Tensor]) -> None:
+    """Whole weights by their names on the disk."""
+    import tempfile
+
+    from trainer.models.state_dict import load_weights, save_weights
+
+    with tempfile.TemporaryDirectory() as directory:
+        save_weights(weights, Path(directory))
+        load_weights(model.named_weights(), Path(directory))
+
+
+def compare(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
+    """Gradients are compared as AdamW's first moments, which are sums of them, and as norms."""
+    for key in ("losses", "norms"):
+        for one, other in zip(found[key], wanted[key], strict=True):
+            assert abs(one - other) < tolerance * max(1.0, abs(other)), (key, one, other)
+    for one, other in zip(found["logprobs"], wanted["logprobs"], strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=0)
+    for key in ("weights", "moments"):
+        assert found[key].keys() == wanted[key].keys()
+        for name, other in wanted[key].items():
+            gap = float((found[key][name] - other).abs().max())
+            assert gap < tolerance, (key, name, gap)

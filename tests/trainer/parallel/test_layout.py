@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.errors import ConfigurationError
+from trainer.parallel.layout import Layout, ModelShape
+
+SHAPE = ModelShape(heads=8, kv_heads=2, intermediate=48, experts=4)
+LETTERS = {"r": "replicas", "d": "data", "c": "context", "t": "tensor"}
+sizes = st.integers(1, 8)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    counts: dict[str, Any] = {name: draw(sizes) for name in LETTERS.values()}
+    sharing = counts["data"] * counts["context"] * counts["tensor"]
+    expert = draw(st.sampled_from([size for size in range(1, sharing + 1) if sharing % size == 0]))
+    return Layout(**counts, expert=expert)
+
+
+@given(layouts(), st.randoms())
+def test_what_is_written_is_what_is_read_in_any_order(layout: Layout, random: Any) -> None:
+    assert Layout.parse(str(layout)) == layout
+    parts = re.findall(r"[a-z]\d+", f"{layout}p1")
+    random.shuffle(parts)
+    assert Layout.parse("".join(parts)) == layout
+
+
+@given(layouts())
+def test_the_world_is_all_axes_but_the_experts(layout: Layout) -> None:
+    assert layout.world == layout.replicas * layout.data * layout.context * layout.tensor
+    layout.check_world(layout.world)
+    assert layout.world % layout.copy == 0
+    assert layout.sharing % layout.expert == 0
+
+
+@given(layouts(), st.integers(1, 64))
+def test_what_is_said_to_fit_another_number_of_processes_does(layout: Layout, processes: int) -> None:
+    if processes == layout.world:
+        return
+    with pytest.raises(ConfigurationError, match=rf"trainer.layout: .*start {layout.world}\b") as refusal:
+        layout.check_world(processes)
+    suggested = re.search(r"or write (\w+)", str(refusal.value))
+    assert (suggested is not None) == (processes % (layout.copy * layout.replicas) == 0)
+    if suggested is not None:
+        Layout.parse(suggested[1]).check_world(processes)
+
+
+@given(layouts(), st.builds(ModelShape, heads=sizes, kv_heads=sizes, intermediate=sizes, experts=st.integers(0, 8)))
+def test_a_layout_that_is_taken_divides_the_model(layout: Layout, shape: ModelShape) -> None:
+    heads, kv_heads = shape.heads // layout.tensor, max(1, shape.kv_heads // layout.tensor)
+    divides = (
+        all(size % layout.tensor == 0 for size in (shape.heads, shape.kv_heads, shape.intermediate))
+        and heads % layout.context == 0
+        and (kv_heads % layout.context == 0 or layout.context % kv_heads == 0)
+        and (layout.expert == 1 or (shape.experts > 0 and shape.experts % layout.expert == 0))
+    )
+    if divides:
+        layout.check_model(shape)
+    else:
+        with pytest.raises(ConfigurationError, match=r"trainer\.layout: "):
+            layout.check_model(shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "write axes with their sizes"),
+        ("2d", "write axes with their sizes"),
+        ("d2 t2", "write axes with their sizes"),
+        ("d-2", "write axes with their sizes"),
+        ("d2x2", "there is no axis x; the axes are r, d, t, p, c, e"),
+        ("d2t2d1", "d stands there twice"),
+        ("d0", "d must be 1 or more"),
+        ("d2p2", "pipelines are not offered"),
+        ("d2c2e3", "of which there are 4; e may be 1 or 2 or 4"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        Layout.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("t4", "t4 does not divide the model's 8 heads, 2 KV heads and an MLP 48 wide; t may be 1 or 2"),
+        ("c3", "c3 cannot share 8 heads with 2 KV heads; c may be 1 or 2 or 4 or 8"),
+        ("t2c8", "c8 cannot share 4 heads with 1 KV heads of each rank of t; c may be 1 or 2 or 4"),
+        ("d3e3", "e3 does not divide the model's 4 experts; e may be 1"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_with_what_would(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        Layout.parse(text).check_model(SHAPE)
+
+
+def test_experts_are_divided_only_where_there_are_some() -> None:
+    with pytest.raises(ConfigurationError, match="no experts; leave e out"):
+        Layout.parse("d2e2").check_model(ModelShape(heads=8, kv_heads=2, intermediate=48, experts=0))
+
+
+def test_another_number_of_processes_is_refused_with_what_would_fit() -> None:
+    with pytest.raises(ConfigurationError, match="d2t2 is for 4 processes, and 6 joined; start 4, or write d3t2"):
+        Layout.parse("t2d2").check_world(6)

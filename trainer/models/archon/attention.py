@@ -1,0 +1,91 @@
+"""Grouped-query attention over packed rows, with rotary positions.
+
+Axes: B rows, T tokens, H heads, K width of a head, D hidden.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.models.archon.config import ModelConfig
+from trainer.models.archon.norm import RMSNorm
+from trainer.parallel.axes import Axes, gather_tokens, heads_to_tokens, local, scatter_tokens, tokens_to_heads
+
+
+class Positions(NamedTuple):
+    """What attention knows of where tokens are: of all tokens of the rows, whichever of them are here."""
+
+    cos_BTK: Tensor
+    sin_BTK: Tensor
+    mask_B1TT: Tensor
+
+
+def positions_of(position_ids_BT: Tensor, config: ModelConfig) -> Positions:
+    """A sequence begins where the position is not the one before plus one; a token sees its own sequence up to itself
+    (SDPA's dense mask: flex_attention has no backward pass on a CPU)."""
+    device = position_ids_BT.device
+    with torch.autocast(device.type, enabled=False):
+        even_K = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
+        angles_BTK = position_ids_BT[..., None].float() / config.rope_theta ** (even_K / config.head_dim)
+        angles_BTK = torch.cat([angles_BTK, angles_BTK], dim=-1)
+    begins_BT = functional.pad(position_ids_BT[:, 1:] != position_ids_BT[:, :-1] + 1, (1, 0))
+    sequence_BT = begins_BT.cumsum(-1)
+    same_BTT = sequence_BT[:, :, None] == sequence_BT[:, None, :]
+    return Positions(angles_BTK.cos(), angles_BTK.sin(), same_BTT.tril()[:, None])
+
+
+class Attention(nn.Module):
+    """Under `tensor` each rank has some heads; under `context` it gets all tokens of some of these for a while."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.axes = Axes()
+        self.head_dim = config.head_dim
+        width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, config.hidden, bias=config.output_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+
+    def forward(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
+        hidden_BTD = gather_tokens(hidden_BTD, self.axes.tensor)
+        q_BTHK = self._heads(hidden_BTD, self.q_proj, self.q_norm)
+        k_BTHK = self._heads(hidden_BTD, self.k_proj, self.k_norm)
+        v_BTHK = self._heads(hidden_BTD, self.v_proj, None)
+        context = self.axes.context
+        if k_BTHK.shape[2] < context.size:
+            copies = context.size // k_BTHK.shape[2]
+            k_BTHK, v_BTHK = (each.repeat_interleave(copies, dim=2) for each in (k_BTHK, v_BTHK))
+        q_BTHK, k_BTHK, v_BTHK = (tokens_to_heads(each, context) for each in (q_BTHK, k_BTHK, v_BTHK))
+        seen_BTHK = _attend(_rotated(q_BTHK, positions), _rotated(k_BTHK, positions), v_BTHK, positions.mask_B1TT)
+        seen_BTHK = heads_to_tokens(seen_BTHK, context)
+        output_BTD = functional.linear(seen_BTHK.flatten(2), local(self.o_proj.weight))
+        output_BTD = scatter_tokens(output_BTD, self.axes.tensor)
+        return output_BTD if self.o_proj.bias is None else output_BTD + local(self.o_proj.bias)
+
+    def _heads(self, hidden_BTD: Tensor, projection: nn.Linear, norm: RMSNorm | None) -> Tensor:
+        bias = None if projection.bias is None else local(projection.bias)
+        flat = functional.linear(hidden_BTD, local(projection.weight), bias)
+        heads_BTHK = flat.view(*flat.shape[:2], -1, self.head_dim)
+        if norm is not None:
+            heads_BTHK = norm(heads_BTHK)
+        return heads_BTHK
+
+
+def _rotated(heads_BTHK: Tensor, positions: Positions) -> Tensor:
+    first, second = heads_BTHK.chunk(2, dim=-1)
+    turned_BTHK = torch.cat([-second, first], dim=-1)
+    return heads_BTHK * positions.cos_BTK[:, :, None] + turned_BTHK * positions.sin_BTK[:, :, None]
+
+
+def _attend(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, mask_B1TT: Tensor) -> Tensor:
+    groups = q_BTHK.shape[2] // k_BTHK.shape[2]
+    k_BHTK, v_BHTK = (each.repeat_interleave(groups, dim=2).transpose(1, 2) for each in (k_BTHK, v_BTHK))
+    seen_BHTK = functional.scaled_dot_product_attention(q_BTHK.transpose(1, 2), k_BHTK, v_BHTK, attn_mask=mask_B1TT)
+    return seen_BHTK.transpose(1, 2)

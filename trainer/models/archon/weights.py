@@ -1,0 +1,47 @@
+"""From a directory of Hugging Face's files to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from trainer.config import Precision
+from trainer.errors import UnsupportedModel, WeightsUnusable
+from trainer.models.archon.config import read_config
+from trainer.models.archon.model import ArchonModel, Block
+from trainer.models.huggingface import TokenLogprobs
+from trainer.models.state_dict import load_weights, names_on_disk, stored_names
+
+_TIED_HEAD = "lm_head.weight"
+
+
+def load_archon(
+    directory: Path,
+    precision: Precision,
+    token_logprobs: TokenLogprobs,
+    *,
+    activation_checkpointing: bool,
+) -> ArchonModel:
+    """The model of a directory with float32 weights on the CPU. Raises UnsupportedModel, also where the files have
+    other weights than the definition."""
+    config = read_config(directory)
+    with torch.device("meta"):
+        model = ArchonModel(config, precision, token_logprobs)
+    model.to_empty(device="cpu")
+    if config.tied:
+        model.causal.lm_head.weight = model.causal.model.embed_tokens.weight
+    try:
+        ours = {on_disk for name, weight in model.named_weights() for on_disk in names_on_disk(name, len(weight))}
+        stored = stored_names(directory) - ({_TIED_HEAD} if config.tied else set())
+        if ours != stored:
+            odd = sorted(ours ^ stored)[0]
+            said = "is missing from the files" if odd in ours else "is in the files and not in the definition"
+            raise UnsupportedModel(f"{directory}: {odd} {said}")
+        load_weights(model.named_weights(), directory)
+    except WeightsUnusable as error:
+        raise UnsupportedModel(str(error)) from error
+    for block in model.layers:
+        if isinstance(block, Block):
+            block.checkpointed = activation_checkpointing
+    return model.train()
