@@ -9,6 +9,7 @@ card is complete.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import IO, Protocol
 
 from proxy.cli.console import Refused
 from proxy.trajectories.transfer.parquet import RecordWriter, read_records
+from proxy.trajectories.transfer.preferences import PREFERENCE_FORMAT, PreferenceRecord, decode_preference
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode, encode
 
 _SHARD_BYTES = 256 << 20
@@ -25,7 +27,7 @@ _GROUP_SESSIONS = 256
 
 
 class _Shard(Protocol):
-    def add(self, line: bytes, record: SessionRecord) -> None: ...
+    def add(self, line: bytes, record: SessionRecord | PreferenceRecord) -> None: ...
 
     def size(self) -> int: ...
 
@@ -36,7 +38,7 @@ class _Lines:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
 
-    def add(self, line: bytes, _record: SessionRecord) -> None:
+    def add(self, line: bytes, _record: SessionRecord | PreferenceRecord) -> None:
         self._file.write(line + b"\n")
 
     def size(self) -> int:
@@ -53,7 +55,8 @@ class _Rows:
         self._group: list[SessionRecord] = []
         self._bytes = 0
 
-    def add(self, line: bytes, record: SessionRecord) -> None:
+    def add(self, line: bytes, record: SessionRecord | PreferenceRecord) -> None:
+        assert isinstance(record, SessionRecord), "preferences have no columns"
         self._group.append(record)
         self._bytes += len(line)
         if self._bytes >= _GROUP_BYTES or len(self._group) >= _GROUP_SESSIONS:
@@ -76,30 +79,34 @@ class _Rows:
 class DatasetWriter:
     """`add` records, then `finish`; without it, `abandon` leaves nothing behind."""
 
-    def __init__(self, directory: Path, *, suffix: str, shard_bytes: int = _SHARD_BYTES) -> None:
-        """`suffix` is parquet or jsonl. Raises Refused for a folder that is in use, ParquetNotInstalled."""
+    def __init__(
+        self, directory: Path, *, suffix: str, preferences: bool = False, shard_bytes: int = _SHARD_BYTES
+    ) -> None:
+        """`suffix` is parquet or jsonl; of `preferences`, jsonl. Raises Refused for a folder that is in use,
+        ParquetNotInstalled."""
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise Refused(f"{directory} is there and not empty: name another folder")
         self._made = not directory.exists()
         self._directory = directory
         self._suffix = suffix
+        self._preferences = preferences
         self._shard_bytes = shard_bytes
         self._partial = directory / ".partial"
         self._partial.mkdir(parents=True)
         self._paths: list[Path] = []
         self._shard: _Shard | None = None
-        self.sessions = self.turns = 0
+        self.records = self.turns = 0
         self._next()
 
     def add(self, line: bytes) -> None:
         """A record as JSON, without the line's end. Raises InvalidRecord."""
-        record = decode(line)
+        record = decode_preference(line) if self._preferences else decode(line)
         if self._shard is None:
             self._next()
         assert self._shard is not None
         self._shard.add(line, record)
-        self.sessions += 1
-        self.turns += len(record.turns)
+        self.records += 1
+        self.turns += len(record.turns) if isinstance(record, SessionRecord) else 0
         if self._shard.size() >= self._shard_bytes:
             self._shard.close()
             self._shard = None
@@ -109,7 +116,10 @@ class DatasetWriter:
         if self._shard is not None:
             self._shard.close()
         card = self._partial / "README.md"
-        card.write_text(_card(run, self._suffix, self.sessions, self.turns))
+        if self._preferences:
+            card.write_text(_preferences_card(run, self.records))
+        else:
+            card.write_text(_card(run, self._suffix, self.records, self.turns))
         data = self._directory / "data"
         data.mkdir()
         count = len(self._paths)
@@ -166,6 +176,15 @@ def _files(source: Path) -> list[Path]:
     return found
 
 
+def is_preference(line: bytes) -> bool:
+    """Whether a line is of an export of preferences; of anything but these, sessions are to be made."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("format") == PREFERENCE_FORMAT
+
+
 def _finish(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
@@ -202,4 +221,34 @@ of them, and `masked` spans were redacted.
 
 `metadata`, `tools` and a turn's `sampling`, `messages`, `request` and `response` are JSON as text in Parquet.
 `base-rl import` takes this folder.
+"""
+
+
+def _preferences_card(run: str, preferences: int) -> str:
+    return f"""---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*.jsonl
+tags:
+- base-rl
+- preferences
+---
+
+# Preferences of the run `{run}`
+
+{preferences} preferences, exported by base-rl. One line is one preference.
+
+| field | what it holds |
+| --- | --- |
+| `chosen`, `rejected` | what went better and what went worse: a session or, with `turn_id`, one of its turns |
+| `chosen.messages`, … | its conversation, in the shape of chat completions |
+| `chosen.turns`, … | its model calls with exact token ids; `preferred` marks those that the preference is about |
+| `source`, `comment`, `created_at`, `id` | who said so, why and when |
+
+A turn's `parent` is an index into its side's `turns`; its full prompt is the first `prefix_tokens` ids of its
+parent's prompt and output, then `prompt_ids`. `masked` spans were redacted.
+
+Import them with `base-rl import`, after the sessions that they are about.
 """

@@ -39,7 +39,12 @@ _When = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%
 def export(
     run: Annotated[str, typer.Argument(help="The run's name or id.")],
     out_dir: Annotated[Path, typer.Option("--out", help="A folder that is not there yet, or is empty.")],
-    file_format: Annotated[FileFormat, typer.Option("--format", help="parquet needs pyarrow.")] = FileFormat.PARQUET,
+    file_format: Annotated[
+        FileFormat | None, typer.Option("--format", help="parquet, which needs pyarrow, unless said otherwise.")
+    ] = None,
+    preferences: Annotated[
+        bool, typer.Option("--preferences", help="Preferences instead of sessions, as JSON lines.")
+    ] = False,
     since: _When = None,
     until: _When = None,
     version: Annotated[int | None, typer.Option(min=0, help="Sessions with tokens of this policy version.")] = None,
@@ -52,6 +57,8 @@ def export(
 ) -> None:
     """Write a run's sessions into a folder that `datasets.load_dataset` reads: messages, rewards, token ids.
 
+    With --preferences, what was preferred to what, with the token ids of both sides; --since and --until then bound
+    the time of the statement.
     An export that is interrupted leaves nothing behind.
     """
     wanted = {
@@ -63,23 +70,30 @@ def export(
         "state": state.value if state is not None else None,
     }
     query = {key: value for key, value in wanted.items() if value is not None}
+    suffix = FileFormat.JSONL if preferences else FileFormat.PARQUET
 
     def write() -> int:
         from proxy.cli.datasets import DatasetWriter
         from proxy.trajectories.transfer.parquet import ParquetNotInstalled, is_installed
 
         address, key = where(data_dir, url, api_key)
-        if file_format is FileFormat.PARQUET and not is_installed():
+        if preferences and (query.keys() - {"since", "until"} or file_format is FileFormat.PARQUET):
+            raise Refused("--preferences goes with --since and --until alone, and is written as JSON lines")
+        file_suffix = file_format or suffix
+        if file_suffix is FileFormat.PARQUET and not is_installed():
             raise Refused(str(ParquetNotInstalled()))
-        writer = DatasetWriter(out_dir, suffix=file_format.value)
+        writer = DatasetWriter(out_dir, suffix=file_suffix.value, preferences=preferences)
         try:
-            asyncio.run(_export(address, key, run, query, writer))
+            what = "export/preferences" if preferences else "export"
+            asyncio.run(_export(address, key, f"/api/v1/runs/{run}/{what}", query, writer))
             files = writer.finish(run)
         except BaseException:
             writer.abandon()
             raise
         out.print(
-            f"{writer.sessions} sessions with {writer.turns} turns in {len(files)} files below {out_dir}",
+            f"{writer.records} preferences in {len(files)} files below {out_dir}"
+            if preferences
+            else f"{writer.records} sessions with {writer.turns} turns in {len(files)} files below {out_dir}",
             highlight=False,
             soft_wrap=True,
         )
@@ -98,7 +112,10 @@ def import_sessions(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add exported sessions to a run. Sessions that came before are skipped: the same file twice adds nothing."""
+    """Add exported sessions, or preferences about sessions that it has, to a run.
+
+    What came before is skipped: the same file twice adds nothing.
+    """
 
     def read() -> int:
         from proxy.trajectories.transfer.parquet import ParquetNotInstalled
@@ -114,7 +131,8 @@ def import_sessions(
         else:
             skipped = f", {total['skipped']} were there already" if total["skipped"] else ""
             trainable = f", {total['trainable']} of them for training" if train else ""
-            out.print(f"{total['imported']} sessions imported{trainable}{skipped}", highlight=False, soft_wrap=True)
+            named = "preferences" if total["preferences"] else "sessions"
+            out.print(f"{total['imported']} {named} imported{trainable}{skipped}", highlight=False, soft_wrap=True)
         return 0
 
     finish(read)
@@ -124,24 +142,29 @@ def _seconds(moment: datetime | None) -> float | None:
     return None if moment is None else moment.replace(tzinfo=UTC).timestamp()
 
 
-async def _export(address: str, key: str, run: str, query: dict[str, Any], writer: Any) -> None:
+async def _export(address: str, key: str, path: str, query: dict[str, Any], writer: Any) -> None:
     from proxy.cli.operations import Operations
 
     async with Operations(address, key) as operations:
-        async for line in operations.lines(f"/api/v1/runs/{run}/export", query):
+        async for line in operations.lines(path, query):
             writer.add(line)
 
 
 async def _import(address: str, key: str, run: str, source: Path, *, train: bool, keep_ids: bool) -> dict[str, int]:
-    from proxy.cli.datasets import lines_of
+    from proxy.cli.datasets import is_preference, lines_of
     from proxy.cli.operations import Operations
 
-    total = {"imported": 0, "skipped": 0, "trainable": 0}
+    total = {"imported": 0, "skipped": 0, "trainable": 0, "preferences": 0}
     async with Operations(address, key) as operations:
         for path, first, lines in _batches(lines_of(source)):
-            query = {"train": train, "keep_ids": keep_ids, "first_line": first}
-            answer = await operations.send(f"/api/v1/runs/{run}/import", query, b"\n".join(lines), told_of=path)
-            for name in total:
+            what, query = "import", {"train": train, "keep_ids": keep_ids, "first_line": first}
+            if is_preference(lines[0]):
+                if train or keep_ids:
+                    raise Refused(f"{path} holds preferences: --train and --keep-ids are for sessions")
+                what, query = "import/preferences", {"first_line": first}
+                total["preferences"] += len(lines)
+            answer = await operations.send(f"/api/v1/runs/{run}/{what}", query, b"\n".join(lines), told_of=path)
+            for name in answer:
                 total[name] += answer[name]
     return total
 

@@ -100,7 +100,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Publishes a version and consumes the claims' trajectories, in one transaction."""
+    """Publishes a version and consumes the claims' trajectories, in one transaction. There are none where the step's
+    inputs say what it was fitted to instead."""
 
     claim_ids: tuple[ClaimId, ...]
     parent_version: int

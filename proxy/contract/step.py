@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.contract.identifiers import ClaimId, SessionId, TurnId
+from proxy.contract.identifiers import ClaimId, PreferenceId, SessionId, TurnId
 
 
 class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,19 @@ class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
 
 
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version was fitted to that no claim handed out. `kind` is `sft` or `dpo`, `options` what it was told.
+    `sessions` are all that it learnt from, those of its `preferences` included; what came from a file may be of
+    another run. `epochs` times through them, in `steps` optimiser steps of an optimiser of its own."""
+
+    kind: str
+    options: dict[str, Any]
+    sessions: tuple[SessionId, ...]
+    preferences: tuple[PreferenceId, ...] = ()
+    epochs: int
+    steps: int
+
+
 class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     """All that a step depends on besides its batch, its seed and its parent's weights.
 
@@ -34,7 +47,8 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     configuration changes in it. `trained_claim` is the one whose gradient made the step; the other claims taught
     nothing, were kept, and only moved the running means, in the order of `claim_ids`. None: all were.
     `optimizer_steps` were taken before it. `fresh_optimizer`: the optimiser was new, as the parent is the base model
-    or its trainer state was not there.
+    or its trainer state was not there. `fit`: the version was fitted to what somebody chose, and no claim made
+    it; the optimiser of the steps was not touched.
     """
 
     config: dict[str, Any]
@@ -43,6 +57,7 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     trained_claim: ClaimId | None
     optimizer_steps: int
     fresh_optimizer: bool
+    fit: Fit | None = None
 
 
 class TokenAudit(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class ErasureTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearntFrom(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy version whose training step consumed so many of the sessions."""
+    """A policy version whose training step consumed so many of the sessions, or that was fitted to them."""
 
     run: str
     version: int
@@ -100,7 +100,8 @@ class EraseService:
             erased = await self.mark(session_ids, ErasedReason.REQUESTED, by=by)
             await self.empty(session_ids)
         rows = await self._database.look(lambda found: KeepingRepository(found).account(session_ids))
-        learnt: dict[tuple[str, int], int] = {}
+        fitted = await self._database.look(lambda found: KeepingRepository(found).fitted_to(session_ids))
+        learnt: dict[tuple[str, int], int] = {(run, version): count for run, version, count in fitted}
         for row in rows:
             if row.consumed_by is not None:
                 learnt[row.run, row.consumed_by] = learnt.get((row.run, row.consumed_by), 0) + row.sessions

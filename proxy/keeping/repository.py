@@ -26,6 +26,7 @@ from sqlalchemy import (
 
 from proxy.database.lifecycle import EndReason, SessionState, TrainingState
 from proxy.database.tables import (
+    PolicyVersionRow,
     PreferenceRow,
     RewardRow,
     RunRow,
@@ -156,6 +157,34 @@ class KeepingRepository:
         found: list[AnyRow] = []
         for part in _chunks(session_ids):
             found += self._connection.execute(_ACCOUNT, {"ids": part})
+        return found
+
+    def fitted_to(self, session_ids: Sequence[str]) -> list[tuple[str, int, int]]:
+        """(run, version, sessions) of versions that were fitted to some of them, which no claim tells."""
+        wanted = set(session_ids)
+        run_ids = {
+            run_id
+            for part in _chunks(session_ids)
+            for run_id in self._connection.execute(
+                select(SessionRow.run_id).where(SessionRow.id.in_(part)).distinct()
+            ).scalars()
+        }
+        of_runs = PolicyVersionRow.run_id.in_(sorted(run_ids)) & (PolicyVersionRow.version > 0)
+        made = self._connection.execute(
+            select(PolicyVersionRow.run_id, PolicyVersionRow.version, PolicyVersionRow.claim_ids).where(of_runs)
+        ).all()
+        found = []
+        for run_id, version, claim_ids in made:
+            if claim_ids:
+                continue
+            name, inputs = self._connection.execute(
+                select(RunRow.name, PolicyVersionRow.inputs)
+                .join(RunRow, RunRow.id == PolicyVersionRow.run_id)
+                .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
+            ).one()
+            count = len(wanted.intersection(((inputs or {}).get("fit") or {}).get("sessions", ())))
+            if count:
+                found.append((name, version, count))
         return found
 
     def erased_count(self) -> list[AnyRow]:

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.claim import CommitRequest
 from proxy.contract.identifiers import ClaimId, RunId
-from proxy.contract.policy import VersionState
+from proxy.contract.policy import VersionState, WeightsReference
 from proxy.contract.step import TokenAudit
 from proxy.database.lifecycle import TrainingState, settle
 from proxy.database.tables import (
@@ -84,6 +84,16 @@ class VersionRepository:
         )
         row = (await self._connection.execute(statement)).one_or_none()
         return row.version if row is not None and set(row.claim_ids) == set(claim_ids) else None
+
+    async def fitted_as(self, run_id: str, parent: int, weights: WeightsReference) -> int | None:
+        """The version that these very weights, of which no claim tells, made of that parent, if there is one."""
+        statement = select(PolicyVersionRow.version).where(
+            PolicyVersionRow.run_id == run_id,
+            PolicyVersionRow.version == parent + 1,
+            PolicyVersionRow.weights_uri == weights.uri,
+            PolicyVersionRow.weights_sha256 == weights.sha256,
+        )
+        return (await self._connection.execute(statement)).scalar_one_or_none()
 
     async def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
         """Those that are not this run's, or not leased any more, or past their lease."""

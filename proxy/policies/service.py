@@ -122,13 +122,21 @@ class VersionService:
 
 
 async def _repetition(repository: VersionRepository, run: RunView, request: CommitRequest) -> CommitReply | None:
-    version = await repository.committed_as(run.id, request.claim_ids, request.weights.sha256)
+    if request.claim_ids:
+        version = await repository.committed_as(run.id, request.claim_ids, request.weights.sha256)
+    else:
+        version = await repository.fitted_as(run.id, request.parent_version, request.weights)
     return None if version is None else CommitReply(version=version, repeated=True)
 
 
 def _check(request: CommitRequest) -> None:
-    if not request.claim_ids:
-        raise InvalidRequest("a commit names the claims that it consumes", param="claim_ids")
+    fit = request.step.inputs.fit if request.step.inputs is not None else None
+    if not request.claim_ids and fit is None:
+        raise InvalidRequest(
+            "a commit names the claims that it consumes, or what it was fitted to", param="claim_ids"
+        )
+    if request.claim_ids and fit is not None:
+        raise InvalidRequest("what was fitted consumes no claims", param="claim_ids")
     if len(set(request.claim_ids)) != len(request.claim_ids):
         raise InvalidRequest("a claim is named twice", param="claim_ids")
     turns = [audit.turn_id for audit in request.step.tokens]

@@ -16,8 +16,10 @@ from proxy.credentials.http import principal, require
 from proxy.credentials.service import PrincipalKind
 from proxy.errors import UnsupportedParameter
 from proxy.http.openapi import described
+from proxy.runs.http import trainers_run
 from proxy.runs.service import RunDirectory
 from proxy.trajectories.transfer.parquet import ParquetNotInstalled, RecordWriter
+from proxy.trajectories.transfer.preferences import PreferenceFilter, encode_preference
 from proxy.trajectories.transfer.reading import ExportFilter
 from proxy.trajectories.transfer.records import SessionRecord, encode
 from proxy.trajectories.transfer.service import TransferService
@@ -45,7 +47,7 @@ async def _admin(request: Request) -> None:
     require(await principal(request), PrincipalKind.ADMIN)
 
 
-@router.get("/export", dependencies=[Depends(_admin)])
+@router.get("/export")
 async def export(
     request: Request,
     run: str,
@@ -57,14 +59,16 @@ async def export(
     purpose: Purpose | None = None,
     state: Literal["open", "ended"] | None = None,
     training: Literal["pending", "ready", "leased", "consumed", "stale", "expired", "excluded"] | None = None,
+    task: str | None = None,
+    session: Annotated[list[str] | None, Query(max_length=1000)] = None,
 ) -> Response:
-    """A run's sessions with everything that was recorded of them, oldest first; erased ones are left out.
+    """A run's sessions with everything that was recorded of them, oldest first; erased ones are left out. For its
+    trainer key and admin keys.
 
     `since` and `until` (exclusive) bound their beginning, in seconds since the epoch; `version` produced one of their
-    tokens; `min_reward` leaves out the unrewarded.
+    tokens; `min_reward` leaves out the unrewarded; `session`, an id, may be given several times.
     """
-    runs: RunDirectory = request.app.state.runs
-    of_run = await runs.by_name_or_id(run)
+    of_run = await trainers_run(request, run)
     wanted = ExportFilter(
         since=since,
         until=until,
@@ -73,6 +77,8 @@ async def export(
         purpose=purpose,
         state=state,
         training=training,
+        task=task,
+        sessions=tuple(session) if session is not None else None,
     )
     records = transfer_of(request).export(of_run, wanted)
     if format is ExportFormat.JSONL:
@@ -83,6 +89,20 @@ async def export(
     except ParquetNotInstalled as error:
         raise UnsupportedParameter(f"the proxy cannot write Parquet: {error}", param="format") from error
     return StreamingResponse(_rows(records, writer, chunks), media_type="application/vnd.apache.parquet")
+
+
+@router.get("/export/preferences")
+async def export_preferences(
+    request: Request, run: str, since: Number = None, until: Number = None, source: str | None = None
+) -> Response:
+    """A run's preferences as JSON lines, in order of arrival, each with the token ids of both sides; those about an
+    erased session are left out. For its trainer key and admin keys."""
+    of_run = await trainers_run(request, run)
+    wanted = PreferenceFilter(since=since, until=until, source=source)
+    records = transfer_of(request).export_preferences(of_run, wanted)
+    return StreamingResponse(
+        (encode_preference(record) async for record in records), media_type="application/x-ndjson"
+    )
 
 
 _REPORT = {200: "How many sessions were imported, and how many were there already."}
@@ -102,6 +122,21 @@ async def import_sessions(
     of_run = await runs.by_name_or_id(run)
     lines = (await request.body()).split(b"\n")
     report = await transfer_of(request).add(of_run, lines, first_line=first_line, train=train, keep_ids=keep_ids)
+    return JSONResponse(msgspec.to_builtins(report))
+
+
+@router.post(
+    "/import/preferences",
+    dependencies=[Depends(_admin)],
+    openapi_extra=described(answers={200: "How many preferences were imported, and how many were there already."}),
+)
+async def import_preferences(request: Request, run: str, first_line: Annotated[int, Query(ge=1)] = 1) -> JSONResponse:
+    """Takes JSON lines as the export of preferences writes them, about sessions that the run has or that were
+    imported into it. What came before is skipped."""
+    runs: RunDirectory = request.app.state.runs
+    of_run = await runs.by_name_or_id(run)
+    lines = (await request.body()).split(b"\n")
+    report = await transfer_of(request).add_preferences(of_run, lines, first_line=first_line)
     return JSONResponse(msgspec.to_builtins(report))
 
 

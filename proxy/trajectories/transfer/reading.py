@@ -24,7 +24,7 @@ AnyRow = Row[*tuple[Any, ...]]
 
 class ExportFilter(msgspec.Struct, frozen=True, kw_only=True):
     """None means any. `since` and `until` bound the session's beginning, in seconds since the epoch, the second one
-    exclusively; `version` produced one of its tokens; `min_reward` leaves out the unrewarded."""
+    exclusively; `version` produced one of its tokens; `min_reward` leaves out the unrewarded. `sessions` are ids."""
 
     since: float | None = None
     until: float | None = None
@@ -33,6 +33,8 @@ class ExportFilter(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose | None = None
     state: str | None = None
     training: str | None = None
+    task: str | None = None
+    sessions: tuple[str, ...] | None = None
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -61,6 +63,11 @@ class TransferReader:
         rows = self._connection.execute(statement.order_by(*order).limit(limit)).all()
         records = [self._record(row, rules) for row in rows]
         return records, Place(rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
+
+    def named(self, ids: Sequence[str], *, rules: RewardRules) -> dict[str, SessionRecord]:
+        """Those of the sessions that are there and not erased, by id."""
+        rows = self._connection.execute(_SESSIONS.where(SessionRow.id.in_(ids), SessionRow.erased_at.is_(None))).all()
+        return {row.id: self._record(row, rules) for row in rows}
 
     def _record(self, row: AnyRow, rules: RewardRules) -> SessionRecord:
         turn_rows = self._connection.execute(
@@ -120,6 +127,7 @@ def _bounds(wanted: ExportFilter) -> list[Any]:
         SessionRow.purpose: wanted.purpose.value if wanted.purpose is not None else None,
         SessionRow.state: wanted.state,
         SessionRow.training: wanted.training,
+        SessionRow.task: wanted.task,
     }
     bounds: list[Any] = [column == value for column, value in exact.items() if value is not None]
     if wanted.since is not None:
@@ -128,6 +136,8 @@ def _bounds(wanted: ExportFilter) -> list[Any]:
         bounds.append(SessionRow.created_at < wanted.until)
     if wanted.min_reward is not None:
         bounds.append(SessionRow.reward >= wanted.min_reward)
+    if wanted.sessions is not None:
+        bounds.append(SessionRow.id.in_(wanted.sessions))
     if wanted.version is not None:
         bounds += [SessionRow.oldest_version <= wanted.version, SessionRow.newest_version >= wanted.version]
     return bounds

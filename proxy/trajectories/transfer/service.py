@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Connection
@@ -16,9 +16,18 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest
 from proxy.runs.service import RunView
+from proxy.trajectories.transfer.preferences import (
+    PreferenceFilter,
+    PreferenceRecord,
+    add_preference,
+    decode_preference,
+    preference_page,
+)
 from proxy.trajectories.transfer.reading import ExportFilter, Place, TransferReader
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode
 from proxy.trajectories.transfer.writing import TransferWriter, is_whole
+
+_Record = TypeVar("_Record")
 
 PseudonymsOf = Callable[[Mapping[str, Any]], Sequence[bytes]]
 
@@ -33,6 +42,13 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
     imported: int
     skipped: int
     trainable: int
+
+
+class PreferenceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`skipped` came before."""
+
+    imported: int
+    skipped: int
 
 
 class TransferService:
@@ -55,12 +71,46 @@ class TransferService:
             if place is None:
                 return
 
+    async def export_preferences(self, run: RunView, wanted: PreferenceFilter) -> AsyncIterator[PreferenceRecord]:
+        """The run's preferences, in order of arrival, each with both sides as they are when its turn comes; those
+        about an erased session are left out. Holds a few at a time."""
+        after: int | None = 0
+        rules = run.settings.reward_rules
+        while after is not None:
+            read = partial(
+                preference_page, run_id=run.id, wanted=wanted, after=after, rules=rules, limit=_READ_AT_ONCE
+            )
+            records, after = await self._database.look(read)
+            for record in records:
+                yield record
+
+    async def add_preferences(self, run: RunView, lines: Sequence[bytes], *, first_line: int) -> PreferenceReport:
+        """Imports preferences about sessions that the run has; all that are new, or none where one is invalid or
+        about a session that is not there. Raises InvalidRequest, which names the line."""
+        records = [
+            (first_line + index, _of_line(decode_preference, line, first_line + index))
+            for index, line in enumerate(lines)
+            if line.strip()
+        ]
+
+        def write(connection: Connection) -> int:
+            added = 0
+            for number, record in records:
+                try:
+                    added += add_preference(connection, run.id, record)
+                except InvalidRecord as error:
+                    raise InvalidRequest(f"line {number}: {error}", param=f"line {number}") from error
+            return added
+
+        imported = await self._database.transact(write) if records else 0
+        return PreferenceReport(imported=imported, skipped=len(records) - imported)
+
     async def add(
         self, run: RunView, lines: Sequence[bytes], *, first_line: int, train: bool, keep_ids: bool
     ) -> ImportReport:
         """Imports records, one a line; all that are new, or none where one is invalid. Raises InvalidRequest, which
         names line and field. `first_line` is the number of the first one, for that message."""
-        records = [_decoded(line, first_line + index) for index, line in enumerate(lines) if line.strip()]
+        records = [_of_line(decode, line, first_line + index) for index, line in enumerate(lines) if line.strip()]
         imported = trainable = 0
         for start in range(0, len(records), _WRITTEN_AT_ONCE):
             part = records[start : start + _WRITTEN_AT_ONCE]
@@ -106,8 +156,8 @@ def _add(
     return len(added), usable
 
 
-def _decoded(line: bytes, number: int) -> SessionRecord:
+def _of_line(decode_: Callable[[bytes], _Record], line: bytes, number: int) -> _Record:
     try:
-        return decode(line)
+        return decode_(line)
     except InvalidRecord as error:
         raise InvalidRequest(f"line {number}: {error}", param=f"line {number}") from error

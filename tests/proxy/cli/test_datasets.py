@@ -18,11 +18,13 @@ from proxy.http import errors
 from proxy.keeping import endpoints as keeping_endpoints
 from proxy.keeping.erasing import EraseService
 from proxy.trajectories.transfer import endpoints as transfer_endpoints
+from proxy.trajectories.transfer.preferences import decode_preference
 from proxy.trajectories.transfer.records import encode
 from proxy.trajectories.transfer.service import TransferService
 from tests.database import sqlite_database
 from tests.proxy.chat.world import listening
 from tests.proxy.store import Store, open_store
+from tests.proxy.trajectories.transfer.test_preferences import preferred
 from tests.proxy.trajectories.transfer.test_service import exported, recorded
 from tests.proxy.trajectories.world import World
 
@@ -83,6 +85,21 @@ async def test_out_and_in_again(site: Site, tmp_path: Path, suffix: str) -> None
     wrong.write_bytes(lines[0] + b"\n\n{}\n")
     told = await site.run("import", str(wrong), "--run", "policy", status=1)
     assert "line 3" in told.replace("\n", " ")
+
+
+async def test_preferences_out_and_in_again(site: Site, tmp_path: Path) -> None:
+    one, other = [(await recorded_in(site)).session_id for _ in range(2)]
+    await preferred(site.world, one, other, comment="so")
+    out = tmp_path / "out"
+    assert "1 preferences in 1 files" in await site.run("export", "policy", "--preferences", "--out", str(out))
+    ((_, _, line),) = lines_of(out)
+    assert decode_preference(line).comment == "so"
+    assert "0 preferences imported, 1 were there already" in await site.run("import", str(out), "--run", "policy")
+    told = await site.run("import", str(out), "--run", "policy", "--train", status=1)
+    assert "holds preferences" in told
+    wrong = ["export", "policy", "--preferences", "--out", str(tmp_path / "other")]
+    for words in (["--min-reward", "1"], ["--format", "parquet"]):
+        assert "JSON lines" in await site.run(*wrong, *words, status=1)
 
 
 async def test_an_export_that_is_interrupted_leaves_nothing_behind(site: Site, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.errors import Gone, InvalidRequest, NotFound
 from proxy.keeping.erasing import EraseService, ErasureTarget, LearntFrom
 from proxy.keeping.repository import ErasedReason
+from proxy.policies.service import VersionService
+from tests.proxy.policies.publishing import fit_request, publish
 from tests.proxy.trajectories.world import World
 
 SECRET = "the patient's name is Quirinius"
@@ -200,3 +202,12 @@ async def test_targets_are_named_rightly(world: World) -> None:
         await service.erase(ErasureTarget(session="nowhere"))
     with pytest.raises(NotFound, match="no run 'nowhere'"):
         await service.erase(ErasureTarget(user="ada", run="nowhere"))
+
+
+async def test_versions_that_were_fitted_to_it_are_named(world: World, tmp_path: Path) -> None:
+    fitted, other = await told(world), await told(world)
+    versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+    await versions.commit(world.run, fit_request([fitted, SessionId("ses_elsewhere")], 0, publish(tmp_path)))
+    report = await eraser(world).erase(ErasureTarget(session=fitted))
+    assert report.versions == (LearntFrom(run="policy", version=1, sessions=1),)
+    assert (await eraser(world).erase(ErasureTarget(session=other))).versions == ()

@@ -10,6 +10,7 @@ from pathlib import Path
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId, SessionId
 from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.contract.step import Fit, StepConditions, StepInputs
 
 
 def publish(directory: Path, content: bytes | None = None) -> WeightsReference:
@@ -49,3 +50,27 @@ def audit(ratio: float) -> TrajectoryAudit:
         ratio_max=ratio,
         clipped_share=0.0,
     )
+
+
+def fit_request(sessions: Sequence[SessionId], parent: int, weights: WeightsReference) -> CommitRequest:
+    inputs = StepInputs(
+        config={},
+        algorithm={},
+        conditions=StepConditions(
+            trainer="0",
+            torch="0",
+            transformers="0",
+            python="0",
+            machine="m",
+            device="cpu",
+            device_name="cpu",
+            threads=1,
+            ranks=1,
+        ),
+        trained_claim=None,
+        optimizer_steps=0,
+        fresh_optimizer=True,
+        fit=Fit(kind="sft", options={}, sessions=tuple(sessions), epochs=1, steps=1),
+    )
+    step = StepReport(config_hash="c" * 64, seed=7, metrics={"loss": 0.5}, audit=(), inputs=inputs)
+    return CommitRequest(claim_ids=(), parent_version=parent, weights=weights, step=step)

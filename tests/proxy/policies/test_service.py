@@ -13,7 +13,7 @@ from proxy.database.tables import ClaimRow, PolicyVersionRow
 from proxy.errors import Conflict, InvalidRequest
 from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, fit_request, publish
 from tests.proxy.trajectories.world import World
 
 
@@ -214,3 +214,20 @@ async def test_a_commit_names_each_of_its_claims_once(
     for claim_ids in ([], [claim_id, claim_id]):
         with pytest.raises(InvalidRequest):
             await versions.commit(world.run, commit_request(claim_ids, 0, publish(tmp_path)))
+
+
+async def test_a_version_that_was_fitted_has_no_claims(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    session = await world.ready()
+    fitted = fit_request([session], 0, publish(tmp_path))
+    for repeated in (False, True):
+        assert await versions.commit(world.run, fitted) == CommitReply(version=1, repeated=repeated)
+    assert (await world.session_row(session)).training == "ready", "nobody claimed it"
+    other = fit_request([session], 0, publish(tmp_path))
+    with pytest.raises(Conflict, match="the head is version 1"):
+        await versions.commit(world.run, other)
+    claim_id, _ = await claimed(world, claims)
+    with pytest.raises(InvalidRequest, match="consumes no claims"):
+        await versions.commit(world.run, msgspec.structs.replace(other, claim_ids=(claim_id,), parent_version=1))
+    assert (await versions.commit(world.run, commit_request([claim_id], 1, publish(tmp_path)))).version == 2

@@ -5,16 +5,19 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 
 from proxy.credentials.service import PrincipalKind
 from proxy.http import errors
 from proxy.trajectories.transfer import endpoints
+from proxy.trajectories.transfer.preferences import decode_preference
 from proxy.trajectories.transfer.records import decode, encode
 from proxy.trajectories.transfer.service import TransferService
 from tests.database import sqlite_database
 from tests.proxy.store import Store, open_store
+from tests.proxy.trajectories.transfer.test_preferences import preferred
 from tests.proxy.trajectories.transfer.test_service import exported, recorded
 from tests.proxy.trajectories.world import World
 from tests.running_app import bearer
@@ -80,3 +83,24 @@ async def test_what_is_asked_wrongly_is_told(api: tuple[httpx.AsyncClient, Store
     key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
     assert (await client.get("/api/v1/runs/policy/export", headers=bearer(key.text))).status_code == 403
     assert (await client.post("/api/v1/runs/policy/import", headers=bearer(key.text))).status_code == 403
+
+
+async def test_preferences_for_trainers_too(api: tuple[httpx.AsyncClient, Store, World]) -> None:
+    client, store, world = api
+    one, other = await world.ready(), await world.ready(0.0)
+    await preferred(world, one, other)
+    path = "/api/v1/runs/policy/export"
+    trainer = bearer((await store.credentials.create(PrincipalKind.TRAINER, run_id=store.run.id)).text)
+    run = bearer((await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)).text)
+    for headers, status in ((trainer, 200), (run, 403)):
+        assert (await client.get(f"{path}/preferences", headers=headers)).status_code == status
+        assert (await client.get(path, headers=headers)).status_code == status
+    lines = (await client.get(f"{path}/preferences", headers=trainer)).content.splitlines()
+    assert [decode_preference(line).chosen.session_id for line in lines] == [one]
+    named = await client.get(path, params={"session": [other, "ses_nobody"]}, headers=trainer)
+    assert [msgspec.json.decode(line)["session_id"] for line in named.content.splitlines()] == [other]
+    assert (await client.get(path, params={"task": "none"})).content == b""
+    answer = await client.post("/api/v1/runs/policy/import/preferences", content=b"\n".join(lines))
+    assert answer.json() == {"imported": 0, "skipped": 1}
+    refused = await client.post("/api/v1/runs/policy/import/preferences", headers=trainer, content=b"")
+    assert refused.status_code == 403
