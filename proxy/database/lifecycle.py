@@ -15,12 +15,24 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Text, bindparam, cast, literal_column, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Float,
+    Text,
+    Update,
+    bindparam,
+    cast,
+    literal_column,
+    select,
+    update,
+)
 
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
 from proxy.database.combining import LedgerEntry, revised_at, session_rewards
-from proxy.database.prepared import Prepared, among
+from proxy.database.prepared import Prepared, among, given_rows
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.settings import RunSettings
 
@@ -132,23 +144,33 @@ def settle(
     claimable, or groups complete.
     """
     done = Settled([], [])
-    for session_id in sorted({*session_ids, *endings}):  # in one order: see `lock_sessions`
-        found = _FACTS.run(connection, {"of": session_id})
-        if not found:
-            continue
-        *columns, config = found[0]
-        before = _Facts(*columns)
-        facts = _ended(before, endings[session_id], now) if session_id in endings else before
-        entries = [_entry(row) for row in _ENTRIES.run(connection, {"of": session_id})]
-        lineage = _lineage(connection, session_id) if facts.training in _TAKEN else None
-        facts = _settled(facts, entries, lineage, reward_rules_in(config), now)
+    wanted = list({**dict.fromkeys(session_ids), **endings})
+    if not wanted:
+        return done
+    found = [(_Facts(*columns), config) for *columns, config in _FACTS.run(connection, {"ids": wanted})]
+    ledger = ledger_of(connection, [facts.id for facts, _ in found])
+    settled: list[_Facts] = []
+    for before, config in found:
+        facts = _ended(before, endings[before.id], now) if before.id in endings else before
+        lineage = _lineage(connection, before.id) if facts.training in _TAKEN else None
+        facts = _settled(facts, ledger[before.id], lineage, reward_rules_in(config), now)
         if facts.training != before.training:
-            done.changed.append(session_id)
+            done.changed.append(before.id)
         if facts.state != before.state:
-            done.ended.append(session_id)
+            done.ended.append(before.id)
         if facts != before:
-            _SETTLE.run(connection, {"of": session_id, **{name: getattr(facts, name) for name in _SETTLED}})
+            settled.append(facts)
+    _write(connection, settled)
     return done
+
+
+def _write(connection: Connection, settled: Sequence[_Facts]) -> None:
+    if len(settled) > 1 and connection.dialect.name == "postgresql":
+        names = ("id", *_SETTLED)
+        _SETTLE_ALL.run(connection, {name: [getattr(facts, name) for facts in settled] for name in names})
+        return
+    for facts in settled:
+        _SETTLE.run(connection, {"of": facts.id, **{name: getattr(facts, name) for name in _SETTLED}})
 
 
 def ledger_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
@@ -166,6 +188,7 @@ def _entry(row: Sequence[Any]) -> LedgerEntry:
 class _Facts(NamedTuple):
     """A session's row, as far as `settle` asks."""
 
+    id: str
     run_id: str
     purpose: str
     state: str
@@ -250,7 +273,8 @@ _OF = SessionRow.id == bindparam("of")
 _FACTS = Prepared(
     select(*(getattr(SessionRow, name) for name in _Facts._fields), cast(RunRow.config, Text))
     .join(RunRow, RunRow.id == SessionRow.run_id)
-    .where(_OF)
+    .where(among(SessionRow.id, "ids"))
+    .order_by(SessionRow.id)  # locked in one order: see `lock_sessions`
     .with_for_update(key_share=True, of=SessionRow)
 )
 
@@ -259,8 +283,6 @@ _LOCK = Prepared(
 )
 
 _ENTRY = tuple(getattr(RewardRow, name) for name in LedgerEntry.__struct_fields__)
-
-_ENTRIES = Prepared(select(*_ENTRY).where(RewardRow.session_id == bindparam("of")).order_by(RewardRow.sequence))
 
 _LEDGER = Prepared(
     select(RewardRow.session_id, *_ENTRY).where(among(RewardRow.session_id, "ids")).order_by(RewardRow.sequence)
@@ -277,6 +299,17 @@ _LINEAGE = (
 )
 
 _SETTLE = Prepared(update(SessionRow).where(_OF).values({name: bindparam(name) for name in _SETTLED}))
+
+
+def _settle_all() -> Update:
+    """The same of several, as PostgreSQL knows it."""
+    row = SessionRow.__table__.c
+    types = {name: Double() if isinstance(row[name].type, Float) else Text() for name in ("id", *_SETTLED)}
+    given = given_rows(**types)
+    return update(SessionRow).where(SessionRow.id == given.c.id).values({name: given.c[name] for name in _SETTLED})
+
+
+_SETTLE_ALL = Prepared(_settle_all())
 
 
 def _facts(row: _Facts, *, rewarded: bool) -> SessionFacts:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, Row, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, Row, Table, bindparam, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
-from proxy.database.prepared import Prepared
+from proxy.database.prepared import NewRows, Prepared, among
 from proxy.database.session_names import session_called
 from proxy.database.tables import PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import InvalidRequest
@@ -37,6 +38,10 @@ class FeedbackRepository:
         # A run may be named like another's id; its name wins, as it does for agents.
         return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).scalar_one_or_none()
 
+    def sessions(self, ids: Sequence[str]) -> list[FoundSession]:
+        """Those of these ids that there are, locked like that of `session`, in one order."""
+        return [FoundSession(*row) for row in _BY_IDS.run(self._connection, {"ids": ids})]
+
     def session(self, name: str, *, run_id: str | None) -> FoundSession | None:
         """By our id or, within a run, by the client's own name: the newest that has it.
 
@@ -63,6 +68,10 @@ class FeedbackRepository:
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         """In order: of two about the same thing, the later supersedes. Raises InvalidRequest where another process
         has just used the idempotency key."""
+        if len(rows) > 1 and self._connection.dialect.name == "postgresql":
+            with _told_apart():
+                _NEW_ENTRIES.add(self._connection, rows)
+            return
         for row in rows:
             self._insert(_INSERT, row)
 
@@ -77,13 +86,20 @@ class FeedbackRepository:
         self._insert(_INSERT_PREFERENCE, row)
 
     def _insert(self, statement: Prepared, row: dict[str, Any]) -> None:
-        try:
+        with _told_apart():
             statement.run(self._connection, row)
-        except IntegrityError as error:
-            raise InvalidRequest(
-                "this idempotency_key was used by another request at this very time; send it again",
-                param="idempotency_key",
-            ) from error
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    """What rows are refused for is their idempotency key: all else was looked at in this transaction."""
+    try:
+        yield
+    except IntegrityError as error:
+        raise InvalidRequest(
+            "this idempotency_key was used by another request at this very time; send it again",
+            param="idempotency_key",
+        ) from error
 
 
 _NUMBERED = "sequence"
@@ -93,11 +109,15 @@ _INSERT = Prepared(
     insert(RewardRow), [column.name for column in RewardRow.__table__.columns if column.name != _NUMBERED]
 )
 
+_NEW_ENTRIES = NewRows(cast("Table", RewardRow.__table__), filled=[_NUMBERED])
+
 _INSERT_PREFERENCE = Prepared(
     insert(PreferenceRow), [column.name for column in PreferenceRow.__table__.columns if column.name != _NUMBERED]
 )
 
 _SESSION = select(*(getattr(SessionRow, name) for name in FoundSession._fields)).with_for_update(key_share=True)
+
+_BY_IDS = Prepared(_SESSION.where(among(SessionRow.id, "ids")).order_by(SessionRow.id))
 
 _BY_ID = Prepared(_SESSION.where(SessionRow.id == bindparam("of")))
 

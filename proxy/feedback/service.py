@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
-from proxy.contract.identifiers import RewardId, SessionId, TurnId, new_reward_id
+from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, is_session_id, new_reward_id
 from proxy.contract.reward import DEFAULT_SOURCE
 from proxy.credentials.http import require
 from proxy.credentials.service import Principal, PrincipalKind
+from proxy.database.group_commit import Together
 from proxy.database.lifecycle import Ending, EndReason, TrainingState, settle
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, InvalidRequest
 from proxy.feedback.preferences import PreferenceItem, PreferenceReceipt, prefer
-from proxy.feedback.repository import FeedbackRepository
+from proxy.feedback.repository import FeedbackRepository, FoundSession
 from proxy.feedback.rules import apply_changed_rules
 from proxy.feedback.targets import Finder, Target
 
@@ -91,7 +92,7 @@ class FeedbackService:
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
         now = self._clock()
         recorded = await self._database.transact(
-            lambda connection: _record(connection, principal, items, now=now),
+            _Recording(principal, items, now),
             about=(items[0].session_id if len(items) == 1 else None) or principal.session_id,
         )
         if recorded.endings:
@@ -136,54 +137,98 @@ class _Recorded(msgspec.Struct, frozen=True):
     changed: list[str]
 
 
-def _record(
-    connection: Connection,
-    principal: Principal,
-    items: Sequence[FeedbackItem],
-    *,
-    now: float,
-) -> _Recorded:
-    found = _Recorded([], [], {}, [])
-    touched: dict[str, None] = {}
-    for index, item in enumerate(items):
-        try:
-            target = Finder(connection, principal, item.run).of_reward(item.session_id, item.turn_id)
-            receipt = _repeated(connection, target, item)
-        except BaseRlError as error:
-            raise _placed(error, index if len(items) > 1 else None) from error
-        if receipt is None:
-            receipt = _append(connection, target, item, now)
-            touched[target.session_id] = None
-            found.new_entries.append((len(item.entries), receipt.effect))
-            if _is_final(item, target):
-                found.endings[target.session_id] = Ending(EndReason.REWARD)
-        found.receipts.append(receipt)
-    found.changed.extend(settle(connection, touched, now=now, endings=found.endings).changed)
-    return found
+class _Recording(Together[_Recorded]):
+    """Items of one request: all or none."""
+
+    def __init__(self, principal: Principal, items: Sequence[FeedbackItem], now: float) -> None:
+        self._principal = principal
+        self._items = items
+        self._now = now
+
+    def __call__(self, connection: Connection) -> _Recorded:
+        return self.together(connection, [self])[0]
+
+    @classmethod
+    def together(cls, connection: Connection, writes: Sequence[Self]) -> list[_Recorded]:
+        repository = FeedbackRepository(connection)
+        named = {name: None for write in writes for name in write._named()}
+        known = {row.id: row for row in repository.sessions(list(named))} if len(named) > 1 else {}
+        found = [_Recorded([], [], {}, []) for _ in writes]
+        rows: list[dict[str, Any]] = []
+        answered: _Answered = {}
+        for write, recorded in zip(writes, found, strict=True):
+            rows += write._take(connection, known, answered, recorded)
+        repository.insert(rows)
+        endings = {session_id: ending for recorded in found for session_id, ending in recorded.endings.items()}
+        touched = dict.fromkeys(row["session_id"] for row in rows)
+        settled = settle(connection, touched, now=max(write._now for write in writes), endings=endings)
+        found[0].changed.extend(settled.changed)  # whoever of them says it, all who wait for it are told
+        return found
+
+    def _named(self) -> Iterator[str]:
+        """The ids of ours that it names or, naming nothing, means."""
+        for item in self._items:
+            name = item.session_id or (self._principal.session_id if item.turn_id is None else None)
+            if name is not None and is_session_id(name):
+                yield name
+
+    def _take(
+        self, connection: Connection, known: Mapping[str, FoundSession], answered: _Answered, recorded: _Recorded
+    ) -> Iterator[dict[str, Any]]:
+        """The new rows of the ledger; what becomes of the items is put into `recorded`."""
+        for index, item in enumerate(self._items):
+            try:
+                target = Finder(connection, self._principal, item.run, known).of_reward(item.session_id, item.turn_id)
+                receipt = _repeated(connection, target, item, answered)
+            except BaseRlError as error:
+                raise _placed(error, index if len(self._items) > 1 else None) from error
+            if receipt is None:
+                rows = _rows(target, item, self._now)
+                receipt = _receipt(
+                    session_id=target.session_id,
+                    turn_id=target.turn_id,
+                    rewards=[row["id"] for row in rows],
+                    after_training=target.training in _WITH_THE_TRAINER,
+                )
+                recorded.new_entries.append((len(rows), receipt.effect))
+                if _is_final(item, target):
+                    recorded.endings[target.session_id] = Ending(EndReason.REWARD)
+                if item.idempotency_key is not None:
+                    answered[target.run_id, item.idempotency_key] = receipt
+                yield from rows
+            recorded.receipts.append(receipt)
 
 
-def _repeated(connection: Connection, target: Target, item: FeedbackItem) -> Receipt | None:
+_Answered = dict[tuple[RunId, str], Receipt]
+"""The answers of this transaction, by run and idempotency key: their rows are not yet written."""
+
+
+def _repeated(connection: Connection, target: Target, item: FeedbackItem, answered: _Answered) -> Receipt | None:
     """The answer of the first time this idempotency key came."""
     if item.idempotency_key is None:
         return None
-    first = item.idempotency_key + _KEY_END
-    last = item.idempotency_key + chr(ord(_KEY_END) + 1)
-    rows = FeedbackRepository(connection).under_key(run_id=target.run_id, first=first, last=last)
+    receipt = answered.get((target.run_id, item.idempotency_key)) or _stored(connection, target, item.idempotency_key)
+    if receipt is not None and receipt.session_id != target.session_id:
+        raise InvalidRequest("this idempotency_key was used for a reward of another session", param="idempotency_key")
+    return receipt
+
+
+def _stored(connection: Connection, target: Target, key: str) -> Receipt | None:
+    rows = FeedbackRepository(connection).under_key(
+        run_id=target.run_id, first=key + _KEY_END, last=key + chr(ord(_KEY_END) + 1)
+    )
     if not rows:
         return None
-    if rows[0].session_id != target.session_id:
-        raise InvalidRequest("this idempotency_key was used for a reward of another session", param="idempotency_key")
     return _receipt(
-        session_id=target.session_id,
+        session_id=SessionId(rows[0].session_id),
         turn_id=rows[0].turn_id,
         rewards=[row.id for row in rows],
         after_training=rows[0].after_training,
     )
 
 
-def _append(connection: Connection, target: Target, item: FeedbackItem, now: float) -> Receipt:
-    after_training = target.training in _WITH_THE_TRAINER
-    rows: list[dict[str, Any]] = [
+def _rows(target: Target, item: FeedbackItem, now: float) -> list[dict[str, Any]]:
+    return [
         {
             "id": new_reward_id(),
             "run_id": target.run_id,
@@ -194,18 +239,11 @@ def _append(connection: Connection, target: Target, item: FeedbackItem, now: flo
             "source": item.source,
             "comment": item.comment,
             "idempotency_key": item.idempotency_key + _KEY_END + name if item.idempotency_key else None,
-            "after_training": after_training,
+            "after_training": target.training in _WITH_THE_TRAINER,
             "created_at": now,
         }
         for name, value in item.entries
     ]
-    FeedbackRepository(connection).insert(rows)
-    return _receipt(
-        session_id=target.session_id,
-        turn_id=target.turn_id,
-        rewards=[row["id"] for row in rows],
-        after_training=after_training,
-    )
 
 
 def _is_final(item: FeedbackItem, target: Target) -> bool:

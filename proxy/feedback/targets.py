@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 from sqlalchemy import Connection
 
@@ -21,9 +24,17 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Finder:
-    """Looks targets up for one key. `run`, a name or an id, is whose names are meant where the key has no run."""
+    """Looks targets up for one key. `run`, a name or an id, is whose names are meant where the key has no run. Of
+    `known`, sessions by id that this transaction has locked, none is looked up again."""
 
-    def __init__(self, connection: Connection, principal: Principal, run: str | None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        principal: Principal,
+        run: str | None,
+        known: Mapping[str, FoundSession] = MappingProxyType({}),
+    ) -> None:
+        self._known = known
         self._repository = FeedbackRepository(connection)
         self._principal = principal
         self._run_id: str | None = principal.run_id
@@ -65,7 +76,9 @@ class Finder:
 
     def _session(self, name: str, param: str) -> FoundSession:
         own = self._principal.session_id
-        row = self._repository.session(name, run_id=self._run_id)
+        row = self._known.get(name)
+        if row is None or self._run_id not in (None, row.run_id):
+            row = self._repository.session(name, run_id=self._run_id)
         if own is not None and (row is None or row.id != own):
             raise PermissionDenied(f"this key belongs to the session {own} alone", param=param)
         if row is None:

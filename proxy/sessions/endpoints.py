@@ -19,7 +19,8 @@ from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import checked_name
-from proxy.sessions.service import CreatedSession, SessionService, SessionSpec
+from proxy.sessions.opening import SessionSpec
+from proxy.sessions.service import CreatedSession, SessionService
 
 router = APIRouter(tags=["sessions"])
 

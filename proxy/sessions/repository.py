@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, Row, Select, and_, bindparam, func, insert, literal, select, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    Table,
+    Text,
+    and_,
+    bindparam,
+    func,
+    insert,
+    literal,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
@@ -13,7 +27,7 @@ from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_gro
 from proxy.contract.turn import Continuation, TurnState
 from proxy.database.lifecycle import SessionState, TrainingState, is_open
 from proxy.database.preferences import preferences_about
-from proxy.database.prepared import Prepared
+from proxy.database.prepared import NewRows, Prepared, given_rows
 from proxy.database.session_names import session_called
 from proxy.database.tables import (
     ClaimedSessionRow,
@@ -55,6 +69,12 @@ class SessionRepository:
         row = session_called(self._connection, name, run_id, _BY_ID)
         return ContextRow(*row) if row is not None else None
 
+    def newest_called(self, names: Sequence[tuple[RunId, str]]) -> dict[tuple[RunId, str], ContextRow]:
+        """The newest session of each of these, a run and a client's own name in it, that there is. On PostgreSQL."""
+        runs, called = zip(*names, strict=True)
+        rows = _NEWEST_CALLED.run(self._connection, {"run": list(runs), "name": list(called)})
+        return {(run_id, name): ContextRow(*columns) for run_id, name, *columns in rows}
+
     def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
         """Who holds the longest of these conversations (`hashes`, longest first) that any session of the key holds:
         its sessions, open or ended, first recorded first, each with the hash (`held`) and how often it was continued
@@ -83,6 +103,9 @@ class SessionRepository:
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         """Raises Conflict where the name of one is that of an open session."""
         try:
+            if len(rows) > 1 and self._connection.dialect.name == "postgresql":
+                _NEW_SESSIONS.add(self._connection, rows)
+                return
             for row in rows:
                 _INSERT.run(self._connection, row)
         except IntegrityError as error:
@@ -230,9 +253,30 @@ _NEW = (
 
 _INSERT = Prepared(insert(SessionRow), columns=_NEW)
 
+_NEW_SESSIONS = NewRows(
+    cast("Table", SessionRow.__table__),
+    filled=[column.name for column in SessionRow.__table__.columns if column.name not in _NEW],
+)
+
 _CONTEXT = tuple(getattr(SessionRow, column) for column in ContextRow._fields)
 
 _BY_ID = Prepared(select(*_CONTEXT).where(SessionRow.id == bindparam("of")))
+
+
+def _newest_called() -> Select[Any]:
+    """A look into an index for each, however many sessions had the name."""
+    given = given_rows(run=Text(), name=Text())
+    newest = (
+        select(*_CONTEXT)
+        .where(SessionRow.run_id == given.c.run, SessionRow.external_id == given.c.name)
+        .order_by(SessionRow.created_at.desc(), SessionRow.id.desc())
+        .limit(1)
+        .lateral()
+    )
+    return select(given.c.run, given.c.name, *newest.c).join_from(given, newest, literal_column("true"))
+
+
+_NEWEST_CALLED = Prepared(_newest_called())
 
 _FOLLOWING = aliased(TurnRow)
 

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
-from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, is_session_id, new_session_id
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, is_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import require
 from proxy.credentials.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
@@ -19,17 +19,17 @@ from proxy.database.lifecycle import (
     EndReason,
     Outcome,
     SessionState,
-    TrainingState,
     lock_sessions,
     settle,
 )
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database, retried
-from proxy.errors import Conflict, Gone, InvalidRequest, NotFound, PermissionDenied
+from proxy.errors import Conflict, NotFound, PermissionDenied
 from proxy.limits.service import Admission, RunLimits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
+from proxy.sessions.opening import Opened, Opening, SessionSpec, erased, group_for, new_row, takes_calls_of
 from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
 from proxy.sessions.views import SessionView, session_view
 
@@ -38,17 +38,6 @@ _BEFORE_PREVIOUS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
 
 _SWEEP_BATCH = 500
 _SWEEP_BATCHES = 20
-
-
-class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A session to be opened. `ttl` is its idle time-out in seconds; the run's otherwise."""
-
-    task: str | None = None
-    group: str | None = None
-    group_size: int | None = None
-    purpose: Purpose = Purpose.TRAIN
-    metadata: dict[str, Any] | None = None
-    ttl: float | None = None
 
 
 class CreatedSession(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,15 +59,6 @@ class SessionObserver(Protocol):
     """Hears of sessions after their commit: metrics. It must not raise and not wait."""
 
     def session_opened(self, *, attributed_by: str) -> None: ...
-
-
-class _Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session that a call opens is made of, beside its name."""
-
-    run: RunView
-    key_id: KeyId
-    group: str | None
-    admission: Admission | None
 
 
 class SessionService:
@@ -118,9 +98,9 @@ class SessionService:
 
         def insert(connection: Connection) -> tuple[list[dict[str, Any]], list[NewKey]]:
             repository = SessionRepository(connection)
-            group_id = _group_for(repository, run, spec, n, now)
+            group_id = group_for(repository, run, spec, n, now)
             rows = [
-                _row(
+                new_row(
                     run_id=run.id,
                     group_id=group_id,
                     attributed_by=AttributedBy.CREATED,
@@ -160,7 +140,7 @@ class SessionService:
             raise PermissionDenied(f"this key belongs to another run than {run.name!r}", param="model")
         if principal.session_id is not None:
             return await self._of_session_key(principal.session_id, run, hints)
-        opening = _Opening(run=run, key_id=principal.key_id, group=hints.group, admission=admission)
+        opening = Opening(run=run, key_id=principal.key_id, group=hints.group, admission=admission)
         if hints.path is not None:
             return await self._named(opening, Name(AttributedBy.PATH, hints.path))
         if hints.previous is not None and (hints.named is None or hints.named.by not in _BEFORE_PREVIOUS):
@@ -282,13 +262,13 @@ class SessionService:
             raise PermissionDenied(f"this key belongs to the session {session_id}, not to {hints.path!r}")
         return _attributed(known, AttributedBy.PATH)
 
-    async def _named(self, opening: _Opening, name: Name) -> SessionContext:
+    async def _named(self, opening: Opening, name: Name) -> SessionContext:
         run = opening.run
         known = self._memory.by_name(run.id, name.text)
         is_looked_up = is_session_id(name.text) or self._memory.has_heard_of(run.id, name.text)
         if known is None and (is_looked_up or opening.admission is not None):
             known = await self._look_up(run.id, name.text)
-        if known is not None and _takes_calls_of(known.context.id, name, is_open=known.is_open):
+        if known is not None and takes_calls_of(known.context.id, name, is_open=known.is_open):
             return _attributed(known, name.by)
         if known is None and is_session_id(name.text) and name.by in (AttributedBy.PATH, AttributedBy.HEADER):
             raise NotFound(f"there is no session {name.text!r} in the run {run.name!r}")
@@ -315,7 +295,7 @@ class SessionService:
         self._memory.put_conversation(key_id, held, times, exact=rows[0].exact)
         return self._memory.continued(key_id, held) or self._remember(rows[0], look)
 
-    async def _open(self, opening: _Opening, name: Name | None) -> SessionContext:
+    async def _open(self, opening: Opening, name: Name | None) -> SessionContext:
         """A session on its first call. Of calls that name it at the same time, one opens it."""
         if opening.admission is not None:
             await opening.admission.to_open()
@@ -324,11 +304,11 @@ class SessionService:
         except Conflict:  # a proxy beside this one was quicker: now it is found
             return await self._find_or_insert(opening, name)
 
-    async def _find_or_insert(self, opening: _Opening, name: Name | None) -> SessionContext:
+    async def _find_or_insert(self, opening: Opening, name: Name | None) -> SessionContext:
         by = name.by if name is not None else AttributedBy.NEW
         run, now, look = opening.run, self._clock(), self._memory.look()
         found, row = await self._database.transact(
-            lambda connection: _find_or_insert(SessionRepository(connection), opening, name, now),
+            Opened(opening, name, now),
             about=name.text if name is not None else opening.key_id,
         )
         if name is not None and found is not None:
@@ -360,7 +340,7 @@ class SessionService:
         if row is None:
             return None
         if row.erased_at is not None:
-            raise _erased(row.id)
+            raise erased(row.id)
         self._memory.put_name(run_id, name, row.id, look)
         return self._remember(row, look)
 
@@ -398,93 +378,5 @@ def _view(connection: Connection, session_id: str) -> SessionView:
     )
 
 
-def _find_or_insert(
-    repository: SessionRepository, opening: _Opening, name: Name | None, now: float
-) -> tuple[ContextRow | None, dict[str, Any] | None]:
-    """The session that has the name, and the one that was opened: None where the first takes the call."""
-    found = repository.context(name=name.text, run_id=opening.run.id) if name is not None else None
-    if found is not None and found.erased_at is not None:
-        raise _erased(found.id)
-    if name is not None and found is not None:
-        is_open = found.state == SessionState.OPEN.value
-        if _takes_calls_of(found.id, name, is_open=is_open):
-            return found, None
-    group_id = None
-    if opening.group is not None:
-        group_id = _group_for(repository, opening.run, SessionSpec(group=opening.group), None, now)
-    row = _row(
-        run_id=opening.run.id,
-        group_id=group_id,
-        attributed_by=name.by if name is not None else AttributedBy.NEW,
-        now=now,
-        external_id=name.text if name is not None else None,
-        key_id=opening.key_id,
-    )
-    repository.insert([row])
-    return found, row
-
-
-def _group_for(
-    repository: SessionRepository, run: RunView, spec: SessionSpec, n: int | None, now: float
-) -> GroupId | None:
-    size = spec.group_size or n
-    if spec.group is None:
-        if n is None or size is None or size < 2:
-            return None
-        return repository.insert_group(run_id=run.id, name=None, size=size, now=now)
-    known = repository.group(run_id=run.id, name=spec.group)
-    if known is None:
-        return repository.insert_group(run_id=run.id, name=spec.group, size=size, now=now)
-    if known.size is None and size is not None:
-        repository.set_group_size(known.id, size)
-    elif spec.group_size is not None and spec.group_size != known.size:
-        raise InvalidRequest(
-            f"the group {spec.group!r} is already known with the size {known.size}", param="group_size"
-        )
-    return GroupId(known.id)
-
-
-def _takes_calls_of(session_id: SessionId, name: Name, *, is_open: bool) -> bool:
-    """Whether a call by this name belongs to the session: not where the name outlived it."""
-    return is_open or not name.by.outlives_sessions or session_id == name.text
-
-
-def _erased(session_id: str) -> Gone:
-    return Gone(f"the session {session_id} was erased; open another one")
-
-
 def _attributed(known: KnownSession, by: AttributedBy) -> SessionContext:
     return msgspec.structs.replace(known.context, attributed_by=by)
-
-
-def _row(
-    *,
-    run_id: RunId,
-    group_id: GroupId | None,
-    attributed_by: AttributedBy,
-    now: float,
-    external_id: str | None = None,
-    key_id: str | None = None,
-    task: str | None = None,
-    purpose: Purpose = Purpose.TRAIN,
-    metadata: dict[str, Any] | None = None,
-    idle_seconds: float | None = None,
-) -> dict[str, Any]:
-    """A new session, with every column that an insert of many needs."""
-    return {
-        "id": new_session_id(),
-        "run_id": run_id,
-        "external_id": external_id,
-        "group_id": group_id,
-        "key_id": key_id,
-        "task": task,
-        "purpose": purpose.value,
-        "metadata": metadata,
-        "attributed_by": attributed_by.value,
-        "state": SessionState.OPEN.value,
-        "training": (TrainingState.EXCLUDED if purpose is Purpose.EVAL else TrainingState.PENDING).value,
-        "turn_count": 0,
-        "idle_seconds": idle_seconds,
-        "created_at": now,
-        "last_active_at": now,
-    }

@@ -10,7 +10,6 @@ from typing import cast as cast_to
 
 import msgspec
 from sqlalchemy import (
-    ARRAY,
     Connection,
     Double,
     Integer,
@@ -23,7 +22,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    column,
     exists,
     func,
     insert,
@@ -33,7 +31,6 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.types import TypeEngine
 
 from proxy.contract.arrays import widened_ids
 from proxy.contract.identifiers import TurnId
@@ -44,7 +41,7 @@ from proxy.contract.turn import (
     VersionSpan,
 )
 from proxy.database.lifecycle import SessionState, TrainingState, is_open, settle
-from proxy.database.prepared import NewRows, Prepared, among, unindexed
+from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
 from proxy.trajectories.assembly import PathPiece, StoredTurn
@@ -299,16 +296,7 @@ _COUNT_AND_INSERT_TURN = Prepared(_count_and_insert_turn())
 
 def _count_turns() -> Update:
     """Of several sessions, as PostgreSQL knows it; the parameters are lists. Returns the session's id first."""
-    types: dict[str, TypeEngine[Any]] = {
-        "id": Text(),
-        "turns": Integer(),
-        "active_at": Double(),
-        "oldest": Integer(),
-        "newest": Integer(),
-    }
-    lists = [bindparam(name, type_=ARRAY(type_)) for name, type_ in types.items()]
-    columns = [column(name, type_) for name, type_ in types.items()]
-    added = func.unnest(*lists).table_valued(*columns, name="added").render_derived()
+    added = given_rows(id=Text(), turns=Integer(), active_at=Double(), oldest=Integer(), newest=Integer())
     row = SessionRow.__table__.c
     return (
         update(SessionRow)

@@ -16,7 +16,7 @@ from benchmarks.postgresql import programs as postgresql_programs
 from proxy.cli.commands import app
 from proxy.contract.claim import ClaimRequest
 from proxy.database.migrate import current, downgrade, newest
-from proxy.sessions.service import SessionSpec
+from proxy.sessions.opening import SessionSpec
 from proxy.trajectories.claims.service import ClaimService
 from tests.database import sqlite_database
 from tests.proxy.store import Store, open_store

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from proxy.credentials.service import Credentials, PrincipalKind, load_secret
 from proxy.database.tables import ApiKeyRow, Base
 from proxy.errors import AuthenticationFailed, NotFound
-from proxy.sessions.service import SessionSpec
+from proxy.sessions.opening import SessionSpec
 from proxy.settings import ConfigurationError
 from tests.proxy.store import Store
 

@@ -10,7 +10,7 @@ from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.preferences import PreferenceItem, PreferenceReceipt
 from proxy.feedback.service import FeedbackService
 from proxy.sessions.identification import SessionHints
-from proxy.sessions.service import SessionSpec
+from proxy.sessions.opening import SessionSpec
 from proxy.sessions.views import PreferenceEntry
 from proxy.settings import RunSettings
 from tests.proxy.domain_client import DomainClient

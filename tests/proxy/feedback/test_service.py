@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from sqlalchemy import Connection, insert, select
@@ -11,9 +12,10 @@ from proxy.credentials.service import PrincipalKind
 from proxy.database.lifecycle import Outcome
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow
 from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
+from proxy.feedback.repository import FeedbackRepository
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService, Receipt
 from proxy.sessions.identification import SessionHints
-from proxy.sessions.service import SessionSpec
+from proxy.sessions.opening import SessionSpec
 from proxy.settings import RunSettings
 from tests.proxy.store import Store
 
@@ -137,6 +139,91 @@ async def test_the_same_key_at_the_same_time_is_one_entry(store: Store) -> None:
     receipts = await asyncio.gather(*(store.feedback.record(store.owner, [item]) for _ in range(16)))
     assert len({receipt.rewards for (receipt,) in receipts}) == 1
     assert await store.reward_values(session_id) == [1.0]
+
+
+async def test_one_key_twice_in_a_batch_is_one_entry(store: Store) -> None:
+    session_id, _ = await session_with_turn(store)
+    items = [reward(value, session_id=session_id, idempotency_key="k") for value in (1.0, 2.0)]
+    first, second = await store.feedback.record(store.owner, items)
+    assert first == second
+    assert await store.reward_values(session_id) == [1.0]
+    other, _ = await session_with_turn(store)
+    with pytest.raises(InvalidRequest):
+        await store.feedback.record(
+            store.owner,
+            [reward(session_id=other, idempotency_key="l"), reward(session_id=session_id, idempotency_key="l")],
+        )
+    assert await store.reward_values(other) == []
+    assert await store.training(other) == "pending"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+async def test_rewards_that_wait_together_are_recorded_as_one_by_one(store: Store, seed: int, refused: bool) -> None:
+    """Of sessions that are open, ended, with the trainer or evaluated, by id and by turn; where one is refused, those
+    beside it are not."""
+    alone = await drawn_rewards(store, random.Random(seed), refused=refused)
+    together = await drawn_rewards(store, random.Random(seed), refused=refused)
+    one = [await effect(store, items) for items in alone[1]]
+    assert one == await asyncio.gather(*(effect(store, items) for items in together[1]))
+    assert (NotFound in one and InvalidRequest in one) == refused
+    assert await ledgers(store, alone[0]) == await ledgers(store, together[0])
+
+
+async def drawn_rewards(
+    store: Store, draw: random.Random, *, refused: bool
+) -> tuple[list[str], list[list[FeedbackItem]]]:
+    """Sessions, and requests about them of which none depends on another's place in line."""
+    made = [
+        await session_with_turn(store, purpose=Purpose.EVAL if number % 5 == 4 else Purpose.TRAIN)
+        for number in range(20)
+    ]
+    for session_id, _ in made[:3]:
+        await store.sessions.end(store.owner, session_id, Outcome.FAILED)
+    for session_id, _ in made[3:6]:
+        await record(store, reward(0.25, session_id=session_id))
+        await store.set_session(session_id, training="consumed", consumed_by=1)
+    requests = []
+    for session_id, turn_id in made:
+        about = {"turn_id": turn_id} if draw.random() < 0.3 else {"session_id": session_id}
+        entries = tuple((name, draw.random()) for name in ("reward", "format")[: draw.randrange(1, 3)])
+        key = f"{session_id}-key" if draw.random() < 0.5 else None
+        final = draw.choice((None, False))
+        item = FeedbackItem(entries=entries, idempotency_key=key, final=final, **about)
+        requests += [[item]] * (2 if key else 1)
+    if refused:
+        requests.insert(5, [reward(session_id="unknown")])
+        requests.insert(9, [reward(session_id=made[7][0], turn_id=made[8][1])])
+    return [session_id for session_id, _ in made], requests
+
+
+async def effect(store: Store, items: list[FeedbackItem]) -> object:
+    try:
+        return [receipt.effect for receipt in await store.feedback.record(store.owner, items)]
+    except (NotFound, InvalidRequest) as error:
+        return type(error)
+
+
+async def ledgers(store: Store, session_ids: list[str]) -> list[tuple[object, ...]]:
+    """What the sessions came to, without what names or dates them."""
+    views = [await store.sessions.get(store.owner, session_id) for session_id in session_ids]
+    return [
+        (
+            view.state,
+            view.end_reason,
+            view.training,
+            view.reward,
+            [(entry.name, entry.value, entry.turn_id is None, entry.after_training) for entry in view.rewards],
+        )
+        for view in views
+    ]
+
+
+async def test_rewards_that_wait_together_are_written_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [await session_with_turn(store) for _ in range(20)]
+    monkeypatch.setattr(FeedbackRepository, "session", None)  # the way of one alone
+    await asyncio.gather(*(record(store, reward(session_id=session_id)) for session_id, _ in made))
+    assert [await store.training(session_id) for session_id, _ in made] == ["ready"] * 20
 
 
 async def test_an_idempotency_key_of_another_session_is_refused(store: Store) -> None:

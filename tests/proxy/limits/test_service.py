@@ -16,7 +16,7 @@ from proxy.database.unit_of_work import Database
 from proxy.errors import RateLimited, TokensLimited, TrainerBehind
 from proxy.limits.service import RunLimits
 from proxy.runs.service import RunView
-from proxy.sessions.service import SessionSpec
+from proxy.sessions.opening import SessionSpec
 from proxy.settings import LimitSettings, RunSettings
 from tests.proxy.store import Store, open_store
 

@@ -25,7 +25,7 @@ from proxy.overview.assembly import bucket_stride, reward_points
 from proxy.overview.service import OverviewService
 from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, RewardPoint
 from proxy.policies.service import VersionService
-from proxy.sessions.service import SessionSpec
+from proxy.sessions.opening import SessionSpec
 from proxy.trajectories.claims.service import ClaimService
 from tests.proxy.policies.publishing import commit_request, publish
 from tests.proxy.store import MovedClock, Store

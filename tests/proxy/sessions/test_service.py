@@ -14,7 +14,8 @@ from proxy.database.tables import EventRow, GroupRow, SessionRow
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.service import FeedbackItem
 from proxy.sessions.identification import AttributedBy, Name, SessionHints
-from proxy.sessions.service import SessionSpec, Swept
+from proxy.sessions.opening import SessionSpec
+from proxy.sessions.service import Swept
 from proxy.settings import RunSettings
 from tests.proxy.store import Store
 

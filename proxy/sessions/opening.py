@@ -1,0 +1,167 @@
+"""New sessions, in the transaction that makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+from sqlalchemy import Connection
+
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, is_session_id, new_session_id
+from proxy.contract.trajectory import Purpose
+from proxy.database.group_commit import Together
+from proxy.database.lifecycle import SessionState, TrainingState
+from proxy.errors import Gone, InvalidRequest
+from proxy.limits.service import Admission
+from proxy.runs.service import RunView
+from proxy.sessions.identification import AttributedBy, Name
+from proxy.sessions.repository import ContextRow, SessionRepository
+
+
+class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A session to be opened. `ttl` is its idle time-out in seconds; the run's otherwise."""
+
+    task: str | None = None
+    group: str | None = None
+    group_size: int | None = None
+    purpose: Purpose = Purpose.TRAIN
+    metadata: dict[str, Any] | None = None
+    ttl: float | None = None
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session that a call opens is made of, beside its name."""
+
+    run: RunView
+    key_id: KeyId
+    group: str | None
+    admission: Admission | None
+
+
+FoundOrNew = tuple[ContextRow | None, dict[str, Any] | None]
+"""The session that has the name, and the row of the one that was opened: None where the first takes the call."""
+
+
+class Opened(Together[FoundOrNew]):
+    """The session that takes a call, opened where none of its name does. Raises Gone, Conflict."""
+
+    def __init__(self, opening: Opening, name: Name | None, now: float) -> None:
+        self._opening = opening
+        self._name = name
+        self._now = now
+
+    def __call__(self, connection: Connection) -> FoundOrNew:
+        repository = SessionRepository(connection)
+        name, run_id = self._name, self._opening.run.id
+        found = repository.context(name=name.text, run_id=run_id) if name is not None else None
+        row = self._new(repository, found)
+        if row is not None:
+            repository.insert([row])
+        return found, row
+
+    @classmethod
+    def together(cls, connection: Connection, writes: Sequence[Self]) -> list[FoundOrNew]:
+        """On PostgreSQL, those by new names of their own at once: SQLite gains nothing by it."""
+        repository = SessionRepository(connection)
+        alike: dict[tuple[RunId, str], Self] = {}
+        if connection.dialect.name == "postgresql":
+            alike = {write._called: write for write in writes if write._called is not None}
+        found = repository.newest_called(list(alike)) if alike else {}
+        results: dict[int, FoundOrNew] = {}
+        rows: list[dict[str, Any]] = []
+        for called, write in alike.items():
+            row = write._new(repository, found.get(called))
+            rows += [row] if row is not None else []
+            results[id(write)] = found.get(called), row
+        repository.insert(rows)
+        return [results[id(write)] if id(write) in results else write(connection) for write in writes]
+
+    @property
+    def _called(self) -> tuple[RunId, str] | None:
+        """The client's own name for it."""
+        if self._name is None or is_session_id(self._name.text):
+            return None
+        return self._opening.run.id, self._name.text
+
+    def _new(self, repository: SessionRepository, found: ContextRow | None) -> dict[str, Any] | None:
+        """The row to be inserted, unless the found one takes the call."""
+        name, opening = self._name, self._opening
+        if name is not None and found is not None:
+            if found.erased_at is not None:
+                raise erased(found.id)
+            if takes_calls_of(found.id, name, is_open=found.state == SessionState.OPEN.value):
+                return None
+        group_id = None
+        if opening.group is not None:
+            group_id = group_for(repository, opening.run, SessionSpec(group=opening.group), None, self._now)
+        return new_row(
+            run_id=opening.run.id,
+            group_id=group_id,
+            attributed_by=name.by if name is not None else AttributedBy.NEW,
+            now=self._now,
+            external_id=name.text if name is not None else None,
+            key_id=opening.key_id,
+        )
+
+
+def group_for(
+    repository: SessionRepository, run: RunView, spec: SessionSpec, n: int | None, now: float
+) -> GroupId | None:
+    size = spec.group_size or n
+    if spec.group is None:
+        if n is None or size is None or size < 2:
+            return None
+        return repository.insert_group(run_id=run.id, name=None, size=size, now=now)
+    known = repository.group(run_id=run.id, name=spec.group)
+    if known is None:
+        return repository.insert_group(run_id=run.id, name=spec.group, size=size, now=now)
+    if known.size is None and size is not None:
+        repository.set_group_size(known.id, size)
+    elif spec.group_size is not None and spec.group_size != known.size:
+        raise InvalidRequest(
+            f"the group {spec.group!r} is already known with the size {known.size}", param="group_size"
+        )
+    return GroupId(known.id)
+
+
+def takes_calls_of(session_id: SessionId, name: Name, *, is_open: bool) -> bool:
+    """Whether a call by this name belongs to the session: not where the name outlived it."""
+    return is_open or not name.by.outlives_sessions or session_id == name.text
+
+
+def erased(session_id: str) -> Gone:
+    return Gone(f"the session {session_id} was erased; open another one")
+
+
+def new_row(
+    *,
+    run_id: RunId,
+    group_id: GroupId | None,
+    attributed_by: AttributedBy,
+    now: float,
+    external_id: str | None = None,
+    key_id: str | None = None,
+    task: str | None = None,
+    purpose: Purpose = Purpose.TRAIN,
+    metadata: dict[str, Any] | None = None,
+    idle_seconds: float | None = None,
+) -> dict[str, Any]:
+    """A new session, with every column that an insert of many needs."""
+    return {
+        "id": new_session_id(),
+        "run_id": run_id,
+        "external_id": external_id,
+        "group_id": group_id,
+        "key_id": key_id,
+        "task": task,
+        "purpose": purpose.value,
+        "metadata": metadata,
+        "attributed_by": attributed_by.value,
+        "state": SessionState.OPEN.value,
+        "training": (TrainingState.EXCLUDED if purpose is Purpose.EVAL else TrainingState.PENDING).value,
+        "turn_count": 0,
+        "idle_seconds": idle_seconds,
+        "created_at": now,
+        "last_active_at": now,
+    }
