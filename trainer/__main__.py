@@ -70,7 +70,7 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
 
     from trainer.claims import ClaimsInHand, take_over
     from trainer.leases import LeaseKeeper
-    from trainer.loading import load_reference, load_trained
+    from trainer.loading import load_critic, load_reference, load_trained
     from trainer.loop import TrainingLoop
     from trainer.models.huggingface import resolve_directory
     from trainer.parallel.mesh import join
@@ -98,7 +98,8 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
         base = resolve_directory(head.base_model)
         model = load_trained(base, settings, ranks)
         reference = load_reference(base, settings, ranks) if algorithm.has_reference else None
-        learner = Learner(model, algorithm, settings.optimizer, ranks, reference)
+        critic = load_critic(base, settings, ranks) if algorithm.has_critic else None
+        learner = Learner(model, algorithm, settings.optimizer, ranks, reference, critic)
         publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
         ending.callback(publisher.close)
         versions = Versions(settings, algorithm, ranks, client, claims, publisher, learner)

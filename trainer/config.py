@@ -39,12 +39,13 @@ _NOT_PART_OF_THE_MATHEMATICS = {"proxy_url", "api_key", "run", "name", "threads"
 
 
 class Baseline(StrEnum):
-    """What is subtracted from a session's reward."""
+    """What is subtracted from a session's reward; with `critic`, from what comes after each token."""
 
     GROUP_MEAN = "group_mean"
     LEAVE_ONE_OUT = "leave_one_out"
     BATCH_MEAN = "batch_mean"
     RUNNING_MEAN = "running_mean"
+    CRITIC = "critic"
     NONE = "none"
 
 
@@ -176,6 +177,11 @@ class AlgorithmSettings(_Section):
     kl_coefficient: NonNegativeFloat | None = None
     kl_form: Divergence | None = None
     turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
+    discount: Annotated[float, Field(gt=0, le=1)] | None = None
+    value_clip: PositiveFloat | None = None
+    critic_rate: PositiveFloat | None = None
+    critic_warmup: NonNegativeInt | None = None
     running_mean_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
     overlong_factor: NonNegativeFloat | None = None
     overlong_tokens: PositiveInt | None = None

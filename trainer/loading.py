@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import TrainerSettings
 from trainer.models.archon.weights import load_archon
 from trainer.models.huggingface import PolicyModel, load_policy
+from trainer.models.value import ValueModel, load_value
 from trainer.parallel.mesh import Ranks
+
+_Model = TypeVar("_Model", PolicyModel, ValueModel)
 
 
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
@@ -22,12 +26,21 @@ def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> 
     return _placed(model.requires_grad_(False).eval(), ranks)
 
 
+def load_critic(directory: Path, settings: TrainerSettings, ranks: Ranks) -> ValueModel:
+    """A critic that begins with the transformer of a directory, which is transformers' own whatever the backend. A
+    collective. Raises UnsupportedModel."""
+    return _placed(
+        load_value(directory, settings.precision, activation_checkpointing=settings.activation_checkpointing),
+        ranks,
+    )
+
+
 def _load(directory: Path, settings: TrainerSettings, *, activation_checkpointing: bool) -> PolicyModel:
     load = load_archon if settings.backend == "archon" else load_policy
     return load(directory, settings.precision, token_logprobs, activation_checkpointing=activation_checkpointing)
 
 
-def _placed(model: PolicyModel, ranks: Ranks) -> PolicyModel:
+def _placed(model: _Model, ranks: Ranks) -> _Model:
     model = model.to(ranks.device)
     if ranks.size > 1:
         from trainer.parallel.fsdp import shard

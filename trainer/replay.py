@@ -25,9 +25,10 @@ from trainer.conditions import conditions, differences
 from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
 from trainer.intake.preparation import prepare
-from trainer.loading import load_reference, load_trained
+from trainer.loading import load_critic, load_reference, load_trained
 from trainer.models.huggingface import PolicyModel, resolve_directory
 from trainer.models.state_dict import digest, gather_weights, read_weights, save_weights
+from trainer.models.value import ValueModel
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner, Outcome
 from trainer.versions import check_format, means_of, state_after
@@ -128,6 +129,8 @@ class Replay:
         self._model_key: tuple[object, ...] = ()
         self._reference: PolicyModel | None = None
         self._reference_key: tuple[object, ...] = ()
+        self._critic: ValueModel | None = None
+        self._critic_key: tuple[object, ...] = ()
 
     def run(self, chain: Sequence[StepBatch]) -> Verdict | None:
         """The verdict on the last step of `plan`'s chain; None on other ranks than the first.
@@ -141,7 +144,8 @@ class Replay:
             settings, algorithm = _configured(step, inputs)
             model = self._loaded(step.parent, settings)
             reference = self._held_to(step.parent, settings) if algorithm.has_reference else None
-            learner = Learner(model, algorithm, settings.optimizer, self._ranks, reference)
+            critic = self._learnt_with(step.parent, settings) if algorithm.has_critic else None
+            learner = Learner(model, algorithm, settings.optimizer, self._ranks, reference, critic)
             if not continued:
                 state = self._begin(step, learner.model)
             if inputs.fresh_optimizer:
@@ -208,6 +212,14 @@ class Replay:
             base = resolve_directory(head.base_model)
             self._reference, self._reference_key = load_reference(base, settings, self._ranks), key
         return self._reference
+
+    def _learnt_with(self, head: Head, settings: TrainerSettings) -> ValueModel:
+        """The critic's model for all steps that want the same of it: its weights are part of the state."""
+        key = (head.base_model, settings.precision, settings.activation_checkpointing)
+        if self._critic is None or key != self._critic_key:
+            base = resolve_directory(head.base_model)
+            self._critic, self._critic_key = load_critic(base, settings, self._ranks), key
+        return self._critic
 
     def _verdict(
         self,

@@ -14,6 +14,7 @@ from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.divergence import divergence
+from trainer.algorithm.value_loss import explained_variance
 from trainer.config import Divergence
 from trainer.intake.grouping import Batch
 from trainer.intake.staleness import Skip, is_trained
@@ -70,6 +71,7 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
     order_N = torch.argsort(tokens.trajectory_N, stable=True)
     counts = torch.bincount(tokens.trajectory_N, minlength=len(batch.trajectories)).tolist()
     difference_N = (tokens.logprobs_N - tokens.behaviour_N)[order_N]
+    credited = _per_trajectory(tokens, len(counts)) if advantages.for_critic else advantages.session
     columns = zip(
         torch.split(difference_N, counts),
         torch.split(tokens.constrained_N[order_N], counts),
@@ -85,7 +87,7 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
             TrajectoryAudit(
                 session_id=batch.trajectories[index].session_id,
                 reward=combined_reward(batch.trajectories[index]),
-                advantage=advantages.session[index],
+                advantage=credited[index],
                 trained_tokens=counts[index],
                 staleness_mean=staleness.mean().item(),
                 staleness_max=int(staleness.max().item()),
@@ -113,6 +115,7 @@ def step_metrics(
     metrics = {
         **_of_batch(batch, advantages),
         **(_of_tokens(outcome.tokens) if outcome.tokens is not None else {}),
+        **(_of_critic(batch, outcome, outcome.tokens) if outcome.tokens is not None else {}),
         **consumption(audits),
         "loss": outcome.loss,
         "gradient_norm": outcome.gradient_norm,
@@ -176,6 +179,33 @@ def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
         "logprob_gap_max": gap_N.max().item(),
         **_staleness(tokens.staleness_N),
     }
+
+
+def _of_critic(batch: Batch, outcome: Outcome, tokens: TokenRecord) -> dict[str, float]:
+    """Of a batch whose advantages a critic made: theirs per token, and how much it had foreseen."""
+    if outcome.value_loss is None or outcome.value_gradient_norm is None:
+        return {}
+    advantages_N = tokens.advantages_N.double()
+    taught = set(tokens.trajectory_N[advantages_N != 0].tolist())
+    return {
+        "advantage_mean": advantages_N.mean().item(),
+        "advantage_std": advantages_N.std(correction=0).item(),
+        "advantage_min": advantages_N.min().item(),
+        "advantage_max": advantages_N.max().item(),
+        "without_signal_share": 1 - len(taught) / len(batch.trajectories),
+        "value_loss": outcome.value_loss,
+        "value_gradient_norm": outcome.value_gradient_norm,
+        "value_mean": tokens.values_N.double().mean().item(),
+        "explained_variance": explained_variance(tokens.values_N, tokens.returns_N),
+    }
+
+
+def _per_trajectory(tokens: TokenRecord, trajectories: int) -> list[float]:
+    """The mean advantage of each one's tokens."""
+    sums = torch.zeros(trajectories, dtype=torch.float64)
+    sums.index_add_(0, tokens.trajectory_N, tokens.advantages_N.double())
+    means: list[float] = (sums / torch.bincount(tokens.trajectory_N, minlength=trajectories)).tolist()
+    return means
 
 
 def _divergence(tokens: TokenRecord) -> dict[str, float]:

@@ -17,17 +17,19 @@ from trainer.algorithm.divergence import divergence, still_to_come
 from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
 from trainer.algorithm.presets import Algorithm
 from trainer.config import Denominator, OptimizerSettings, Proximal
+from trainer.critic import Credit, Critic
 from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch
 from trainer.models.huggingface import PolicyModel
+from trainer.models.value import ValueModel
+from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at
 from trainer.parallel.checkpoint import capture_optimizer, restore_optimizer
 from trainer.parallel.mesh import Ranks
-from trainer.parallel.tensor import whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRecord:
     """What the step saw of each trained token, on the CPU. `logprobs_N` are those before the step; `reference_N` are
-    NaN where there is no reference."""
+    NaN where there is no reference, `values_N` and `returns_N` where there is no critic."""
 
     logprobs_N: Tensor
     reference_N: Tensor
@@ -36,6 +38,8 @@ class TokenRecord:
     weight_N: Tensor
     clipped_N: Tensor
     advantages_N: Tensor
+    values_N: Tensor
+    returns_N: Tensor
     staleness_N: Tensor
     trajectory_N: Tensor
     turn_N: Tensor
@@ -51,7 +55,7 @@ class TokenRecord:
 class Outcome:
     """`stepped` false: no gradient was finite and the weights are as before; `skipped` mini-batches had none that
     was. `tokens` is None on all ranks but the first. `loss` is the mean of the mini-batches'; `gradient_norm` is
-    before clipping, the largest."""
+    before clipping, the largest. Those of the critic are None where there is none."""
 
     stepped: bool
     skipped: int
@@ -59,12 +63,14 @@ class Outcome:
     gradient_norm: float
     learning_rate: float
     tokens: TokenRecord | None
+    value_loss: float | None = None
+    value_gradient_norm: float | None = None
 
 
 class _Look(NamedTuple):
     """Of a micro-batch: log-probabilities under the weights at the start of the step, the proximal policy's and the
-    reference's (None: there is none), what the divergence costs in advantage (None: nothing), and which tokens take
-    part (None: all)."""
+    reference's (None: there is none), what the divergence costs in advantage, or with a critic in reward (None:
+    nothing), and which tokens take part (None: all)."""
 
     logprobs_N: Tensor
     proximal_N: Tensor
@@ -76,14 +82,9 @@ class _Look(NamedTuple):
         return _Look(*(None if each is None else each.to(device) for each in self))  # type: ignore[arg-type]
 
 
-def learning_rate_at(step: int, settings: OptimizerSettings) -> float:
-    """The rate of the step with this number, counted from 0: linear from 1/warmup_steps of it to the whole."""
-    return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
-
-
 class Learner:
-    """A model and its optimiser, and the reference that it is held to, if its algorithm has one. Every rank has a
-    learner and calls the same methods in the same order."""
+    """A model and its optimiser, and the reference that it is held to and the critic that it learns with, if its
+    algorithm has them. Every rank has a learner and calls the same methods in the same order."""
 
     def __init__(
         self,
@@ -92,9 +93,12 @@ class Learner:
         settings: OptimizerSettings,
         ranks: Ranks,
         reference: PolicyModel | None = None,
+        critic: ValueModel | None = None,
     ) -> None:
         if algorithm.has_reference != (reference is not None):
             raise ValueError("a reference belongs to algorithms with a kl_coefficient, and to no other")
+        if algorithm.has_critic != (critic is not None):
+            raise ValueError("a critic belongs to algorithms with that baseline, and to no other")
         self.model = model
         self._reference = reference
         self.steps = 0
@@ -104,14 +108,9 @@ class Learner:
         self._algorithm = algorithm
         self._settings = settings
         self._ranks = ranks
-        self._optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused=True,
-        )
+        self._parameters = list(model.parameters())
+        self._optimizer = adamw(self._parameters, settings)
+        self.critic = None if critic is None else Critic(critic, algorithm, settings, ranks)
 
     def update(self, mini_batches: Sequence[MiniBatch]) -> Outcome:
         """Forward, backward and one step for each mini-batch, shared by the ranks."""
@@ -121,37 +120,77 @@ class Learner:
             for mini_batch in mini_batches
         ]
         looks = self._look(shares) if self._algorithm.looks_first else None
-        losses, norms, records = [], [], []
+        credited = self._credit(mini_batches, shares, looks)
+        losses, value_losses, norms, value_norms, records = [], [], [], [], []
         for number, (mini_batch, share) in enumerate(zip(mini_batches, shares, strict=True)):
-            self._optimizer.zero_grad(set_to_none=True)
-            loss = 0.0
-            for place, micro_batch in enumerate(share):
+            self._zero_grad()
+            loss = value_loss = 0.0
+            for place, each in enumerate(share):
+                micro_batch = each.to(self._ranks.device)
                 look = looks[number][place] if looks is not None else None
-                value, record = self._accumulate(micro_batch.to(self._ranks.device), mini_batch.denominator, look)
+                credit = credited[number][place].to(self._ranks.device) if credited is not None else None
+                value, record = self._accumulate(micro_batch, mini_batch.denominator, look, credit)
                 loss += value
                 records.append(record)
+                if self.critic is not None and credit is not None:
+                    value_loss += self.critic.accumulate(micro_batch, credit, mini_batch.trained_tokens)
             learning_rate = learning_rate_at(self.steps, self._settings)
-            norms.append(self._clip_gradients())
+            norms.append(clip_gradients(self._parameters, self._settings.clip_norm))
             losses.append(loss)
+            if self.critic is not None:
+                value_norms.append(self.critic.clip_gradients())
+                value_losses.append(value_loss)
+                norms[-1] += 0.0 * value_norms[-1]  # neither learns from what is not finite for one of them
             if math.isfinite(norms[-1]):
                 self._step(learning_rate)
-        self._optimizer.zero_grad(set_to_none=True)
-        gathered = self._ranks.gather((sum(losses) / len(losses), TokenRecord.concatenate(records)))
+        self._zero_grad()
+        mean, value_mean = (sum(each) / max(1, len(each)) for each in (losses, value_losses))
+        gathered = self._ranks.gather((mean, value_mean, TokenRecord.concatenate(records)))
         finite = [norm for norm in norms if math.isfinite(norm)]
         return Outcome(
             stepped=bool(finite),
             skipped=len(norms) - len(finite),
-            loss=sum(part for part, _ in gathered),
+            loss=sum(part for part, _, _ in gathered),
             gradient_norm=max(finite or norms),
             learning_rate=learning_rate,
-            tokens=TokenRecord.concatenate([tokens for _, tokens in gathered]) if gathered else None,
+            tokens=TokenRecord.concatenate([tokens for _, _, tokens in gathered]) if gathered else None,
+            value_loss=sum(part for _, part, _ in gathered) if self.critic is not None else None,
+            value_gradient_norm=max(filter(math.isfinite, value_norms), default=0.0)
+            if self.critic is not None
+            else None,
         )
 
+    def _zero_grad(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        if self.critic is not None:
+            self.critic.zero_grad()
+
     def _step(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
-        self.steps += 1
+        if not self._waits:
+            step_at(self._optimizer, learning_rate)
+            self.steps += 1
+        if self.critic is not None:
+            self.critic.step()
+
+    @property
+    def _waits(self) -> bool:
+        """For a critic that has seen too little to be learnt with."""
+        return self.critic is not None and self.critic.learns_alone
+
+    def _credit(
+        self,
+        mini_batches: Sequence[MiniBatch],
+        shares: Sequence[Sequence[MicroBatch]],
+        looks: Sequence[Sequence[_Look]] | None,
+    ) -> list[list[Credit]] | None:
+        """What the critic at the start of the step makes of the whole batch."""
+        if self.critic is None:
+            return None
+        costs = looks if looks is not None else [[None] * len(share) for share in shares]
+        rewards = {index: tree for mini_batch in mini_batches for index, tree in mini_batch.rewards.items()}
+        return self.critic.credit(
+            shares, [[None if look is None else look.cost_N for look in each] for each in costs], rewards
+        )
 
     def _look(self, shares: Sequence[Sequence[MicroBatch]]) -> list[list[_Look]]:
         """The whole batch under the weights at the start of the step, before any of it moves them."""
@@ -186,7 +225,9 @@ class Learner:
         if not self._algorithm.pays_divergence_in_reward:
             return look
         apart_N = divergence(self._algorithm.kl_form, current_N, reference_N)
-        return look._replace(cost_N=self._algorithm.kl_coefficient * still_to_come(apart_N, batch.answer_N))
+        if self.critic is None:  # which knows what is still to come
+            apart_N = still_to_come(apart_N, batch.answer_N)
+        return look._replace(cost_N=self._algorithm.kl_coefficient * apart_N)
 
     def _share(self, micro_batches: Sequence[MicroBatch], *, learns: bool) -> list[MicroBatch]:
         """Every `size`-th micro-batch of a kind, and an idle one at the end where others have one more: all ranks
@@ -213,18 +254,23 @@ class Learner:
         # What acted on constrained tokens is no policy that one could be between, or keep close to.
         return torch.where(batch.constrained_N, current_N, other_N)
 
-    def _accumulate(self, batch: MicroBatch, denominator: int, look: _Look | None) -> tuple[float, TokenRecord]:
+    def _accumulate(
+        self, batch: MicroBatch, denominator: int, look: _Look | None, credit: Credit | None
+    ) -> tuple[float, TokenRecord]:
         """Adds a micro-batch's gradient, if it has one.
 
         Without a look before, this is the first step of its batch: the weights at its start are those of this very
         forward pass, so the recomputed proximal policy is the current one without its gradient.
         """
-        logprobs_N, entropy_N = self._forward(self.model, batch, learns=batch.learns)
+        learns = batch.learns and not self._waits
+        logprobs_N, entropy_N = self._forward(self.model, batch, learns=learns)
         if look is None:
             look = self._looked(logprobs_N.detach(), batch)
         look = look.to(logprobs_N.device)
         share_N, advantages_N = self._share_of(batch, denominator), batch.advantages_N
-        if look.cost_N is not None:
+        if credit is not None:
+            advantages_N = credit.advantages_N
+        elif look.cost_N is not None:
             advantages_N = advantages_N - look.cost_N
         if look.kept_N is not None:
             share_N = share_N * look.kept_N
@@ -243,8 +289,9 @@ class Learner:
         elif look.cost_N is None:
             apart_N = divergence(self._algorithm.kl_form, logprobs_N, reference_N)
             loss = loss + self._algorithm.kl_coefficient * (share_N * apart_N).sum()
-        if batch.learns:
+        if learns:
             torch.autograd.backward(loss)
+        unknown_N = torch.full_like(share_N, math.nan)
         clipped_N = result.clipped_N if look.kept_N is None else result.clipped_N | ~look.kept_N
         record = TokenRecord(
             logprobs_N=look.logprobs_N.cpu(),
@@ -254,6 +301,8 @@ class Learner:
             weight_N=result.weight_N.cpu(),
             clipped_N=clipped_N.cpu(),
             advantages_N=advantages_N.cpu(),
+            values_N=(unknown_N if credit is None else credit.values_N).cpu(),
+            returns_N=(unknown_N if credit is None else credit.returns_N).cpu(),
             staleness_N=batch.staleness_N.cpu(),
             trajectory_N=batch.trajectory_N.cpu(),
             turn_N=batch.turn_N.cpu(),
@@ -268,21 +317,17 @@ class Learner:
             return even_N
         return even_N / torch.bincount(batch.answer_N)[batch.answer_N]
 
-    def _clip_gradients(self) -> float:
-        """Scales the gradient down to the norm bound; its norm before. Left alone where that is not finite."""
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = float(whole(torch.nn.utils.get_total_norm(gradients)).item())
-        bound = self._settings.clip_norm
-        if math.isfinite(norm) and norm > bound:
-            torch._foreach_mul_(gradients, bound / (norm + 1e-6))
-        return norm
-
     def capture(self) -> dict[str, Any]:
-        """The optimiser's state and its place in the schedule. A collective; whole on the first rank alone."""
+        """The optimiser's state and its place in the schedule, and the critic. A collective; whole on the first rank
+        alone."""
         optimizer = capture_optimizer(self.model.named_weights(), self._optimizer, keep=self._ranks.is_first)
-        return {"steps": self.steps, "optimizer": optimizer}
+        critic = {} if self.critic is None else {"critic": self.critic.capture()}
+        return {"steps": self.steps, "optimizer": optimizer, **critic}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """As captured; None makes the optimiser as new. Raises WeightsUnusable."""
+        """As captured; None makes the optimiser and the critic as new, a state without a critic the critic. Raises
+        WeightsUnusable."""
+        if self.critic is not None:
+            self.critic.restore(None if state is None else state.get("critic"))
         self.steps = 0 if state is None else int(state["steps"])
         restore_optimizer(self.model.named_weights(), self._optimizer, {} if state is None else state["optimizer"])

@@ -19,7 +19,7 @@ from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.presets import resolve
 from trainer.config import TrainerSettings
 from trainer.intake.preparation import prepare
-from trainer.loading import load_reference, load_trained
+from trainer.loading import load_critic, load_reference, load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
 
@@ -64,7 +64,8 @@ def learn(run: Run) -> Curve:
         model = load_trained(base, settings, alone)
         actor: Any = load_reference(base, settings, alone).inner
         reference = load_reference(base, settings, alone) if algorithm.has_reference else None
-    learner = Learner(model, algorithm, settings.optimizer, alone, reference)
+        critic = load_critic(base, settings, alone) if algorithm.has_critic else None
+    learner = Learner(model, algorithm, settings.optimizer, alone, reference, critic)
     means = RunningMeans.fresh(algorithm.running_mean_decay)
     rng, generator = random.Random(run.seed), torch.Generator().manual_seed(run.seed)
     behind: deque[dict[str, torch.Tensor]] = deque([_weights(model)], maxlen=run.staleness + 1)

@@ -26,14 +26,13 @@ from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, Serve
 from tests.fakes.engine import FakeEngine
 from tests.proxy.tokens.models import write_model
 from tests.proxy.trajectories.world import World
-from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, load_tiny, save_tiny_model, settings
+from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, learner_of, load_tiny, save_tiny_model, settings
 from trainer.algorithm.presets import resolve
 from trainer.claims import ClaimsInHand
 from trainer.config import TrainerSettings
 from trainer.leases import LeaseKeeper
 from trainer.loop import TrainingLoop
 from trainer.proxy_client import ProxyClient
-from trainer.update import Learner
 from trainer.versions import Versions
 from trainer.weights.disk import DiskPublisher
 
@@ -198,7 +197,7 @@ class RealProxy:
         claims = ClaimsInHand(client, leases, configured.batch, configured.name, process)
         algorithm = resolve(configured.algorithm)
         model = load_tiny(self.base)
-        learner = Learner(model, algorithm, configured.optimizer, ALONE)
+        learner = learner_of(model, algorithm, configured.optimizer, self.base)
         publisher = DiskPublisher(self.weights, self.base, configured.weights.keep_optimizer_states)
         versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
         loop = TrainingLoop(

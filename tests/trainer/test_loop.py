@@ -61,8 +61,13 @@ def test_a_step_commits_a_version_that_from_pretrained_reads(start: Start, tiny_
     assert commit.step.metrics["tokens"] == sum(audit.trained_tokens for audit in commit.step.audit) == 52
 
 
-def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    configured = settings(tmp_path, optimizer={"learning_rate": 1e-3, "warmup_steps": 6, "weight_decay": 0.1})
+@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
+    configured = settings(
+        tmp_path,
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 6, "weight_decay": 0.1},
+        algorithm={"preset": preset},
+    )
     undisturbed_proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     undisturbed = start(undisturbed_proxy, configured)
     undisturbed.loop.resume()
@@ -81,6 +86,31 @@ def test_restarts_change_nothing(start: Start, tiny_model: Path, tmp_path: Path)
         commit.weights.sha256 for commit in undisturbed_proxy.commits
     ]
     assert trainer.loop.means == undisturbed.loop.means
+
+
+def test_a_rollback_takes_the_critic_back(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    trainer = start(proxy, settings(tmp_path, algorithm={"preset": "ppo"}))
+    critic = trainer.learner.critic
+    assert critic is not None
+
+    def values() -> dict[str, torch.Tensor]:
+        return {name: weight.detach().clone() for name, weight in critic.model.named_weights()}
+
+    trainer.loop.resume()
+    before = [values()]
+    for _ in range(2):
+        trainer.loop.step()
+        before.append(values())
+    proxy.move_head(3, proxy.commits[0].weights)
+    trainer.loop.resume()
+    assert same(values(), before[1])
+    assert critic.steps > 0
+    proxy.move_head(4, None)
+    trainer.loop.resume()
+    assert same(values(), before[0])
+    assert critic.steps == 0
+    assert not same(before[1], before[2])
 
 
 def test_a_missing_optimiser_state_is_a_fresh_optimiser(start: Start, tiny_model: Path, tmp_path: Path) -> None:

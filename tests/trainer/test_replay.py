@@ -23,16 +23,16 @@ from tests.trainer.real_proxy import ADMIN, RUN, TRAINER, RealProxy, real_proxy,
 from tests.trainer.serve_trainer import trainer_process
 from trainer.replay_command import DIFFERENT, IMPOSSIBLE, main
 
-STEPS = 6
+STEPS = 8
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealProxy]:
-    """A run of six steps with whatever makes steps differ from each other.
+    """A run of steps with whatever makes them differ from each other.
 
     1: groups and single sessions, which meet the running mean. 2: two kept claims first. 3: by a trainer that was
     started again; trajectories that are skipped, one of them as stale. 4: turn rewards, and older versions. 5: kept
-    claims alone, with unchanged weights. 6: another configuration.
+    claims alone, with unchanged weights. 6: another configuration. 7: the first with a critic. 8: going on with it.
     """
     directory = tmp_path_factory.mktemp("replay")
     with real_proxy(directory, write_real_model(directory / "base")) as proxy:
@@ -76,7 +76,15 @@ def _train(proxy: RealProxy) -> None:
     with proxy.trainer(algorithm={"baseline": "batch_mean", "scale": "none"}, seed=7) as trainer:
         mixed(proxy, version=5)
         trainer.loop.step()
-        assert trainer.loop.head.version == STEPS
+        assert trainer.loop.head.version == 6
+
+    for version in (6, 7):
+        with proxy.trainer(algorithm={"preset": "ppo"}, weights={"keep_optimizer_states": 4}) as trainer:
+            mixed(proxy, version=version)
+            trainer.loop.step()
+            assert trainer.loop.head.version == version + 1
+            assert trainer.learner.critic is not None
+            assert trainer.learner.critic.steps == 2 * (version - 5)
 
 
 def mixed(proxy: RealProxy, *, version: int) -> None:
@@ -124,12 +132,13 @@ def test_every_step_comes_out_bit_for_bit(
 def test_the_run_has_what_makes_steps_differ(trained: RealProxy) -> None:
     """Otherwise the test above proves little."""
     steps = {version: trained.get(f"/steps/{version}") for version in range(1, STEPS + 1)}
-    assert [len(steps[version]["claim_ids"]) for version in steps] == [1, 3, 1, 1, 3, 1]
+    assert [len(steps[version]["claim_ids"]) for version in steps] == [1, 3, 1, 1, 3, 1, 1, 1]
     skipped = {entry["audit"]["skipped"] for entry in steps[3]["trajectories"]}
     assert skipped == {None, "stale", "malformed"}
     assert steps[5]["step"]["weights"]["sha256"] == steps[4]["step"]["weights"]["sha256"]
     assert steps[1]["step"]["metrics"]["baseline_fallbacks"] > 0
-    assert len({steps[version]["config_hash"] for version in steps}) == 2
+    assert len({steps[version]["config_hash"] for version in steps}) == 3
+    assert steps[8]["step"]["metrics"]["value_mean"] != 0
 
 
 def batch_of(proxy: RealProxy, version: int) -> StepBatch:
@@ -229,14 +238,14 @@ def test_the_states_that_were_not_kept_are_made_again_first(
 
 
 def test_weights_that_are_gone_are_made_again_first(trained: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = Path(batch_of(trained, 5).weights.uri)
+    directory = Path(batch_of(trained, 7).weights.uri)
     aside = directory.with_name("aside")
     directory.rename(aside)
     try:
-        status, verdict = replay(trained, 6, capsys, "--verify")
+        status, verdict = replay(trained, 8, capsys, "--verify")
     finally:
         aside.rename(directory)
-    assert (status, verdict["replayed"]) == (0, [1, 2, 3, 4, 5, 6])
+    assert (status, verdict["replayed"]) == (0, [7, 8])
 
 
 def test_weights_that_are_marked_as_removed_are_not_relied_on(

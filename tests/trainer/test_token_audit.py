@@ -30,6 +30,8 @@ def record(
         weight_N=torch.ones(count),
         clipped_N=torch.arange(count) % 2 == 0,
         advantages_N=torch.arange(count, dtype=torch.float32),
+        values_N=torch.full((count,), torch.nan),
+        returns_N=torch.full((count,), torch.nan),
         staleness_N=torch.ones(count),
         trajectory_N=torch.tensor([trajectory for trajectory, _ in places]),
         turn_N=torch.tensor([turn for _, turn in places]),

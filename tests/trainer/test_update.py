@@ -23,7 +23,8 @@ from trainer.intake.grouping import Batch
 from trainer.intake.packing import MiniBatch, mini_batches
 from trainer.intake.sequences import linearise
 from trainer.models.huggingface import PolicyModel
-from trainer.update import Learner, learning_rate_at
+from trainer.optimizer import learning_rate_at
+from trainer.update import Learner
 
 
 def packed_of(
@@ -148,13 +149,15 @@ def test_micro_batches_change_nothing(tiny_model: Path, preset: str, bound: int)
     weights = []
     for settings in (BatchSettings(), BatchSettings(row_tokens=16, max_tokens_per_microbatch=bound)):
         model = load_tiny(tiny_model)
-        packed = packed_of(members, groups, AlgorithmSettings(preset=preset), settings)
+        algorithm = AlgorithmSettings(preset=preset, mini_batches=1)
+        packed = packed_of(members, groups, algorithm, settings)
         optimizer = OptimizerSettings(learning_rate=1e-3, eps=1e-4)
-        learner = learner_of(model, resolve(AlgorithmSettings(preset=preset)), optimizer, tiny_model)
+        learner = learner_of(model, resolve(algorithm), optimizer, tiny_model)
         outcome = learner.update(packed)
         assert outcome.tokens is not None
         assert len(outcome.tokens.logprobs_N) == 12 * 5
-        weights.append(dict(model.named_weights()))
+        critic = {} if learner.critic is None else dict(learner.critic.model.named_weights())
+        weights.append({**dict(model.named_weights()), **{f"critic.{name}": each for name, each in critic.items()}})
     assert len(packed[0].micro_batches) > 1
     for name, weight in weights[0].items():
         torch.testing.assert_close(weight, weights[1][name], atol=1e-6, rtol=1e-5)

@@ -19,10 +19,11 @@ from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.presets import Algorithm, resolve
 from trainer.claims import ClaimsInHand
-from trainer.config import AlgorithmSettings, OptimizerSettings, TrainerSettings
+from trainer.config import AlgorithmSettings, OptimizerSettings, Precision, TrainerSettings
 from trainer.leases import LeaseKeeper
 from trainer.loop import TrainingLoop
 from trainer.models.huggingface import PolicyModel, load_policy
+from trainer.models.value import load_value
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
 from trainer.update import Learner
@@ -143,9 +144,10 @@ def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
 
 
 def learner_of(model: PolicyModel, algorithm: Algorithm, optimizer: OptimizerSettings, base: Path) -> Learner:
-    """Held to the model in `base`, where its algorithm asks for a reference."""
+    """Held to the model in `base`, where its algorithm asks for a reference, with a critic that begins from it."""
     reference = load_tiny(base).requires_grad_(False).eval() if algorithm.has_reference else None
-    return Learner(model, algorithm, optimizer, ALONE, reference)
+    critic = load_value(base, Precision.FLOAT32, activation_checkpointing=False) if algorithm.has_critic else None
+    return Learner(model, algorithm, optimizer, ALONE, reference, critic)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """From rewards to one advantage per turn: pure functions over trajectories.
 
-A session's reward belongs to the whole path to each leaf of its token tree, a turn's reward to that turn alone.
+A session's reward belongs to the whole path to each leaf of its token tree, a turn's reward to that turn alone. A
+critic is given the rewards where they came in, at the end of a turn, and says what each token had to do with them.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ class RunningMeans:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
     """`session[i]` is trajectory i's own, `turns[i][t]` that of its turn t. `fallbacks` counts trajectories without
-    a cohort, which met the running mean. `means` are the running means after this batch."""
+    a cohort, which met the running mean. `means` are the running means after this batch. `for_critic`: they are
+    rewards, `turns[i][t]` what came with the end of turn t."""
 
     session: tuple[float, ...]
     turns: tuple[tuple[float, ...], ...]
     fallbacks: int
     means: RunningMeans
+    for_critic: bool = False
 
     @property
     def all_zero(self) -> bool:
-        return not any(value for turns in self.turns for value in turns)
+        """Whether nothing can be learnt. A critic learns from no reward too."""
+        return not self.for_critic and not any(value for turns in self.turns for value in turns)
 
 
 def assign(
@@ -64,7 +68,9 @@ def assign(
     )
     groups_N = torch.tensor([groups[index] for index in rewarded], dtype=torch.long)
     compared = baseline(algorithm.baseline, rewards_N, groups_N, means.session)
-    advantages_N = (rewards_N - compared.baseline_N) / scale(algorithm.scale, rewards_N, groups_N)
+    advantages_N = rewards_N - compared.baseline_N
+    if not algorithm.has_critic:
+        advantages_N = advantages_N / scale(algorithm.scale, rewards_N, groups_N)
     session = [0.0] * len(trajectories)
     for index, advantage in zip(rewarded, advantages_N.tolist(), strict=True):
         session[index] = advantage
@@ -73,7 +79,9 @@ def assign(
         turn.reward for trajectory in trajectories for turn in trajectory.turns if turn.reward is not None
     ]
     turns = tuple(
-        credit(trajectory, advantage, algorithm, means.turn)
+        as_they_came(trajectory, advantage, algorithm.reward)
+        if algorithm.has_critic
+        else credit(trajectory, advantage, algorithm, means.turn)
         for trajectory, advantage in zip(trajectories, session, strict=True)
     )
     return Advantages(
@@ -84,6 +92,7 @@ def assign(
             session=means.session.updated(rewards_N),
             turn=means.turn.updated(shaped(turn_rewards, algorithm.reward)),
         ),
+        for_critic=algorithm.has_critic,
     )
 
 
@@ -97,6 +106,16 @@ def credit(
         if turn.reward is not None:
             advantages[index] += shaped([turn.reward], algorithm.reward).item() - turn_mean.baseline
     return tuple(advantages)
+
+
+def as_they_came(trajectory: Trajectory, session_reward: float, settings: RewardSettings) -> tuple[float, ...]:
+    """The rewards at the end of each turn: its own, and the session's where no turn goes on from it."""
+    going_on = set(continued(trajectory.turns))
+    return tuple(
+        (0.0 if turn.reward is None else shaped([turn.reward], settings).item())
+        + (0.0 if index in going_on else session_reward)
+        for index, turn in enumerate(trajectory.turns)
+    )
 
 
 def continued(turns: Sequence[TrajectoryTurn]) -> list[int | None]:

@@ -57,7 +57,7 @@ def baseline(kind: Baseline, rewards_N: Tensor, groups_N: Tensor, running: Runni
     count = rewards_N.numel()
     running_N = torch.full_like(rewards_N, running.baseline)
     nobody_N = torch.zeros(count, dtype=torch.bool)
-    if kind is Baseline.NONE:
+    if kind in (Baseline.NONE, Baseline.CRITIC):  # a critic's is per token, and taken away later
         return Comparison(baseline_N=torch.zeros_like(rewards_N), fallback_N=nobody_N)
     if kind is Baseline.RUNNING_MEAN:
         return Comparison(baseline_N=running_N, fallback_N=nobody_N)

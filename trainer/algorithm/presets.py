@@ -34,9 +34,11 @@ class Algorithm:
     constant denominator. With `drop_degenerate`, trajectories without an advantage do not count in the denominator.
     A batch is learnt from in `mini_batches` optimiser steps. `kl_coefficient` times the divergence from the base
     model is added to the loss or, with k1, taken from each token's advantage together with that of the tokens after
-    it in its answer. `turn_discount` is per turn between a turn and the end of its path. `running_mean_decay` is per
-    trajectory. A session whose longest answer comes within `overlong_tail` tokens of `overlong_tokens` loses reward,
-    `overlong_factor` at the most.
+    it in its answer. `turn_discount` is per turn between a turn and the end of its path. With a critic, `gae_lambda`
+    and `discount` are per token (`algorithm/gae.py`); its values may leave those at the start of the step by
+    `value_clip` (None: by any); its learning rate is the policy's times `critic_rate`; it learns alone in its first
+    `critic_warmup` steps. `running_mean_decay` is per trajectory. A session whose longest answer comes within
+    `overlong_tail` tokens of `overlong_tokens` loses reward, `overlong_factor` at the most.
     """
 
     surrogate: Surrogate = Surrogate.CLIP
@@ -57,6 +59,11 @@ class Algorithm:
     kl_coefficient: float = 0.0
     kl_form: Divergence = Divergence.K3
     turn_discount: float
+    gae_lambda: float = 1.0
+    discount: float = 1.0
+    value_clip: float | None = None
+    critic_rate: float = 1.0
+    critic_warmup: int = 0
     running_mean_decay: float
     overlong_factor: float = 0.0
     overlong_tokens: int = 1024
@@ -70,7 +77,15 @@ class Algorithm:
     @property
     def looks_first(self) -> bool:
         """Whether the weights at the start of the step are asked about the whole batch before the first gradient."""
-        return self.mini_batches > 1 or self.second_moment is not None
+        return (
+            self.mini_batches > 1
+            or self.second_moment is not None
+            or (self.has_critic and self.pays_divergence_in_reward)
+        )
+
+    @property
+    def has_critic(self) -> bool:
+        return self.baseline is Baseline.CRITIC
 
     @property
     def has_reference(self) -> bool:
@@ -82,7 +97,7 @@ class Algorithm:
 
     def learns_from(self, advantages: Iterable[float]) -> bool:
         """Whether a sequence with answers of these advantages has a gradient."""
-        return any(advantages) or (self.has_reference and not self.drop_degenerate)
+        return self.has_critic or any(advantages) or (self.has_reference and not self.drop_degenerate)
 
 
 _GRPO = Algorithm(
@@ -135,6 +150,8 @@ PRESETS: dict[str, Algorithm] = {
     "sapo": _row(_GRPO, surrogate=Surrogate.GATED, proximal=Proximal.BEHAVIOUR),
     # Zheng et al. 2025: for stale trajectories; the clip's bounds are far, the second moment does the work.
     "m2po": _row(_GRPO, second_moment=0.04, importance_cap=10.0),
+    # Schulman et al. 2017, with the estimate of Schulman et al. 2016: a critic says what each token was worth.
+    "ppo": _row(_GRPO, baseline=Baseline.CRITIC, scale=Scale.BATCH_STD, mini_batches=2, value_clip=0.2),
 }
 
 _PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
@@ -187,6 +204,10 @@ def _checked(algorithm: Algorithm) -> Algorithm:
             "trainer.algorithm.second_moment: it bounds the distance of the proximal from the behaviour policy, which"
             " are the same with proximal = behaviour; choose recompute or loglinear"
         )
+    if algorithm.has_critic and algorithm.drop_degenerate:
+        raise ConfigurationError(
+            "trainer.algorithm.drop_degenerate: with a critic no trajectory is without advantages; set it to false"
+        )
     if algorithm.overlong_tail >= algorithm.overlong_tokens:
         raise ConfigurationError(
             f"trainer.algorithm.overlong_tail: {algorithm.overlong_tail} must be below overlong_tokens"
@@ -214,6 +235,14 @@ def _refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
         ),
     }
     uses["kl_form"] = (algorithm.has_reference, "there is no reference while kl_coefficient is 0")
+    for name in ("gae_lambda", "discount", "value_clip", "critic_rate", "critic_warmup"):
+        uses[name] = (algorithm.has_critic, f"baseline {algorithm.baseline.value} has no critic")
+    if algorithm.has_critic:
+        uses["running_mean_decay"] = (False, "baseline critic compares nothing with a running mean")
+        uses["value_clip"] = (
+            algorithm.mini_batches > 1,
+            "in the first optimiser step of a batch values are those at its start; it needs mini_batches",
+        )
     for name in ("overlong_tokens", "overlong_tail"):
         uses[name] = (algorithm.overlong_factor > 0, "nothing is penalised while overlong_factor is 0")
     for name, (used, reason) in uses.items():

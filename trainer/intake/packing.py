@@ -7,8 +7,8 @@ Axes: B rows, T tokens of the longest row, N trained tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 
 from proxy.contract.trajectory import TrajectoryTurn
 from proxy.contract.turn import LogprobConvention
+from trainer.algorithm.advantages import continued
+from trainer.algorithm.gae import RewardTree
 from trainer.algorithm.presets import Algorithm
 from trainer.config import BatchSettings, Denominator
 from trainer.intake.grouping import Batch
@@ -29,10 +31,16 @@ CERTAIN = -1e-5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """What one optimiser step learns from. `denominator` is the count that its summed loss is divided by."""
+    """What one optimiser step learns from. `denominator` is the count that its summed loss is divided by. `rewards`
+    are those of its trajectories, by their index in the batch, where a critic makes the advantages of them."""
 
     micro_batches: tuple[MicroBatch, ...]
     denominator: int
+    rewards: Mapping[int, RewardTree] = field(default_factory=dict)
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(micro_batch.targets_N.numel() for micro_batch in self.micro_batches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +50,7 @@ class MicroBatch:
     `answer_N` the answers in this micro-batch, each whole in it; `staleness_N` is in versions.
     `constrained_N` are those whose behaviour log-probability is of what a constraint left: the weight of their
     gradient is what the policy gave to all of that. One to which the constraint left no other has no advantage, since
-    nobody chose it.
+    nobody chose it. With a critic there are no advantages yet.
 
     `learns` false: there is no gradient, so a forward pass for the record is all that it takes."""
 
@@ -59,6 +67,10 @@ class MicroBatch:
     turn_N: Tensor
     answer_N: Tensor
     constrained_N: Tensor
+
+    def forced(self) -> Tensor:
+        """Which of the N tokens nobody chose."""
+        return self.constrained_N & (self.behaviour_N >= CERTAIN)
 
     def to(self, device: torch.device) -> MicroBatch:
         tensors = {name: getattr(self, name).to(device) for name in self.__slots__ if name != "learns"}
@@ -87,9 +99,19 @@ def mini_batches(
         MiniBatch(
             micro_batches=tuple(pack(batch, advantages, part, settings, algorithm)),
             denominator=denominator_of(algorithm, part, advantages),
+            rewards=_rewards(batch, advantages, part) if algorithm.has_critic else {},
         )
         for part in parts
     ]
+
+
+def _rewards(
+    batch: Batch, rewards: Sequence[Sequence[float]], sequences: Sequence[TrainingSequence]
+) -> dict[int, RewardTree]:
+    return {
+        index: RewardTree(parents=tuple(continued(batch.trajectories[index].turns)), rewards=tuple(rewards[index]))
+        for index in sorted({sequence.trajectory for sequence in sequences})
+    }
 
 
 def denominator_of(

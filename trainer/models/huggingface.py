@@ -47,16 +47,7 @@ class PolicyModel(nn.Module):
     @property
     def layers(self) -> nn.ModuleList:
         """The decoder layers. Raises UnsupportedModel where there is no one list of them."""
-        lists = [
-            module
-            for module in self._transformer.get_decoder().children()
-            if isinstance(module, nn.ModuleList) and len(module) == self._transformer.config.num_hidden_layers
-        ]
-        if len(lists) != 1:
-            raise UnsupportedModel(
-                f"{type(self.inner).__name__}: found {len(lists)} lists of decoder layers, not one"
-            )
-        return lists[0]
+        return decoder_layers(self._transformer.get_decoder(), self._transformer.config.num_hidden_layers)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; tied ones once."""
@@ -84,6 +75,14 @@ class PolicyModel(nn.Module):
             return self._token_logprobs(
                 head, hidden_ND, targets_N, temperature_N, self._transformer.config.vocab_size
             )
+
+
+def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
+    """Raises UnsupportedModel."""
+    lists = [module for module in decoder.children() if isinstance(module, nn.ModuleList) and len(module) == count]
+    if len(lists) != 1:
+        raise UnsupportedModel(f"{type(decoder).__name__}: found {len(lists)} lists of decoder layers, not one")
+    return lists[0]
 
 
 def resolve_directory(model: str) -> Path:
@@ -114,16 +113,7 @@ def load_policy(
 
     Raises UnsupportedModel.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    cast("Any", logging).disable_progress_bar()
-    try:
-        inner: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
-        if activation_checkpointing:
-            inner.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{directory}: {error}") from error
+    inner = load_transformer(directory, activation_checkpointing=activation_checkpointing)
     model = PolicyModel(inner, Precision.FLOAT32, token_logprobs)
     names = {name for name, _ in model.named_weights()}
     unknown = sorted(names - stored_names(directory))
@@ -134,6 +124,21 @@ def load_policy(
     _check(model)
     model.precision = precision
     return model.train()
+
+
+def load_transformer(directory: Path, *, activation_checkpointing: bool) -> Any:
+    """transformers' own model of a directory, float32 on the CPU. Raises UnsupportedModel."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    cast("Any", logging).disable_progress_bar()
+    try:
+        inner: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+        if activation_checkpointing:
+            inner.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"{directory}: {error}") from error
+    return inner
 
 
 def _check(model: PolicyModel) -> None:

@@ -61,7 +61,12 @@ def load_weights(weights: NamedWeights, directory: Path) -> None:
 
     Raises WeightsUnusable where a weight is missing or has another shape.
     """
-    stored = read_weights(directory)
+    put_weights(weights, read_weights(directory), str(directory))
+
+
+def put_weights(weights: NamedWeights, stored: Mapping[str, Tensor], place: str) -> None:
+    """Copies whole tensors into a model, sharded or not. Raises WeightsUnusable, naming the `place` they are from,
+    where one is missing or has another shape."""
     with torch.no_grad():
         for name, parameter in weights:
             names = names_on_disk(name, len(parameter))
@@ -69,7 +74,7 @@ def load_weights(weights: NamedWeights, directory: Path) -> None:
             for each in names:
                 if each not in stored or stored[each].shape != shape:
                     found = tuple(stored[each].shape) if each in stored else "nothing"
-                    raise WeightsUnusable(f"{directory}: {each} should be {tuple(shape)}, found {found}")
+                    raise WeightsUnusable(f"{place}: {each} should be {tuple(shape)}, found {found}")
             tensor = torch.stack([stored[each] for each in names]) if "*" in name else stored[name]
             parameter.copy_(like(tensor, parameter))
 

@@ -55,6 +55,12 @@ def test_a_part_that_is_not_known_is_refused() -> None:
         ({"second_moment": 0.1, "proximal": "behaviour"}, "second_moment: it bounds the distance"),
         ({"scale": "group_std", "baseline": "none"}, "scale: group_std divides by the spread"),
         ({"dual_clip": 1.1}, "dual_clip: 1.1 must be above"),
+        ({"gae_lambda": 0.9}, "gae_lambda: baseline group_mean has no critic"),
+        ({"preset": "rloo", "critic_warmup": 9}, "critic_warmup: baseline leave_one_out has no critic"),
+        ({"preset": "ppo", "mini_batches": 1, "value_clip": 0.1}, "value_clip: in the first optimiser step"),
+        ({"preset": "ppo", "running_mean_decay": 0.5}, "running_mean_decay: baseline critic compares nothing"),
+        ({"baseline": "critic"}, "scale: group_std divides by the spread"),
+        ({"preset": "dapo", "baseline": "critic", "scale": "none"}, "drop_degenerate: with a critic no trajectory"),
     ],
 )
 def test_parts_that_contradict_each_other_or_change_nothing_are_refused(given: dict[str, Any], said: str) -> None:

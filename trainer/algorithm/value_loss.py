@@ -1,0 +1,28 @@
+"""What a critic learns from: pure functions. Axes: N trained tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def value_loss(values_N: Tensor, before_N: Tensor, returns_N: Tensor, share_N: Tensor, clip: float | None) -> Tensor:
+    """The sum of share · ½ · max((V − R)², (V' − R)²), where V' = before + clamp(V − before, −clip, clip).
+
+    `before_N` are the values at the start of the step. A value that has left their neighbourhood in the direction of
+    its return has no gradient (Schulman et al. 2017's own implementation); without a clip it is the plain square.
+    """
+    terms_N = (values_N - returns_N).square()
+    if clip is not None:
+        near_N = before_N + (values_N - before_N).clamp(-clip, clip)
+        terms_N = torch.maximum(terms_N, (near_N - returns_N).square())
+    return (share_N * terms_N / 2).sum()
+
+
+def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
+    """1 − Var(R − V) / Var(R): 1 where the values foresee everything, 0 where a constant would do as well; 0 where
+    the returns do not vary."""
+    spread = returns_N.double().var(correction=0)
+    if not spread > 0:
+        return 0.0
+    return float(1 - (returns_N.double() - values_N.double()).var(correction=0) / spread)

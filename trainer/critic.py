@@ -1,0 +1,147 @@
+"""The critic beside a policy: what its values make of a batch's rewards, and what it learns from them.
+
+Axes: N trained tokens of a micro-batch, or of all that a rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trainer.algorithm.gae import Discounts, RewardTree, batch_advantages, scaled
+from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.value_loss import value_loss
+from trainer.config import OptimizerSettings
+from trainer.intake.packing import MicroBatch
+from trainer.models.state_dict import gather_weights, put_weights
+from trainer.models.value import ValueModel
+from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at
+from trainer.parallel.checkpoint import capture_optimizer, restore_optimizer
+from trainer.parallel.mesh import Ranks
+
+
+class Credit(NamedTuple):
+    """What the critic says of a micro-batch at the start of the step: values, what it should have said, and the
+    advantages that the policy learns from. On the CPU, float32."""
+
+    values_N: Tensor
+    returns_N: Tensor
+    advantages_N: Tensor
+
+    def to(self, device: torch.device) -> Credit:
+        return Credit(*(each.to(device) for each in self))
+
+
+class Critic:
+    """A value model and its optimiser. Every rank has one and calls the same methods in the same order."""
+
+    def __init__(self, model: ValueModel, algorithm: Algorithm, settings: OptimizerSettings, ranks: Ranks) -> None:
+        self.model = model
+        self.steps = 0
+        """Optimiser steps taken since it began."""
+        self._algorithm = algorithm
+        self._settings = settings
+        self._ranks = ranks
+        self._parameters = list(model.parameters())
+        self._optimizer = adamw(self._parameters, settings)
+
+    @property
+    def learns_alone(self) -> bool:
+        """Whether the policy waits for it in the step that comes."""
+        return self.steps < self._algorithm.critic_warmup
+
+    def credit(
+        self,
+        shares: Sequence[Sequence[MicroBatch]],
+        costs: Sequence[Sequence[Tensor | None]],
+        rewards: Mapping[int, RewardTree],
+    ) -> list[list[Credit]]:
+        """Of each micro-batch of this rank's shares, whose tokens' rewards are less by `costs` (None: by nothing).
+
+        Paths go through the micro-batches of all ranks: the first one puts them together.
+        """
+        batches = [batch for share in shares for batch in share]
+        values = [self._values(batch, learns=False).cpu() for batch in batches]
+        less = [
+            torch.zeros_like(value_N) if cost_N is None else cost_N.cpu()
+            for value_N, cost_N in zip(values, (cost_N for each in costs for cost_N in each), strict=True)
+        ]
+        mine = (
+            torch.cat([batch.trajectory_N for batch in batches]),
+            torch.cat([batch.turn_N for batch in batches]),
+            torch.cat([batch.forced() for batch in batches]),
+            torch.cat(values),
+            torch.cat(less),
+        )
+        gathered = self._ranks.gather(mine)
+        every = self._ranks.from_first(lambda: self._credit_all(gathered, rewards))
+        counts = [value_N.numel() for value_N in values]
+        parts = zip(*(torch.split(column_N, counts) for column_N in every[self._ranks.rank]), strict=True)
+        found = [Credit(value_N, *part) for value_N, part in zip(values, parts, strict=True)]
+        ends = list(accumulate(len(share) for share in shares))
+        return [found[end - len(share) : end] for end, share in zip(ends, shares, strict=True)]
+
+    def _credit_all(
+        self, gathered: Sequence[tuple[Tensor, ...]], rewards: Mapping[int, RewardTree]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """(returns, advantages) of every rank's tokens."""
+        trajectory_N, turn_N, forced_N, values_N, costs_N = (
+            torch.cat(column) for column in zip(*gathered, strict=True)
+        )
+        algorithm = self._algorithm
+        discounts = Discounts(
+            discount=algorithm.discount, gae_lambda=algorithm.gae_lambda, turn_discount=algorithm.turn_discount
+        )
+        found_N = batch_advantages(trajectory_N, turn_N, values_N, costs_N, rewards, discounts)
+        returns_N = values_N + found_N
+        advantages_N = scaled(torch.where(forced_N, torch.zeros_like(found_N), found_N), algorithm.scale)
+        counts = [columns[0].numel() for columns in gathered]
+        return list(
+            zip(torch.split(returns_N.float(), counts), torch.split(advantages_N.float(), counts), strict=True)
+        )
+
+    def accumulate(self, batch: MicroBatch, credit: Credit, tokens: int) -> float:
+        """Adds the gradient of a micro-batch, one of whose mini-batch's `tokens` each of its own is; its loss."""
+        values_N = self._values(batch, learns=True)
+        share_N = torch.full_like(values_N, 1 / max(1, tokens))
+        loss = value_loss(values_N, credit.values_N, credit.returns_N, share_N, self._algorithm.value_clip)
+        torch.autograd.backward(loss)
+        return loss.item()
+
+    def zero_grad(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def clip_gradients(self) -> float:
+        return clip_gradients(self._parameters, self._settings.clip_norm)
+
+    def step(self) -> None:
+        step_at(self._optimizer, self._algorithm.critic_rate * learning_rate_at(self.steps, self._settings))
+        self.steps += 1
+
+    def _values(self, batch: MicroBatch, *, learns: bool) -> Tensor:
+        batch = batch.to(self._ranks.device)
+        with torch.set_grad_enabled(learns):
+            values_N: Tensor = self.model(batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N)
+        return values_N
+
+    def capture(self) -> dict[str, Any]:
+        """Everything that its next step depends on. A collective; whole on the first rank alone."""
+        keep = self._ranks.is_first
+        return {
+            "steps": self.steps,
+            "weights": gather_weights(self.model.named_weights(), keep=keep),
+            "optimizer": capture_optimizer(self.model.named_weights(), self._optimizer, keep=keep),
+        }
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """As captured; None: as it was in the beginning. Raises WeightsUnusable."""
+        if state is None:
+            self.model.begin_anew()
+        else:
+            put_weights(self.model.named_weights(), state["weights"], "the critic of the trainer state")
+        self.steps = 0 if state is None else int(state["steps"])
+        restore_optimizer(self.model.named_weights(), self._optimizer, {} if state is None else state["optimizer"])

@@ -1,0 +1,77 @@
+"""A critic's model: the transformer of a causal language model and a head of one output, which begins at zero.
+
+Axes: B rows, T tokens, N trained tokens, D hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from trainer.config import Precision
+from trainer.models.huggingface import decoder_layers, load_transformer
+from trainer.models.state_dict import load_weights
+
+_HEAD = "value_head"
+
+
+class ValueModel(nn.Module):
+    """What is to come, as of each trained token. Weights are float32, and the head computes in it.
+
+    `names` are the transformer's parameters under their Hugging Face names, in the order of its own.
+    """
+
+    def __init__(self, transformer: Any, precision: Precision, directory: Path) -> None:
+        super().__init__()
+        known = {id(parameter): name for name, parameter in transformer.named_parameters()}
+        self.decoder: nn.Module = transformer.get_decoder()
+        self.value_head = nn.Linear(transformer.get_output_embeddings().weight.shape[1], 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.precision = precision
+        self._directory = directory
+        self._names = [known[id(parameter)] for parameter in self.decoder.parameters()]
+        self._layers = transformer.config.num_hidden_layers
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers. Raises UnsupportedModel."""
+        return decoder_layers(self.decoder, self._layers)
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self._transformer_weights()
+        for name, parameter in self.value_head.named_parameters():
+            yield f"{_HEAD}.{name}", parameter
+
+    def _transformer_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from zip(self._names, self.decoder.parameters(), strict=True)
+
+    def begin_anew(self) -> None:
+        """As it was when it was loaded. Raises WeightsUnusable."""
+        load_weights(self._transformer_weights(), self._directory)
+        with torch.no_grad():
+            for parameter in self.value_head.parameters():
+                parameter.zero_()
+
+    def forward(self, input_ids_BT: Tensor, position_ids_BT: Tensor, predictor_N: Tensor) -> Tensor:
+        """V_N, float32: of each token before it was chosen, at the place where it is predicted.
+
+        Sequences packed into a row are told apart by their positions alone, as in `PolicyModel`.
+        """
+        with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
+            hidden_BTD = self.decoder(
+                input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
+            ).last_hidden_state
+        hidden_ND = hidden_BTD.flatten(0, 1)[predictor_N].float()
+        return functional.linear(hidden_ND, self.value_head.weight, self.value_head.bias)[:, 0]
+
+
+def load_value(directory: Path, precision: Precision, *, activation_checkpointing: bool) -> ValueModel:
+    """A critic that begins with the transformer of a directory, on the CPU. Raises UnsupportedModel."""
+    transformer = load_transformer(directory, activation_checkpointing=activation_checkpointing)
+    return ValueModel(transformer, precision, directory).train()

@@ -1,0 +1,43 @@
+"""AdamW over a model's parameters, its schedule, and the bound of its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from trainer.config import OptimizerSettings
+from trainer.parallel.tensor import whole
+
+
+def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate_at(step: int, settings: OptimizerSettings) -> float:
+    """The rate of the step with this number, counted from 0: linear from 1/warmup_steps of it to the whole."""
+    return settings.learning_rate * min(1.0, (step + 1) / max(1, settings.warmup_steps))
+
+
+def step_at(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], bound: float) -> float:
+    """Scales the gradient down to the norm bound; its norm before. Left alone where that is not finite."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = float(whole(torch.nn.utils.get_total_norm(gradients)).item())
+    if math.isfinite(norm) and norm > bound:
+        torch._foreach_mul_(gradients, bound / (norm + 1e-6))
+    return norm
