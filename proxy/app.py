@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
@@ -21,6 +21,7 @@ from proxy.credentials.service import Credentials, PrincipalKind, load_secret
 from proxy.database import migrate
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
+from proxy.engines.activity import EngineActivity
 from proxy.engines.interface import Engine
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import StoreUnavailable
@@ -34,7 +35,7 @@ from proxy.keeping.erasing import EraseService
 from proxy.keeping.retention import RetentionService
 from proxy.limits.service import RunLimits
 from proxy.log import logger
-from proxy.metrics import CONTENT_TYPE, Metrics
+from proxy.metrics import CONTENT_TYPE, Metrics, Stored
 from proxy.overview import endpoints as overview_endpoints
 from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards import endpoints as ledger_endpoints
@@ -94,7 +95,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     app = _Application(title="base-rl", lifespan=lifespan, docs_url=None, redoc_url=None, telemetry=_telemetry())
     app.state.settings = settings
     app.state.startup_error = None
-    app.state.metrics = Metrics()
+    app.state.engine_activity = EngineActivity()
+    app.state.metrics = Metrics(app.state.engine_activity)
     errors.install(app)
     for router in (
         health,
@@ -169,7 +171,9 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.feedback = feedback = FeedbackService(database, signals, clock, observer=state.metrics)
     await feedback.apply_changed_rules()
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
-    state.claims = claims = ClaimService(database=database, clock=clock, signals=signals)
+    state.claims = claims = ClaimService(
+        database=database, clock=clock, signals=signals, activity=state.engine_activity
+    )
     state.steps = StepService(database=database)
     state.retention_of_weights = WeightRetention(database=database, clock=clock, signals=signals)
     state.versions = VersionService(database=database, clock=clock, signals=signals)
@@ -216,6 +220,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         clock=clock,
         observer=state.metrics,
         limits=state.limits,
+        activity=state.engine_activity,
     )
     state.overview = OverviewService(
         database=state.database,
@@ -318,9 +323,12 @@ async def metrics(request: Request) -> Response:
     """For Prometheus. Unauthenticated, like the probes: it holds counts and run names, no content; where the proxy
     listens beyond loopback, let the gateway decide who may read it."""
     state = request.app.state
-    counts: tuple[dict[tuple[str, str], int], dict[str, int]]
-    try:
-        counts = await state.overview.sessions_by_training(), await state.sessions.count_revised()
-    except StoreUnavailable:
-        counts = {}, {}  # what this process counted is told all the same
-    return Response(state.metrics.render(*counts), media_type=CONTENT_TYPE)
+    stored = Stored()
+    # What this process counted is told all the same.
+    with suppress(StoreUnavailable):
+        stored = Stored(
+            sessions=await state.overview.sessions_by_training(),
+            revised=await state.sessions.count_revised(),
+            steps=await state.overview.last_steps(),
+        )
+    return Response(state.metrics.render(stored), media_type=CONTENT_TYPE)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -17,6 +19,8 @@ from proxy.contract.turn import Turn
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _REQUEST_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+MOST_STEP_METRICS = 128
+"""Of one step: a trainer tells some seventy, and one for each version of staleness."""
 _SWAP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
@@ -70,11 +74,64 @@ class _Seconds(Collector):
         yield family
 
 
+class LastStep(NamedTuple):
+    """The newest training step of a run: the version that it made, when (Unix seconds), and the trainer's metrics."""
+
+    version: int
+    at: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What the store knows: `sessions` as (run, training state) → count, `revised` as run → count, `steps` by run."""
+
+    sessions: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    revised: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, LastStep] = field(default_factory=dict)
+
+
+class Activity(Protocol):
+    """What is asked of who counts generations at the engine."""
+
+    @property
+    def generations(self) -> int: ...
+
+    @property
+    def busy_seconds(self) -> float: ...
+
+
+class _EngineBusy(Collector):
+    """Read where it is measured."""
+
+    def __init__(self, registry: CollectorRegistry, activity: Activity) -> None:
+        self._activity = activity
+        self._labelnames: tuple[str, ...] = ()
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily(
+            "base_rl_engine_generations",
+            "Generations that this proxy has at the engine now.",
+            value=self._activity.generations,
+        )
+        yield CounterMetricFamily(
+            "base_rl_engine_busy_seconds",
+            "Seconds in which this proxy had a generation at the engine.",
+            value=self._activity.busy_seconds,
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+
 class Metrics:
     """Observer of requests, turns, sessions, limits, rewards and swaps; its methods neither raise nor wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, activity: Activity | None = None) -> None:
         self.registry = CollectorRegistry()
+        if activity is not None:
+            _EngineBusy(self.registry, activity)
         self._requests = _Counts(
             self.registry, "base_rl_requests", "HTTP requests answered.", ("method", "route", "status")
         )
@@ -135,6 +192,15 @@ class Metrics:
             ["run"],
             registry=self.registry,
         )
+        self._step = Gauge(
+            "base_rl_step", "Metrics of the run's newest training step.", ["run", "metric"], registry=self.registry
+        )
+        self._step_version = Gauge(
+            "base_rl_step_version", "The version that it made.", ["run"], registry=self.registry
+        )
+        self._step_at = Gauge(
+            "base_rl_step_timestamp_seconds", "When, in Unix time.", ["run"], registry=self.registry
+        )
 
     def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """`route` is the path's pattern, not the path, so that its values stay few."""
@@ -177,13 +243,19 @@ class Metrics:
     def swap_failed(self) -> None:
         self._swaps.labels("failed").inc()
 
-    def render(self, sessions: Mapping[tuple[str, str], int], revised: Mapping[str, int]) -> bytes:
-        """The exposition, with `sessions` as (run, training state) → count, and `revised` as run → count. What
-        is not known is left out."""
+    def render(self, stored: Stored) -> bytes:
+        """The exposition. What is not known is left out."""
         self._sessions.clear()
-        for (run, training), count in sessions.items():
+        for (run, training), count in stored.sessions.items():
             self._sessions.labels(run, training).set(count)
         self._revised.clear()
-        for run, count in revised.items():
+        for run, count in stored.revised.items():
             self._revised.labels(run).set(count)
+        for gauge in (self._step, self._step_version, self._step_at):
+            gauge.clear()
+        for run, step in stored.steps.items():
+            self._step_version.labels(run).set(step.version)
+            self._step_at.labels(run).set(step.at)
+            for metric in sorted(step.metrics)[:MOST_STEP_METRICS]:
+                self._step.labels(run, metric).set(step.metrics[metric])
         return generate_latest(self.registry)

@@ -1,4 +1,5 @@
-"""`python -m trainer --config FILE [--run NAME] [--proxy URL] [--set SECTION.KEY=VALUE]… [--dry-run]`
+"""`python -m trainer --config FILE [--run NAME] [--proxy URL] [--set SECTION.KEY=VALUE]… [--profile]
+[--dry-run]`
 `python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay_command.py`).
 
 Under torchrun it trains with as many processes: `torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write
@@ -28,6 +29,8 @@ from trainer import log
 from trainer.algorithm.presets import Algorithm, resolve
 from trainer.config import TrainerSettings, load_settings, merge, parse_assignment
 from trainer.errors import ConfigurationError, TrainerError
+from trainer.metrics.background import hanging
+from trainer.metrics.sinks import check_installed
 
 
 class Interrupted(BaseException):
@@ -43,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     try:
         settings = load_settings(options.config, _overrides(options))
+        if options.profile and not settings.profile.steps:
+            settings = settings.model_copy(update={"profile": settings.profile.model_copy(update={"steps": 3})})
         algorithm = resolve(settings.algorithm)
+        check_installed(settings.metrics.sinks)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -69,6 +75,7 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
     import torch
 
     from trainer.claims import ClaimsInHand, take_over
+    from trainer.instruments import Instruments
     from trainer.leases import LeaseKeeper
     from trainer.loading import load_critic, load_reference, load_trained
     from trainer.loop import TrainingLoop
@@ -100,10 +107,21 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
         reference = load_reference(base, settings, ranks) if algorithm.has_reference else None
         critic = load_critic(base, settings, ranks) if algorithm.has_critic else None
         learner = Learner(model, algorithm, settings.optimizer, ranks, reference, critic)
+        instruments = Instruments(settings, algorithm, ranks, base, head)
+        ending.callback(instruments.close)
         publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
         ending.callback(publisher.close)
         versions = Versions(settings, algorithm, ranks, client, claims, publisher, learner)
-        TrainingLoop(settings.batch, algorithm, ranks, claims, versions, learner, sample=settings.audit.sample).run()
+        TrainingLoop(
+            settings.batch,
+            algorithm,
+            ranks,
+            claims,
+            versions,
+            learner,
+            instruments=instruments,
+            sample=settings.audit.sample,
+        ).run()
 
 
 def _listen() -> None:
@@ -150,9 +168,15 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="any option, for example batch.trajectories=64",
     )
+    parser.add_argument(
+        "--profile", action="store_true", help="trace three steps by torch's profiler (or trainer.profile.steps)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and exit")
     return parser
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if hanging():
+        os._exit(status)  # a sink had its time; what its library would do at the exit may take forever
+    sys.exit(status)

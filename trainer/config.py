@@ -1,8 +1,8 @@
 """The trainer's configuration: the `[trainer]` section of a run's TOML file.
 
 Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > file > defaults. Unknown keys are refused.
-The run's name and the weights directory follow the proxy's own sections (`[run] name`, `[server] data_dir`) where
-the trainer's section does not name them. The parts of the algorithm that are not given are those of its preset
+The run's name and the directories follow the proxy's own sections (`[run] name`, `[server] data_dir`) where the
+trainer's section does not name them. The parts of the algorithm that are not given are those of its preset
 (`trainer/algorithm/presets.py`).
 """
 
@@ -35,7 +35,18 @@ from trainer.errors import ConfigurationError
 ENVIRONMENT_PREFIX = "BASE_RL_"
 SECTION = "trainer"
 
-_NOT_PART_OF_THE_MATHEMATICS = {"proxy_url", "api_key", "run", "name", "threads", "log_level", "audit", "weights"}
+_NOT_PART_OF_THE_MATHEMATICS = {
+    "proxy_url",
+    "api_key",
+    "run",
+    "name",
+    "threads",
+    "log_level",
+    "audit",
+    "weights",
+    "metrics",
+    "profile",
+}
 
 
 class Baseline(StrEnum):
@@ -107,6 +118,15 @@ class Precision(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class SinkName(StrEnum):
+    """Where the metrics of steps go besides the store: packages that are installed by an extra of the same name."""
+
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    MLFLOW = "mlflow"
+    TRACKIO = "trackio"
 
 
 class _Section(BaseModel):
@@ -221,6 +241,54 @@ class DiskWeights(_Section):
     """
 
 
+class WandbSettings(_Section):
+    """Weights & Biases; its key is where `wandb login` or WANDB_API_KEY left it."""
+
+    entity: str | None = None
+    """The user or team; None: the key's own."""
+    mode: Literal["online", "offline"] = "online"
+    """Offline: into files, which `wandb sync` sends later."""
+
+
+class MlflowSettings(_Section):
+    tracking_uri: str | None = None
+    """None: MLFLOW_TRACKING_URI, or an SQLite file in the sinks' directory."""
+
+
+class MetricsSettings(_Section):
+    """Where the metrics of steps go besides the store and Prometheus. What one of these does, or does not do, never
+    keeps the trainer waiting."""
+
+    sinks: tuple[SinkName, ...] = ()
+    directory: Path = Path(".base-rl/metrics")
+    """Files of theirs: one directory per sink."""
+    project: Annotated[str, Field(min_length=1)] = "base-rl"
+    """The project in W&B and Trackio, the experiment in MLflow."""
+    wandb: WandbSettings = WandbSettings()
+    mlflow: MlflowSettings = MlflowSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MetricsSettings:
+        if len(set(self.sinks)) != len(self.sinks):
+            raise ValueError("sinks names one twice")
+        for sink in (SinkName.WANDB, SinkName.MLFLOW):
+            if sink.value in self.model_fields_set and sink not in self.sinks:
+                raise ValueError(f"{sink.value} is set up, and is not one of sinks")
+        if "project" in self.model_fields_set and not set(self.sinks) - {SinkName.TENSORBOARD}:
+            raise ValueError("project is for wandb, mlflow and trackio, none of which is one of sinks")
+        return self
+
+
+class ProfileSettings(_Section):
+    """A trace of some steps by torch's profiler."""
+
+    steps: Annotated[int, Field(ge=0, le=100)] = 0
+    """How many steps; 0: none."""
+    first: PositiveInt = 2
+    """The first of them, counted from the trainer's start; the very first step does much that no other does."""
+    directory: Path = Path(".base-rl/profiles")
+
+
 class TrainerSettings(_Section):
     """Everything the trainer can be told. Build it with `load_settings`."""
 
@@ -243,6 +311,8 @@ class TrainerSettings(_Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     audit: AuditSettings = AuditSettings()
     weights: DiskWeights = DiskWeights()
+    metrics: MetricsSettings = MetricsSettings()
+    profile: ProfileSettings = ProfileSettings()
 
     def mathematics(self) -> dict[str, Any]:
         """Everything that the new weights depend on, as JSON; addresses, keys and names are left out."""
@@ -305,7 +375,8 @@ def _followed(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[s
     if (name := proxy_value("run", "name")) is not None:
         values["run"] = name
     if (data_dir := proxy_value("server", "data_dir")) is not None:
-        values["weights"] = {"directory": str(Path(data_dir) / "weights")}
+        for section, folder in (("weights", "weights"), ("metrics", "metrics"), ("profile", "profiles")):
+            values[section] = {"directory": str(Path(data_dir) / folder)}
     return values
 
 

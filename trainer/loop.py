@@ -23,10 +23,11 @@ from trainer.algorithm.presets import Algorithm
 from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
 from trainer.errors import Superseded
+from trainer.instruments import Instruments
 from trainer.intake.preparation import prepare
 from trainer.intake.staleness import Skip
 from trainer.parallel.mesh import Ranks
-from trainer.report import PhaseClock, audit_all_skipped, audit_skipped, audit_trained, consumption, step_metrics
+from trainer.report import audit_all_skipped, audit_skipped, audit_trained, consumption, step_metrics
 from trainer.token_audit import audit_tokens
 from trainer.update import Learner
 from trainer.versions import Versions
@@ -47,6 +48,7 @@ class TrainingLoop:
         versions: Versions,
         learner: Learner,
         *,
+        instruments: Instruments,
         sample: int,
     ) -> None:
         self._settings = settings
@@ -55,6 +57,8 @@ class TrainingLoop:
         self._claims = claims
         self._versions = versions
         self._learner = learner
+        self._instruments = instruments
+        self._clock = instruments.clock
         self._sample = sample
 
     def run(self) -> None:
@@ -64,6 +68,7 @@ class TrainingLoop:
             self.step()
 
     def resume(self) -> None:
+        self._clock.begin("resume")
         self.head, self.means = self._versions.resume()
 
     def step(self) -> None:
@@ -75,12 +80,13 @@ class TrainingLoop:
             self.resume()
 
     def _step(self) -> None:
-        clock = PhaseClock()
+        self._instruments.between_steps(self.head.version)
+        self._clock.begin("claim")
         claimed = self._ranks.from_first(lambda: self._claims.take(self.head.version))
-        clock.lap("claim")
         if claimed is None or claimed.claim_id is None:
             return
 
+        self._clock.begin("prepare")
         prepared = prepare(
             claimed, self.head.version, self._settings, self._algorithm, self.means, self._learner.model.vocabulary
         )
@@ -92,20 +98,21 @@ class TrainingLoop:
             return
 
         mini_batches = prepared.packed(self._settings, self._algorithm)
-        clock.lap("prepare")
+        self._clock.begin("update")
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
         outcome = self._learner.update(mini_batches)
-        clock.lap("update")
         if not outcome.stepped:
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NON_FINITE_GRADIENT)])
             return
 
+        self._clock.begin("publish_and_commit")
         audits += audit_trained(batch, advantages, outcome.tokens)
-        metrics = step_metrics(batch, advantages, outcome, audits, clock.seconds)
+        seconds = self._clock.take()
+        metrics = step_metrics(batch, advantages, outcome, audits, seconds)
+        metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)
         tokens = audit_tokens(batch, outcome.tokens, self._sample)
         self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics, tokens)
-        clock.lap("publish_and_commit")
-        self._report(metrics, clock)
+        self._instruments.made(self.head.version, self._versions.told)
 
     def _keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> None:
         """The batch taught nothing: its claim waits for the next version, which is made at once if many wait."""
@@ -113,10 +120,3 @@ class TrainingLoop:
         _log.info("batch without effect, kept for the next version", claim=claim_id, **counts)
         if self._ranks.from_first(lambda: self._claims.keep(claim_id, audits)):
             self.head = self._versions.make(self.head, self.means, None, (), {}, ())
-
-    def _report(self, metrics: dict[str, float], clock: PhaseClock) -> None:
-        if self._ranks.is_first:
-            names = ("reward_mean", "staleness_mean", "tokens", "gradient_norm", "entropy", "logprob_gap_mean")
-            figures = {name: round(metrics[name], 4) for name in names}
-            seconds = {f"{phase}_s": round(value, 3) for phase, value in clock.seconds.items()}
-            _log.info("step", version=self.head.version, **figures, **seconds)

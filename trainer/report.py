@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.trajectory import Trajectory
@@ -22,16 +23,39 @@ from trainer.update import Outcome, TokenRecord
 
 
 class PhaseClock:
-    """Seconds per named phase: `lap` ends the phase that the last lap, or the construction, began."""
+    """Seconds per named phase. In a profiler's trace a phase is a range of its name."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._phase: str | None = None
+        self._began = 0.0
+        self._range: record_function | None = None
 
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[phase] = now - self._began
-        self._began = now
+    def begin(self, phase: str) -> None:
+        """Ends the phase before."""
+        self.end()
+        self._phase, self._began = phase, time.perf_counter()
+        self._range = record_function(phase)
+        self._range.__enter__()  # type: ignore[no-untyped-call]
+
+    def end(self) -> None:
+        self._count()
+        self._phase = None
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def take(self) -> dict[str, float]:
+        """The seconds of all phases since the last `take`."""
+        self._count()
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+    def _count(self) -> None:
+        if self._phase is not None:
+            now = time.perf_counter()
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._began
+            self._began = now
 
 
 def combined_reward(trajectory: Trajectory) -> float:
@@ -111,7 +135,8 @@ def step_metrics(
     audits: Sequence[TrajectoryAudit],
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
-    """The metrics of a trained step. `audits` are all that the commit consumes, skipped ones included."""
+    """The metrics of a trained step. `audits` are all that the commit consumes, skipped ones included; `seconds` are
+    of the phases since the metrics of the step before."""
     metrics = {
         **_of_batch(batch, advantages),
         **(_of_tokens(outcome.tokens) if outcome.tokens is not None else {}),

@@ -51,6 +51,8 @@ class Versions:
         self._claims = claims
         self._publisher = publisher
         self._learner = learner
+        self.told: dict[str, float] = {}
+        """The metrics that were committed with the version made last; empty on all ranks but the first."""
         self._fresh = True
         """No trainer state belongs to the weights as they are: the optimiser began anew with them."""
 
@@ -102,10 +104,11 @@ class Versions:
         def publish_and_commit() -> Head:
             claim_ids, consumed = self._claims.to_commit(claim_id, audits)
             staged = self._publisher.stage(head, tensors, state)
+            self.told = {**metrics, **consumption(consumed)}
             report = StepReport(
                 config_hash=self._settings.config_hash(),
                 seed=self.seed(head),
-                metrics={**metrics, **consumption(consumed)},
+                metrics=self.told,
                 audit=consumed,
                 tokens=tuple(tokens),
                 inputs=inputs,

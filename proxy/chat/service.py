@@ -38,6 +38,7 @@ from proxy.chat.remembered import Remembered
 from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
 from proxy.clock import Clock
 from proxy.credentials.service import Principal
+from proxy.engines.activity import EngineActivity, EngineSlots
 from proxy.engines.interface import Engine
 from proxy.errors import RateLimited, StoreUnavailable
 from proxy.limits.service import RunLimits
@@ -75,8 +76,9 @@ class ChatService:
         clock: Clock,
         observer: TurnObserver | None = None,
         limits: RunLimits | None = None,
+        activity: EngineActivity | None = None,
     ) -> None:
-        """Without `limits` none are kept."""
+        """Without `limits` none are kept. `activity` hears of every generation."""
         self._serves_unrecorded = settings.database.when_unavailable == "serve"
         self.models = ModelCatalog(runs, swaps, clock, outlives_store=self._serves_unrecorded)
         self._swaps = swaps
@@ -86,7 +88,7 @@ class ChatService:
         self._trajectories = trajectories
         self._engine = engine
         self._clock = clock
-        self._slots = asyncio.Semaphore(settings.engine.max_concurrency)
+        self._slots = EngineSlots(settings.engine.max_concurrency, activity or EngineActivity())
         self.remembered: Remembered[Any] = Remembered()
         self._recent = RecentAnswers(clock)
         self._unnamed = UnnamedCalls(clock)

@@ -132,6 +132,7 @@ def local_url(settings: Settings) -> str:
 def trainer_environment(settings: Settings, *, url: str, seed: int | None) -> dict[str, str]:
     """What the trainer is told over its own section of the configuration."""
     environment = {
+        "BASE_RL_SERVER__DATA_DIR": str(settings.server.data_dir.resolve()),
         "BASE_RL_TRAINER__PROXY_URL": url,
         "BASE_RL_TRAINER__RUN": settings.run.name,
         "BASE_RL_TRAINER__WEIGHTS__DIRECTORY": str(settings.weights_dir),

@@ -32,13 +32,24 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wait_s: float = 0.0
 
 
+class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a process of the proxy has run, and how much of that it had a generation at the engine. Two readings
+    of the same `process` say how busy the engine was in between, with the calls of that process."""
+
+    process: str
+    seconds: float
+    busy_seconds: float
+
+
 class ClaimedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """`claim_id` None: there was nothing to claim. `base_version` is the head at the time of the claim."""
+    """`claim_id` None: there was nothing to claim. `base_version` is the head at the time of the claim. `engine` is
+    as of the answer; None where nobody looks at one."""
 
     claim_id: ClaimId | None
     lease_expires_at: float
     base_version: int
     groups: tuple[TrajectoryGroup, ...]
+    engine: EngineReading | None = None
 
     @property
     def trajectory_count(self) -> int:

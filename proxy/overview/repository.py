@@ -286,6 +286,17 @@ class OverviewRepository:
         )
         return (await self._connection.execute(statement)).one_or_none()
 
+    async def last_steps(self) -> Sequence[AnyRow]:
+        """`name` of each run that has a step, with `version`, `created_at` and `metrics` of its newest."""
+        statement = select(
+            RunRow.name, PolicyVersionRow.version, PolicyVersionRow.created_at, PolicyVersionRow.metrics
+        ).where(
+            PolicyVersionRow.run_id == RunRow.id,
+            PolicyVersionRow.version == RunRow.head_version,
+            PolicyVersionRow.version > 0,
+        )
+        return await self._all(statement)
+
     async def version_times(self, run_id: str, limit: int) -> Sequence[AnyRow]:
         """`version`, `created_at`, `served_at`, `swap_seconds` of the newest, newest first."""
         statement = select(

@@ -25,6 +25,7 @@ from proxy.database.events import append_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest, NotFound
+from proxy.metrics import LastStep
 from proxy.overview import assembly
 from proxy.overview.assembly import TokenText
 from proxy.overview.figures import RunFigures
@@ -109,6 +110,13 @@ class OverviewService:
             if run_id in names
             for training, sessions in by_training.items()
         }
+
+    async def last_steps(self) -> dict[str, LastStep]:
+        """By the run's name. Metrics that the trainer could not tell as finite numbers are left out."""
+        async with self._database.read() as connection:
+            rows = await OverviewRepository(connection).last_steps()
+        known = {row.name: {name: value for name, value in row.metrics.items() if value is not None} for row in rows}
+        return {row.name: LastStep(row.version, row.created_at, known[row.name]) for row in rows}
 
     def now(self) -> float:
         """The time that everything here is told in."""

@@ -20,11 +20,13 @@ import trainer.__main__
 from proxy import errors
 from proxy.app import create_app
 from proxy.cli.commands import app as command_line
+from proxy.engines.activity import EngineActivity
 from proxy.metrics import Metrics
 from proxy.settings import EngineSettings, ServerSettings, Settings, load_settings
 from tests.docs.markdown import ROOT, code, rows, sections
 from trainer.algorithm.presets import PRESETS, Algorithm
 from trainer.config import AlgorithmSettings, TrainerSettings
+from trainer.metrics.names import UNITS
 
 NOT_SET = "–"
 MACHINE_DEPENDENT = (EngineSettings, "sglang_venv")
@@ -218,11 +220,16 @@ def test_every_error_is_documented_and_no_other() -> None:
 def test_every_metric_is_documented_with_its_labels_and_no_other() -> None:
     documented = {code(cells[0])[0]: labels(cells[2]) for cells in rows(section("Metrics"))}
     registered: dict[str, list[str]] = {}
-    for collector in Metrics().registry._collector_to_names:
+    for collector in Metrics(EngineActivity()).registry._collector_to_names:
         for family in collector.describe():  # type: ignore[attr-defined]
             name = f"{family.name}_total" if family.type == "counter" else family.name
             registered[name] = list(collector._labelnames)  # type: ignore[attr-defined]
     assert documented == registered
+
+
+def test_every_metric_of_a_step_is_documented_with_its_unit_and_no_other() -> None:
+    documented = [(code(cells[0])[0], cells[1]) for cells in rows(section("Step metrics"))]
+    assert documented == list(UNITS.items())
 
 
 def labels(cell: str) -> list[str]:

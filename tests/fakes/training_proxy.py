@@ -22,6 +22,7 @@ from proxy.contract.claim import (
     ClaimRequest,
     CommitReply,
     CommitRequest,
+    EngineReading,
     LeaseReply,
     ReleasedClaims,
     decode,
@@ -69,6 +70,7 @@ class TrainingProxy:
     outage: int = 0
     lose_answers: int = 0
     refuse_to_prune: bool = False
+    engine: EngineReading | None = None
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -175,7 +177,11 @@ class TrainingProxy:
         self.leases[claim_id] = _Lease(groups=taken, expires_at=expires_at, process=request.process)
         self.claimed.append(claim_id)
         return ClaimedBatch(
-            claim_id=claim_id, lease_expires_at=expires_at, base_version=self.version, groups=tuple(taken)
+            claim_id=claim_id,
+            lease_expires_at=expires_at,
+            base_version=self.version,
+            groups=tuple(taken),
+            engine=self.engine,
         )
 
     def _fill(self, want: int) -> None:

@@ -91,6 +91,8 @@ async def test_from_a_call_to_the_next_version(client: httpx.AsyncClient, engine
     assert [trajectory.reward for trajectory in group.trajectories] == [0.0, 1.0]
     assert {trajectory.turns[0].output_ids for trajectory in group.trajectories} == {(40, 41, 2)}
     assert batch.claim_id is not None
+    assert batch.engine is not None
+    assert 0 < batch.engine.busy_seconds < batch.engine.seconds
 
     weights = publish(tmp_path)
     commit = commit_request([batch.claim_id], 0, weights)
@@ -112,6 +114,9 @@ async def test_from_a_call_to_the_next_version(client: httpx.AsyncClient, engine
     metrics = (await client.get("/metrics")).text.splitlines()
     assert 'base_rl_swaps_total{result="loaded"} 1.0' in metrics
     assert 'base_rl_tokens_total{kind="output"} 9.0' in metrics
+    assert 'base_rl_step_version{run="policy"} 1.0' in metrics
+    assert 'base_rl_step{metric="loss",run="policy"} 0.25' in metrics
+    assert "base_rl_engine_generations 0.0" in metrics
 
 
 async def test_a_path_a_header_and_the_conversation_name_sessions(client: httpx.AsyncClient) -> None:

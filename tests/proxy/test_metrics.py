@@ -6,16 +6,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
-from proxy.metrics import Metrics
+from proxy.engines.activity import EngineActivity
+from proxy.metrics import MOST_STEP_METRICS, LastStep, Metrics, Stored
 
 
 def values(
     metrics: Metrics,
     sessions: dict[tuple[str, str], int] | None = None,
     revised: dict[str, int] | None = None,
+    steps: dict[str, LastStep] | None = None,
 ) -> dict[tuple[str, str], float]:
     """(sample name, labels as text) → value."""
-    exposition = metrics.render(sessions or {}, revised or {}).decode()
+    exposition = metrics.render(Stored(sessions=sessions or {}, revised=revised or {}, steps=steps or {})).decode()
     return {
         (sample.name, ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(exposition)
@@ -88,7 +90,7 @@ def test_the_exposition_is_the_librarys() -> None:
         metrics.request_finished(method="GET", route=route, status=status, seconds=seconds)
         requests.labels("GET", route, str(status)).inc()
         measured.labels(route).observe(seconds)
-    ours = [line for line in metrics.render({}, {}).decode().splitlines() if "base_rl_request" in line]
+    ours = [line for line in metrics.render(Stored()).decode().splitlines() if "base_rl_request" in line]
     theirs = [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
     assert sorted(ours) == sorted(theirs)
 
@@ -137,3 +139,34 @@ def test_rewards_and_swaps() -> None:
     assert seen["base_rl_rewards_total", "effect=recorded"] == 3
     assert (seen["base_rl_swaps_total", "result=loaded"], seen["base_rl_swaps_total", "result=failed"]) == (1, 1)
     assert seen["base_rl_swap_seconds_sum", ""] == 0.5
+
+
+def test_the_newest_step_of_a_run_is_told_and_an_older_one_is_not() -> None:
+    metrics = Metrics()
+    first = values(metrics, steps={"policy": LastStep(3, 1000.5, {"reward_mean": 0.25, "kl_reference": 0.1})})
+    assert first["base_rl_step", "metric=reward_mean,run=policy"] == 0.25
+    assert first["base_rl_step_version", "run=policy"] == 3
+    assert first["base_rl_step_timestamp_seconds", "run=policy"] == 1000.5
+    after = values(metrics, steps={"policy": LastStep(4, 1001.0, {"reward_mean": 0.5})})
+    assert after["base_rl_step", "metric=reward_mean,run=policy"] == 0.5
+    assert ("base_rl_step", "metric=kl_reference,run=policy") not in after
+
+
+def test_a_step_of_many_metrics_does_not_flood_prometheus() -> None:
+    many = {f"staleness_share_{age}": 0.0 for age in range(10 * MOST_STEP_METRICS)} | {"entropy": 1.0}
+    seen = values(Metrics(), steps={"policy": LastStep(1, 0.0, many)})
+    assert sum(name == "base_rl_step" for name, _ in seen) == MOST_STEP_METRICS
+    assert seen["base_rl_step", "metric=entropy,run=policy"] == 1.0
+
+
+def test_the_engine_is_as_busy_as_it_is_said_to_be() -> None:
+    now = [100.0]
+    activity = EngineActivity(lambda: now[0])
+    metrics = Metrics(activity)
+    activity.begin()
+    activity.begin()
+    now[0] = 103.0
+    activity.end()
+    seen = values(metrics)
+    assert seen["base_rl_engine_generations", ""] == 1
+    assert seen["base_rl_engine_busy_seconds_total", ""] == 3.0

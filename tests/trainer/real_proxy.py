@@ -30,6 +30,7 @@ from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, learner_of, load_ti
 from trainer.algorithm.presets import resolve
 from trainer.claims import ClaimsInHand
 from trainer.config import TrainerSettings
+from trainer.instruments import Instruments
 from trainer.leases import LeaseKeeper
 from trainer.loop import TrainingLoop
 from trainer.proxy_client import ProxyClient
@@ -200,12 +201,28 @@ class RealProxy:
         learner = learner_of(model, algorithm, configured.optimizer, self.base)
         publisher = DiskPublisher(self.weights, self.base, configured.weights.keep_optimizer_states)
         versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
+        instruments = Instruments(configured, algorithm, ALONE, self.base, client.head())
         loop = TrainingLoop(
-            configured.batch, algorithm, ALONE, claims, versions, learner, sample=configured.audit.sample
+            configured.batch,
+            algorithm,
+            ALONE,
+            claims,
+            versions,
+            learner,
+            instruments=instruments,
+            sample=configured.audit.sample,
         )
         try:
             loop.resume()
-            yield InProcess(loop=loop, model=model, learner=learner, claims=claims, leases=leases, pauses=[])
+            yield InProcess(
+                loop=loop,
+                model=model,
+                learner=learner,
+                claims=claims,
+                leases=leases,
+                instruments=instruments,
+                pauses=[],
+            )
         finally:
             leases.stop()
             publisher.close()

@@ -20,6 +20,7 @@ from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.presets import Algorithm, resolve
 from trainer.claims import ClaimsInHand
 from trainer.config import AlgorithmSettings, OptimizerSettings, Precision, TrainerSettings
+from trainer.instruments import Instruments
 from trainer.leases import LeaseKeeper
 from trainer.loop import TrainingLoop
 from trainer.models.huggingface import PolicyModel, load_policy
@@ -159,6 +160,7 @@ class InProcess:
     learner: Learner
     claims: ClaimsInHand
     leases: LeaseKeeper
+    instruments: Instruments
     pauses: list[float]
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -177,5 +179,23 @@ def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InPr
     learner = learner_of(model, algorithm, configured.optimizer, base)
     publisher = DiskPublisher(configured.weights.directory, base, configured.weights.keep_optimizer_states)
     versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
-    loop = TrainingLoop(configured.batch, algorithm, ALONE, claims, versions, learner, sample=configured.audit.sample)
-    return InProcess(loop=loop, model=model, learner=learner, claims=claims, leases=leases, pauses=pauses)
+    instruments = Instruments(configured, algorithm, ALONE, base, proxy.head)
+    loop = TrainingLoop(
+        configured.batch,
+        algorithm,
+        ALONE,
+        claims,
+        versions,
+        learner,
+        instruments=instruments,
+        sample=configured.audit.sample,
+    )
+    return InProcess(
+        loop=loop,
+        model=model,
+        learner=learner,
+        claims=claims,
+        leases=leases,
+        instruments=instruments,
+        pauses=pauses,
+    )

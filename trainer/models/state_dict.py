@@ -89,12 +89,17 @@ def weight_files(directory: Path) -> list[Path]:
 
 def stored_names(directory: Path) -> set[str]:
     """Names of the tensors in a directory's safetensors files."""
-    names: set[str] = set()
+    return set(stored_shapes(directory))
+
+
+def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Of the tensors in a directory's safetensors files, by name."""
+    shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(directory):
         with file.open("rb") as stream:
             header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        names.update(name for name in header if name != "__metadata__")
-    return names
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    return shapes
 
 
 def digest(directory: Path) -> tuple[str, int]:

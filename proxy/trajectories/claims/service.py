@@ -23,6 +23,7 @@ from proxy.database.events import add_event
 from proxy.database.lifecycle import ledger_of, settle
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
+from proxy.engines.activity import EngineActivity
 from proxy.errors import Conflict, InvalidRequest
 from proxy.runs.service import RunView
 from proxy.trajectories.assembly import StoredTurn
@@ -75,10 +76,13 @@ class _Unrewarded(Exception):
 class ClaimService:
     """Claims of all runs. Clients' mistakes raise InvalidRequest, a claim that is not live raises Conflict."""
 
-    def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
+    def __init__(
+        self, *, database: Database, clock: Clock, signals: Signals, activity: EngineActivity | None = None
+    ) -> None:
         self._database = database
         self._clock = clock
         self._signals = signals
+        self._activity = activity
         self._closed = False
 
     def close(self) -> None:
@@ -92,6 +96,10 @@ class ClaimService:
         Nothing is leased once `abandoned` says that nobody waits for the answer any more; what was leased while the
         one who asked went away is given back.
         """
+        batch = await self._claim(run, request, abandoned)
+        return batch if self._activity is None else msgspec.structs.replace(batch, engine=self._activity.read())
+
+    async def _claim(self, run: RunView, request: ClaimRequest, abandoned: Abandoned) -> ClaimedBatch:
         _check(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_s

@@ -11,6 +11,7 @@ import pytest
 from proxy.cli.addresses import NoFreePort, random_free_port
 from proxy.cli.stack import AlreadyRunning, read_address, running_stack, trainer_environment
 from proxy.settings import ConfigurationError, Settings, load_settings
+from trainer.config import load_settings as load_trainer_settings
 
 HOST = "127.0.0.1"
 
@@ -84,6 +85,13 @@ def test_a_seed_is_told_to_the_trainer_only_where_one_was_given(tmp_path: Path) 
         **told,
         "BASE_RL_TRAINER__SEED": "3",
     }
+
+
+def test_what_the_trainer_writes_is_in_the_data_directory(tmp_path: Path) -> None:
+    told = trainer_environment(settings(tmp_path, 1), url="http://h", seed=None)
+    trainer = load_trainer_settings(environment=told)
+    for directory in (trainer.weights.directory, trainer.metrics.directory, trainer.profile.directory):
+        assert directory.parent == tmp_path.resolve()
 
 
 async def test_scripted_sessions_and_those_of_a_model_do_not_mix(tmp_path: Path) -> None:

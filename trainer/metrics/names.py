@@ -1,0 +1,64 @@
+"""The metrics of a step by name, with their units. What they mean: docs/reference.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_REWARD, _RATIO, _SHARE, _NATS, _COUNT, _SECONDS = "reward", "ratio", "share", "nats", "count", "seconds"
+
+UNITS: Mapping[str, str] = {
+    "reward_mean": _REWARD,
+    "reward_std": _REWARD,
+    "advantage_mean": "advantage",
+    "advantage_std": "advantage",
+    "advantage_min": "advantage",
+    "advantage_max": "advantage",
+    "without_signal_share": _SHARE,
+    "baseline_fallbacks": _COUNT,
+    "groups": _COUNT,
+    "untruncated_logprob_share": _SHARE,
+    "constrained_turn_share": _SHARE,
+    "ratio_min": _RATIO,
+    "ratio_p01": _RATIO,
+    "ratio_median": _RATIO,
+    "ratio_p99": _RATIO,
+    "ratio_max": _RATIO,
+    "clipped_share": _SHARE,
+    "importance_weight_mean": _RATIO,
+    "kl_behaviour": _NATS,
+    "kl_reference": _NATS,
+    "entropy": _NATS,
+    "logprob_gap_mean": _NATS,
+    "logprob_gap_max": _NATS,
+    "staleness_mean": "versions",
+    "staleness_max": "versions",
+    "staleness_share_N": _SHARE,
+    "trajectories": _COUNT,
+    "tokens": _COUNT,
+    "skipped_stale": _COUNT,
+    "skipped_no_reward": _COUNT,
+    "skipped_nothing_trainable": _COUNT,
+    "skipped_malformed": _COUNT,
+    "skipped_no_signal": _COUNT,
+    "skipped_non_finite_gradient": _COUNT,
+    "loss": "loss",
+    "gradient_norm": "norm",
+    "skipped_steps": _COUNT,
+    "learning_rate": _RATIO,
+    "tokens_per_second": "tokens/s",
+    "trainer_idle_ratio": _SHARE,
+    "engine_idle_ratio": _SHARE,
+    "mfu": _SHARE,
+    "seconds_claim": _SECONDS,
+    "seconds_prepare": _SECONDS,
+    "seconds_update": _SECONDS,
+    "seconds_publish_and_commit": _SECONDS,
+    "seconds_resume": _SECONDS,
+}
+"""`N` stands for a number of versions."""
+
+
+def name_in_table(metric: str) -> str:
+    """As it stands in `UNITS`: `staleness_share_3` is `staleness_share_N`."""
+    stem, _, last = metric.rpartition("_")
+    return f"{stem}_N" if last.isdecimal() else metric

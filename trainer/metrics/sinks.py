@@ -1,0 +1,66 @@
+"""The sinks of a run, by their names in the configuration."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+
+from trainer.config import MetricsSettings, SinkName
+from trainer.errors import ConfigurationError
+from trainer.metrics.background import BackgroundSink
+from trainer.metrics.mlflow import MlflowSink
+from trainer.metrics.sink import RunAbout, Sink, StepMetrics
+from trainer.metrics.tensorboard import TensorboardSink
+from trainer.metrics.trackio import TrackioSink
+from trainer.metrics.wandb import WandbSink
+
+CLOSE_SECONDS = 5.0
+"""How long the trainer waits at its end for all sinks together."""
+
+
+class Sinks:
+    """Starts them, tells them of every step, and ends them. Only the first rank has any."""
+
+    def __init__(self, sinks: Mapping[str, Sink], run: RunAbout) -> None:
+        self._sinks = [BackgroundSink(name, sink, run) for name, sink in sinks.items()]
+
+    def put(self, version: int, metrics: Mapping[str, float]) -> None:
+        step = StepMetrics(version, time.time(), dict(metrics))
+        for sink in self._sinks:
+            sink.put(step)
+
+    def close(self) -> None:
+        """Waits `CLOSE_SECONDS` at most for what was put to be written."""
+        for sink in self._sinks:
+            sink.finish()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for sink in self._sinks:
+            sink.join(deadline)
+
+
+def open_sinks(settings: MetricsSettings, run: RunAbout) -> Sinks:
+    return Sinks({name.value: make_sink(name, settings) for name in settings.sinks}, run)
+
+
+def check_installed(names: Sequence[SinkName]) -> None:
+    """Raises ConfigurationError for a sink whose package is not there."""
+    for name in names:
+        if importlib.util.find_spec(name.value) is None:
+            raise ConfigurationError(
+                f"trainer.metrics.sinks: {name.value} needs a package that is not installed:"
+                f" pip install 'base-rl[{name.value}]'"
+            )
+
+
+def make_sink(name: SinkName, settings: MetricsSettings) -> Sink:
+    directory = settings.directory.resolve() / name.value
+    match name:
+        case SinkName.TENSORBOARD:
+            return TensorboardSink(directory)
+        case SinkName.WANDB:
+            return WandbSink(directory, settings.project, settings.wandb)
+        case SinkName.MLFLOW:
+            return MlflowSink(directory, settings.project, settings.mlflow)
+        case SinkName.TRACKIO:
+            return TrackioSink(directory, settings.project)
