@@ -2,8 +2,9 @@
 [--dry-run]`
 `python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay_command.py`).
 
-Under torchrun it trains with as many processes: `torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write
-`--set run=NAME` for `--run NAME`, which torchrun takes for an option of its own.
+`base-rl train` starts it in as many processes as are asked for (`trainer/launch.py`), and so does torchrun:
+`torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write `--set run=NAME` for `--run NAME`, which torchrun
+takes for an option of its own.
 
 SIGTERM and SIGINT end it cleanly wherever it is: claims are given back, the exit status is 0. A second one kills.
 Exit status 2: the configuration is wrong; 1: it cannot go on.
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
     """Puts the parts together and trains until a signal. torch is imported here, after its threads are decided."""
+    _check_processes(settings.nproc)
     if settings.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
@@ -122,6 +124,16 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
             instruments=instruments,
             sample=settings.audit.sample,
         ).run()
+
+
+def _check_processes(wanted: int | None) -> None:
+    """Raises ConfigurationError where there are more or fewer."""
+    there = int(os.environ.get("WORLD_SIZE", "1"))
+    if wanted is not None and wanted != there:
+        raise ConfigurationError(
+            f"trainer.nproc is {wanted}, and {there} {'process was' if there == 1 else 'processes were'} started:"
+            f" `base-rl train --nproc {wanted}` starts as many"
+        )
 
 
 def _listen() -> None:

@@ -1,9 +1,9 @@
 """The trainer's configuration: the `[trainer]` section of a run's TOML file.
 
 Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > file > defaults. Unknown keys are refused.
-The run's name and the directories follow the proxy's own sections (`[run] name`, `[server] data_dir`) where the
-trainer's section does not name them. The parts of the algorithm that are not given are those of its preset
-(`trainer/algorithm/presets.py`).
+The run's name, the proxy's address and the directories follow the proxy's own sections (`[run] name`, `[server]
+public_url` and `data_dir`) where the trainer's section does not name them. The parts of the algorithm that are not
+given are those of its preset (`trainer/algorithm/presets.py`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _NOT_PART_OF_THE_MATHEMATICS = {
     "api_key",
     "run",
     "name",
+    "nproc",
     "threads",
     "log_level",
     "audit",
@@ -303,6 +304,8 @@ class TrainerSettings(_Section):
     precision: Precision = Precision.FLOAT32
     activation_checkpointing: bool = False
     seed: NonNegativeInt = 0
+    nproc: PositiveInt | None = None
+    """Processes that train together; None: as many as there are. `base-rl up` and `base-rl train` start them."""
     threads: PositiveInt | None = None
     """CPU threads of torch; None: torch decides."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -372,8 +375,9 @@ def _followed(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[s
         return environment.get(f"{ENVIRONMENT_PREFIX}{section}__{key}".upper(), default)
 
     values: dict[str, Any] = {}
-    if (name := proxy_value("run", "name")) is not None:
-        values["run"] = name
+    for section, key, ours in (("run", "name", "run"), ("server", "public_url", "proxy_url")):
+        if (value := proxy_value(section, key)) is not None:
+            values[ours] = value
     if (data_dir := proxy_value("server", "data_dir")) is not None:
         for section, folder in (("weights", "weights"), ("metrics", "metrics"), ("profile", "profiles")):
             values[section] = {"directory": str(Path(data_dir) / folder)}

@@ -20,6 +20,7 @@ from proxy.cli.export_commands import export, import_sessions
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
 from proxy.cli.steps_commands import steps_app
+from proxy.cli.train_commands import train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,6 +36,7 @@ app.add_typer(steps_app, name="steps")
 app.add_typer(claims_app, name="claims")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(db_app, name="db")
+app.command()(train)
 app.command()(replay)
 app.command()(erase)
 app.command()(export)
@@ -101,6 +103,9 @@ def up(
     trainer: Annotated[
         bool | None, typer.Option(help="--no-trainer serves and records without training.", show_default="trainer")
     ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes of the trainer; default: [trainer] nproc, or 1.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of sampling and training; default: [trainer] seed.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the resolved configuration and end.")] = False,
 ) -> None:
@@ -120,7 +125,7 @@ def up(
     overrides = {
         section: {key: value for key, value in keys.items() if value is not None} for section, keys in given.items()
     }
-    options = UpOptions(config=config, overrides=overrides, trainer=trainer, seed=seed, dry_run=dry_run)
+    options = UpOptions(config=config, overrides=overrides, trainer=trainer, nproc=nproc, seed=seed, dry_run=dry_run)
     finish(lambda: asyncio.run(run_up(options, out)))
 
 

@@ -20,6 +20,7 @@ from proxy.cli.addresses import NoFreePort, claimed_port, random_free_port
 from proxy.cli.local_keys import LocalKeys, load_or_make
 from proxy.cli.operations import Operations, ProxyUnreachable
 from proxy.cli.supervisor import Listener, Part, PartFailed, Supervisor
+from proxy.cli.trainer_process import trainer_command
 from proxy.engines.launch import LaunchPlan, embedded_plan, scripted_plan, sglang_cpu_plan, sglang_gpu_plan
 from proxy.settings import ConfigurationError, EngineKind, Settings, as_environment
 
@@ -65,14 +66,15 @@ async def running_stack(
     *,
     config_file: Path | None,
     with_trainer: bool,
+    nproc: int = 1,
     seed: int | None,
     listener: Listener,
     prepare: Callable[[], None] = lambda: None,
     or_next_port: bool = False,
 ) -> AsyncIterator[Stack]:
     """Starts the parts and ends them with the block. They start at the same time: `wait_until_ready` waits for them.
-    `prepare` runs before, once the data directory is known to be ours alone. `or_next_port` allows another port than
-    the one asked for, where that is taken.
+    The trainer has `nproc` processes. `prepare` runs before, once the data directory is known to be ours alone.
+    `or_next_port` allows another port than the one asked for, where that is taken.
 
     Raises AlreadyRunning, NoFreePort, ConfigurationError for a data directory that cannot be used.
     """
@@ -84,7 +86,9 @@ async def running_stack(
         settings = settings.model_copy(update={"server": settings.server.model_copy(update={"port": port})})
         keys = load_or_make(data_dir)
         url = local_url(settings)
-        parts = _parts(settings, url=url, keys=keys, config_file=config_file, with_trainer=with_trainer, seed=seed)
+        parts = _parts(
+            settings, url=url, keys=keys, config_file=config_file, with_trainer=with_trainer, nproc=nproc, seed=seed
+        )
         address_file = data_dir / _ADDRESS_FILE
         async with Supervisor(parts, data_dir / "logs", listener) as supervisor:
             address_file.write_bytes(msgspec.json.encode(Address(url=url, pid=os.getpid())))
@@ -143,7 +147,14 @@ def trainer_environment(settings: Settings, *, url: str, seed: int | None) -> di
 
 
 def _parts(
-    settings: Settings, *, url: str, keys: LocalKeys, config_file: Path | None, with_trainer: bool, seed: int | None
+    settings: Settings,
+    *,
+    url: str,
+    keys: LocalKeys,
+    config_file: Path | None,
+    with_trainer: bool,
+    nproc: int,
+    seed: int | None,
 ) -> list[Part]:
     parts = []
     engine_url = settings.engine.url
@@ -177,9 +188,10 @@ def _parts(
         parts.append(
             Part(
                 name=TRAINER,
-                argv=(sys.executable, "-m", "trainer", *config),
+                argv=trainer_command(nproc, config),
                 env={
                     **trainer_environment(settings, url=url, seed=seed),
+                    "BASE_RL_TRAINER__NPROC": str(nproc),
                     "BASE_RL_TRAINER__API_KEY": keys.trainer_key,
                 },
                 stop_seconds=20.0,

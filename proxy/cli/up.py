@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +17,10 @@ from sqlalchemy import make_url
 
 from proxy.cli.models import resolve_model
 from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment, wait_until_ready
+from proxy.cli.trainer_process import resolved_by_trainer
 from proxy.engines.scripted.script import BUILT_IN, MODEL, read_script
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, load_settings
 
-_CHECK_TIMEOUT_S = 120.0
 _SCRIPTED_DATA_DIR = "scripted"
 
 
@@ -36,6 +33,7 @@ class UpOptions:
     trainer: bool | None
     seed: int | None
     dry_run: bool
+    nproc: int | None = None
 
 
 async def run_up(options: UpOptions, out: Console) -> int:
@@ -58,7 +56,12 @@ async def run_up(options: UpOptions, out: Console) -> int:
         out.print(f"[dim]{part:<8}[/] {what}", highlight=False)
 
     async with running_stack(
-        settings, config_file=options.config, with_trainer=with_trainer, seed=options.seed, listener=listener
+        settings,
+        config_file=options.config,
+        with_trainer=with_trainer,
+        nproc=1 if trainer is None else trainer["nproc"] or 1,
+        seed=options.seed,
+        listener=listener,
     ) as stack:
         with out.status("loading the model …"):
             await wait_until_ready(stack)
@@ -83,6 +86,8 @@ def _for_a_script(settings: Settings, options: UpOptions) -> Settings:
     """
     if options.trainer:
         raise ConfigurationError("--trainer: a scripted engine has no weights that could be trained")
+    if options.nproc is not None:
+        raise ConfigurationError("--nproc: with a scripted engine there is no trainer; leave it out")
     if options.seed is not None:
         raise ConfigurationError("--seed: a scripted engine draws nothing and there is no trainer; leave it out")
     read_script(settings.engine.script or BUILT_IN)
@@ -104,16 +109,11 @@ def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:
 
     Raises ConfigurationError.
     """
-    argv = [sys.executable, "-m", "trainer", "--dry-run"]
-    if options.config is not None:
-        argv += ["--config", str(options.config)]
+    config = ["--config", str(options.config)] if options.config is not None else []
     told = trainer_environment(settings, url=local_url(settings), seed=options.seed)
-    result = subprocess.run(
-        argv, env={**os.environ, **told}, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False
-    )
-    if result.returncode != 0:
-        raise ConfigurationError(result.stderr.strip() or result.stdout.strip())
-    resolved: dict[str, Any] = json.loads(result.stdout)
+    if options.nproc is not None:
+        told["BASE_RL_TRAINER__NPROC"] = str(options.nproc)
+    resolved = resolved_by_trainer(config, told)
     del resolved["api_key"]
     return resolved
 

@@ -1,0 +1,146 @@
+"""`base-rl train`: the trainer alone, in the foreground, for a base-rl that is up here or elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxy.cli.console import Config, Refused, finish, out
+
+if TYPE_CHECKING:
+    from proxy.cli.stack import Address
+
+_CLI_STATUS_OF_WRONG_CONFIGURATION = 1
+_KILLED_AFTER = 3
+"""This many signals."""
+
+
+def train(
+    config: Config = None,
+    run: Annotated[str | None, typer.Option(help="The run to train; default: [trainer] run, or [run] name.")] = None,
+    proxy: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of the proxy; default: the one of --data-dir.")
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="Processes that train together; default: [trainer] nproc, or 1.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of [trainer], as `optimizer.learning_rate=1e-6`."),
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Trace three steps by torch's profiler, into the data directory.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Of the base-rl that is trained for; default: [server] data_dir.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and end.")] = False,
+) -> None:
+    """Train a run from its rewards, until Ctrl-C.
+
+    `base-rl up` does this by itself. Start the trainer apart to see its log, to give it more processes or a machine
+    of its own, or to change what it does without a break in serving: `base-rl up --no-trainer` in one terminal,
+    `base-rl train --nproc 2` in another. It may be ended and started at any time: what was committed stays, and it
+    goes on from the head.
+
+    Beside a base-rl on this machine, address and key are those of its data directory. Elsewhere, name the proxy and
+    give a trainer key of the run: `BASE_RL_TRAINER__API_KEY=… base-rl train --proxy https://…`. Weights are written
+    where proxy and engine read them under the same path (`[trainer.weights] directory`).
+    """
+    arguments = _arguments(config, run, proxy, nproc, assignments or [], profile=profile)
+    finish(lambda: _train(config, data_dir, arguments, dry_run=dry_run))
+
+
+def _arguments(
+    config: Path | None,
+    run: str | None,
+    proxy: str | None,
+    nproc: int | None,
+    assignments: Sequence[str],
+    *,
+    profile: bool,
+) -> list[str]:
+    """For `python -m trainer`. What has an option of its own goes before `--set` of the same."""
+    arguments = ["--config", str(config.resolve())] if config is not None else []
+    for key, value in (("run", run), ("proxy_url", proxy), ("nproc", nproc)):
+        assignments = [*assignments, f"{key}={value}"] if value is not None else assignments
+    for assignment in assignments:
+        arguments += ["--set", assignment]
+    return [*arguments, "--profile"] if profile else arguments
+
+
+def _train(config: Path | None, data_dir: Path | None, arguments: Sequence[str], *, dry_run: bool) -> int:
+    from proxy.cli.stack import read_address
+    from proxy.cli.trainer_process import resolved_by_trainer, trainer_command
+    from proxy.settings import load_settings
+
+    settings = load_settings(config, {"server": {"data_dir": data_dir}} if data_dir is not None else {})
+    directory = settings.server.data_dir.resolve()
+    address = read_address(directory)
+    # The trainer follows these where its own section says nothing else.
+    environment = {"BASE_RL_SERVER__DATA_DIR": str(directory)}
+    if address is not None:
+        environment["BASE_RL_SERVER__PUBLIC_URL"] = address.url
+    resolved = resolved_by_trainer(arguments, environment)
+    key = None if resolved.pop("api_key") else _own_key(directory, address, resolved["proxy_url"])
+    processes = resolved["nproc"] or 1
+    if dry_run:
+        out.print_json(json.dumps({**resolved, "nproc": processes}))
+        return 0
+    if key is not None:
+        environment["BASE_RL_TRAINER__API_KEY"] = key
+    return _supervised(trainer_command(processes, arguments), environment)
+
+
+def _own_key(data_dir: Path, address: Address | None, proxy_url: str) -> str:
+    """The data directory's trainer key, for its own proxy and no other. Raises Refused."""
+    from proxy.cli.local_keys import load
+
+    keys = load(data_dir)
+    if address is None or keys is None or proxy_url.rstrip("/") != address.url:
+        there = f"the base-rl of {data_dir} is at {address.url}" if address else f"no base-rl is up with {data_dir}"
+        raise Refused(
+            f"no trainer key for {proxy_url}: set BASE_RL_TRAINER__API_KEY to a trainer key of the run, or name the"
+            f" data directory of a base-rl on this machine with --data-dir ({there})"
+        )
+    return keys.trainer_key
+
+
+def _supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs it to its end, passes signals on; its exit status, or that of a shell where a signal killed it."""
+    from proxy.cli.supervisor import WRONG_CONFIGURATION, die_with_parent
+
+    process: subprocess.Popen[bytes] | None = None
+    received = 0
+
+    def pass_on(_number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received += 1
+        if process is not None and received < _KILLED_AFTER:
+            process.terminate()
+        elif process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    # A session of its own: Ctrl-C in the terminal reaches it once, through us.
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        start_new_session=True,
+        preexec_fn=die_with_parent(),  # noqa: PLW1509  (there is one thread)
+    )
+    if received:
+        process.terminate()
+    code = process.wait()
+    if code == WRONG_CONFIGURATION:
+        return _CLI_STATUS_OF_WRONG_CONFIGURATION
+    return code if code >= 0 else 128 - code

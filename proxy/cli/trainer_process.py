@@ -1,0 +1,37 @@
+"""The trainer as a process, or as many: how it is started, and what it makes of its configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxy.settings import ConfigurationError
+
+_CHECK_TIMEOUT_S = 120.0
+
+
+def trainer_command(processes: int, arguments: Sequence[str]) -> tuple[str, ...]:
+    """`arguments` are those of `python -m trainer`."""
+    module = ("-m", "trainer") if processes == 1 else ("-m", "trainer.launch", str(processes))
+    return (sys.executable, *module, *arguments)
+
+
+def resolved_by_trainer(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The configuration that the trainer would train with, told these over our own environment. `api_key` says only
+    whether there is one. Raises ConfigurationError with what the trainer says."""
+    result = subprocess.run(
+        trainer_command(1, [*arguments, "--dry-run"]),
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=_CHECK_TIMEOUT_S,
+        check=False,
+    )
+    if result.returncode != 0:
+        raise ConfigurationError(result.stderr.strip() or result.stdout.strip())
+    resolved: dict[str, Any] = json.loads(result.stdout)
+    return resolved

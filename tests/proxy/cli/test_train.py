@@ -1,0 +1,165 @@
+"""`base-rl train`: whose address and key it takes, and the real processes that it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from proxy.cli.commands import app
+from proxy.cli.local_keys import LocalKeys
+from proxy.cli.stack import Address
+from proxy.cli.trainer_process import trainer_command
+from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
+from tests.trainer.test_loop import random_groups
+from tests.trainer.tiny import save_tiny_model
+
+LOCAL = "http://127.0.0.1:9999"
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("BASE_RL_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny")
+    save_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """That of a base-rl that is up, as far as its files say."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    is_up_at(directory, LOCAL)
+    keys = LocalKeys(admin_key="rl-admin", run_key="rl-run", trainer_key=KEY)
+    (directory / "keys.json").write_bytes(msgspec.json.encode(keys))
+    return directory
+
+
+def is_up_at(data_dir: Path, url: str) -> None:
+    (data_dir / "address.json").write_bytes(msgspec.json.encode(Address(url=url, pid=1)))
+
+
+def dry(data_dir: Path, *options: str) -> dict[str, Any]:
+    """The resolved configuration."""
+    result = CliRunner().invoke(app, ["train", "--dry-run", "--data-dir", str(data_dir), *options])
+    assert result.exit_code == 0, result.output
+    resolved: dict[str, Any] = json.loads(result.stdout)
+    return resolved
+
+
+def refused(*options: str) -> str:
+    result = CliRunner().invoke(app, ["train", "--dry-run", *options])
+    assert result.exit_code == 1
+    return " ".join(result.output.split())
+
+
+def test_address_and_directories_are_those_of_the_data_directory(data_dir: Path) -> None:
+    resolved = dry(data_dir)
+    assert (resolved["proxy_url"], resolved["nproc"], resolved["run"]) == (LOCAL, 1, "policy")
+    assert resolved["weights"]["directory"] == str(data_dir / "weights")
+    assert resolved["profile"]["directory"] == str(data_dir / "profiles")
+    assert "api_key" not in resolved
+
+
+def test_options_go_before_the_file_and_the_file_before_the_data_directory(data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[run]\nname = "r"\n[trainer]\nproxy_url = "http://h:1"\napi_key = "k"\nnproc = 2\nseed = 1\n')
+    given = ("--config", str(file))
+    resolved = dry(data_dir, *given)
+    assert [resolved[key] for key in ("proxy_url", "run", "nproc", "seed")] == ["http://h:1", "r", 2, 1]
+    assert resolved["profile"]["steps"] == 0
+    more = ("--proxy", "http://h:2", "--run", "s", "--nproc", "3", "--set", "seed=4", "--profile")
+    resolved = dry(data_dir, *given, *more)
+    assert resolved["profile"]["steps"] == 3
+    assert [resolved[key] for key in ("proxy_url", "run", "nproc", "seed")] == ["http://h:2", "s", 3, 4]
+
+
+def test_the_key_of_the_data_directory_goes_to_its_own_proxy_alone(data_dir: Path) -> None:
+    said = refused("--data-dir", str(data_dir), "--proxy", "http://elsewhere:8080")
+    assert "no trainer key for http://elsewhere:8080: set BASE_RL_TRAINER__API_KEY" in said
+    assert f"is at {LOCAL}" in said
+
+
+def test_a_wrong_option_is_said_by_the_trainer_before_it_starts(data_dir: Path) -> None:
+    assert "trainer.batch.size: no such option" in refused("--data-dir", str(data_dir), "--set", "batch.size=3")
+
+
+def test_several_processes_are_started_by_the_launcher() -> None:
+    assert trainer_command(1, ["--profile"]) == (sys.executable, "-m", "trainer", "--profile")
+    assert trainer_command(3, ["--profile"]) == (sys.executable, "-m", "trainer.launch", "3", "--profile")
+
+
+# Real processes
+
+
+@contextmanager
+def training(data_dir: Path, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    values = {
+        "threads": "1",
+        "device": "cpu",
+        "batch.trajectories": "8",
+        "batch.at_least": "1",
+        "batch.wait_seconds": "20",
+        "batch.row_tokens": "32",
+        "optimizer.learning_rate": "1e-3",
+    }
+    command = [sys.executable, "-m", "proxy.cli", "train", "--run", RUN, "--data-dir", str(data_dir), *options]
+    for key, value in values.items():
+        command += ["--set", f"{key}={value}"]
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(("number", "options"), [(signal.SIGINT, ("--nproc", "2")), (signal.SIGTERM, ())])
+def test_it_trains_until_a_signal_and_gives_its_claim_back(
+    tiny_model: Path, data_dir: Path, tmp_path: Path, number: signal.Signals, options: Sequence[str]
+) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([random_groups()(version) for version in range(2)])
+    log = tmp_path / "log"
+    with proxy.serve() as url:
+        is_up_at(data_dir, url)
+        with training(data_dir, log, *options) as process:
+            proxy.wait_for(lambda: len(proxy.commits) == 1, 110)
+
+            def never() -> None:
+                process.send_signal(number)
+                raise ConnectionAbortedError
+
+            proxy.before_commit = never  # it holds its claim, and tries again
+            proxy.offer([random_groups()(version) for version in range(2)])
+            assert process.wait(60) == 0, log.read_text()
+    assert proxy.leases == {}
+    assert len(list((data_dir / "weights").glob("*/v*"))) >= 1
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_trainer_that_cannot_go_on_says_why(tiny_model: Path, data_dir: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    log = tmp_path / "log"
+    with proxy.serve() as url:
+        is_up_at(data_dir, url)
+        with training(data_dir, log, "--nproc", "2", "--set", "api_key=rl-other") as process:
+            assert process.wait(110) == 1
+    assert "trainer.api_key is not a key of this proxy" in log.read_text()
