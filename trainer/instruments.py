@@ -38,7 +38,7 @@ class Instruments:
         self._trace = StepTrace(settings.profile, head.run_id, ranks.rank, ranks.device)
         self._version = head.version
         self._engine = EngineIdle()
-        self._flops, self._peak = _arithmetic(settings, ranks, base)
+        self._flops, self._peak = _arithmetic(settings, algorithm, ranks, base)
         self._sinks: Sinks | None = None
         if ranks.is_first and settings.metrics.sinks:
             self._sinks = open_sinks(settings.metrics, _about(settings, algorithm, head))
@@ -84,9 +84,12 @@ class Instruments:
             self._sinks.close()
 
 
-def _arithmetic(settings: TrainerSettings, ranks: Ranks, base: Path) -> tuple[ModelFlops | None, float | None]:
-    """Operations of the model and the peak of a device; of a CPU there is none to speak of."""
-    if ranks.device.type != "cuda":
+def _arithmetic(
+    settings: TrainerSettings, algorithm: Algorithm, ranks: Ranks, base: Path
+) -> tuple[ModelFlops | None, float | None]:
+    """Operations of the model and the peak of a device; of a CPU there is none to speak of, and a critic's are not
+    counted."""
+    if ranks.device.type != "cuda" or algorithm.has_critic:
         return None, None
     name = torch.cuda.get_device_name(ranks.device)
     flops, peak = ModelFlops.of(base), peak_flops(name, settings.precision)

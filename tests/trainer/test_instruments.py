@@ -39,13 +39,16 @@ def ranges(trace: Path) -> list[tuple[str, float, float]]:
 def test_every_metric_has_a_name_in_the_table_and_every_name_is_told(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
-    proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
-    trainer = start(proxy, settings(tmp_path, algorithm={"kl_coefficient": 0.1}))
-    trainer.loop.resume()
-    for seconds, busy in ((10.0, 1.0), (20.0, 4.0)):
-        proxy.engine = EngineReading(process="p", seconds=seconds, busy_seconds=busy)
-        trainer.loop.step()
-    told = {name_in_table(name) for commit in proxy.commits for name in commit.step.metrics}
+    told: set[str] = set()
+    for preset in ("ppo", "grpo"):
+        proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+        algorithm = {"preset": preset, "kl_coefficient": 0.1}
+        trainer = start(proxy, settings(tmp_path / preset, algorithm=algorithm))
+        trainer.loop.resume()
+        for seconds, busy in ((10.0, 1.0), (20.0, 4.0)):
+            proxy.engine = EngineReading(process="p", seconds=seconds, busy_seconds=busy)
+            trainer.loop.step()
+        told |= {name_in_table(name) for commit in proxy.commits for name in commit.step.metrics}
     assert told == set(UNITS) - {"mfu"}  # of which there is none on a CPU
     assert "engine_idle_ratio" not in proxy.commits[0].step.metrics
     assert proxy.commits[1].step.metrics["engine_idle_ratio"] == 0.7
