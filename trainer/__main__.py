@@ -1,5 +1,6 @@
 """`python -m trainer --config FILE [--run NAME] [--proxy URL] [--set SECTION.KEY=VALUE]… [--profile]
 [--dry-run]`
+`python -m trainer fit sft|dpo|reward-model …` fits to chosen sessions or to preferences (`trainer/fit/command.py`).
 `python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay_command.py`).
 
 `base-rl train` starts it in as many processes as are asked for (`trainer/launch.py`), and so does torchrun:
@@ -44,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trainer.replay_command import main as replay
 
         return replay(words[1:])
+    if words[:1] == ["fit"]:
+        from trainer.fit.command import main as fit
+
+        return fit(words[1:])
     options = _parser().parse_args(words)
     try:
         settings = load_settings(options.config, _overrides(options))

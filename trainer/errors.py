@@ -4,6 +4,7 @@ TrainerError
 ├── ConfigurationError   the configuration is wrong; the message names the key and what it accepts
 ├── UnsupportedModel     the model cannot be trained rightly here; the message says what was found
 ├── WeightsUnusable      a version's directory is missing, incomplete or not what was committed
+├── NothingToFit         there is nothing to fit to, or not what was asked for; the message says what was found
 ├── ReplayImpossible     a past step cannot be made again; the message says what is missing and what to do
 ├── ProxyRefused         the proxy answered and will answer the same again: key, run or request are wrong
 ├── ProxySilent          a request that is not retried got no answer
@@ -28,6 +29,10 @@ class UnsupportedModel(TrainerError):
 
 
 class WeightsUnusable(TrainerError):
+    pass
+
+
+class NothingToFit(TrainerError):
     pass
 
 

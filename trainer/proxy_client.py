@@ -8,7 +8,7 @@ claim whose answer was lost is a lease that expires.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import httpx
@@ -27,7 +27,7 @@ from proxy.contract.claim import (
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import Head, PruneReply, PruneRequest
 from proxy.contract.replay import StepBatch
-from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent
+from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent, TrainerError
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
@@ -95,6 +95,25 @@ class ProxyClient:
         ProxySilent or ProxyRefused."""
         return self._once("GET", f"/steps/{version}/batch", None, StepBatch, _BATCH_TIMEOUT)
 
+    def lines(self, path: str, query: Sequence[tuple[str, str]]) -> Iterator[bytes]:
+        """What is streamed line by line, without the lines' ends; in one attempt. Raises ProxySilent or
+        ProxyRefused."""
+        rest, request = b"", f"GET {path}"
+        try:
+            with self._http.stream(
+                "GET", path, params=list(query), headers={"accept": "*/*"}, timeout=httpx.Timeout(_BATCH_TIMEOUT)
+            ) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _refusal(answer, request, self._run)
+                for chunk in answer.iter_bytes():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    yield from whole
+        except httpx.TransportError as error:
+            raise ProxySilent(f"{self._http.base_url}: {error or type(error).__name__}") from error
+        if rest:
+            raise ProxySilent(f"{request}: the answer ends in the middle of a line")
+
     def prune(self, request: PruneRequest) -> PruneReply:
         """Marks old versions as removed; which of the present weights may be deleted. In one attempt: the next one
         does as well. Raises ProxySilent or ProxyRefused."""
@@ -147,12 +166,16 @@ class ProxyClient:
             raise ProxySilent(f"{self._http.base_url}: {error or type(error).__name__}") from error
         if answer.is_success:
             return answer.content
-        said = f"{method} {path} answered {answer.status_code}: {_message_of(answer)}"
-        if answer.status_code == httpx.codes.CONFLICT:
-            raise ClaimLost(said)
-        if answer.status_code >= 500 or answer.status_code in {408, 425, 429}:
-            raise ProxySilent(said)
-        raise ProxyRefused(f"{said}{_remedy(answer.status_code, self._run)}")
+        raise _refusal(answer, f"{method} {path}", self._run)
+
+
+def _refusal(answer: httpx.Response, request: str, run: str) -> TrainerError:
+    said = f"{request} answered {answer.status_code}: {_message_of(answer)}"
+    if answer.status_code == httpx.codes.CONFLICT:
+        return ClaimLost(said)
+    if answer.status_code >= 500 or answer.status_code in {408, 425, 429}:
+        return ProxySilent(said)
+    return ProxyRefused(f"{said}{_remedy(answer.status_code, run)}")
 
 
 def _message_of(answer: httpx.Response) -> str:

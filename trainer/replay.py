@@ -99,7 +99,12 @@ def inputs_of(step: StepBatch) -> StepInputs:
 
 
 def _check(step: StepBatch) -> None:
-    inputs_of(step)
+    inputs = inputs_of(step)
+    if inputs.fit is not None:
+        raise ReplayImpossible(
+            f"version {step.version} was fitted to {len(inputs.fit.sessions)} sessions ({inputs.fit.kind}), and only"
+            " steps of the loop are made again"
+        )
     if step.missing:
         named = ", ".join(step.missing[:3]) + (", …" if len(step.missing) > 3 else "")
         raise ReplayImpossible(

@@ -250,5 +250,6 @@ tags:
 A turn's `parent` is an index into its side's `turns`; its full prompt is the first `prefix_tokens` ids of its
 parent's prompt and output, then `prompt_ids`. `masked` spans were redacted.
 
-Import them with `base-rl import`, after the sessions that they are about.
+Import them with `base-rl import`, after the sessions that they are about; train on them with
+`python -m trainer fit dpo` or `fit reward-model`.
 """

@@ -26,6 +26,7 @@ from proxy.settings import EngineSettings, ServerSettings, Settings, load_settin
 from tests.docs.markdown import ROOT, code, rows, sections
 from trainer.algorithm.presets import PRESETS, Algorithm
 from trainer.config import AlgorithmSettings, TrainerSettings
+from trainer.fit.command import main as fit_main
 from trainer.metrics.names import UNITS
 
 NOT_SET = "–"
@@ -144,6 +145,11 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "python -m proxy": proxy.__main__.main,
     "python -m trainer": trainer.__main__.main,
     "python -m trainer replay": lambda arguments: trainer.__main__.main(["replay", *arguments]),
+    "python -m trainer fit sft": lambda arguments: fit_main(["sft", *arguments]),
+    "python -m trainer fit dpo": lambda arguments: fit_main(["dpo", *arguments]),
+    "python -m trainer fit reward-model": lambda arguments: trainer.__main__.main(
+        ["fit", "reward-model", *arguments]
+    ),
     "python -m proxy.engines.embedded": proxy.engines.embedded.__main__.parse,
     "python -m proxy.engines.scripted": proxy.engines.scripted.__main__.parse,
 }

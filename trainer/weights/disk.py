@@ -53,14 +53,14 @@ class DiskPublisher:
         self._keep = keep_optimizer_states
         self._locks: dict[str, IO[bytes]] = {}
 
-    def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState) -> Staged:
+    def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
         """Writes the successor of `head`. Raises WeightsUnusable where the disk refuses; nothing is left then."""
         try:
             return self._write(head, tensors, state)
         except OSError as error:
             raise WeightsUnusable(f"cannot write version {head.version + 1} to {self._directory}: {error}") from error
 
-    def _write(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState) -> Staged:
+    def _write(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
         run = self._directory / head.run_id
         _make_durable_directory(run)
         name = f"v{head.version + 1:06d}-{secrets.token_hex(4)}"
@@ -70,8 +70,9 @@ class DiskPublisher:
         try:
             save_weights(tensors, hidden)
             self._copy_companions(hidden)
-            (hidden / _STATE).parent.mkdir()
-            torch.save(state, hidden / _STATE)
+            if state is not None:
+                (hidden / _STATE).parent.mkdir()
+                torch.save(state, hidden / _STATE)
             _flush(hidden)
             sha256, size = digest(hidden)
             hidden.rename(final)

@@ -29,8 +29,8 @@ class Staged:
 
 
 class WeightPublisher(Protocol):
-    def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState) -> Staged:
-        """Makes the successor of `head` reachable and durable."""
+    def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
+        """Makes the successor of `head` reachable and durable. `state` None: there is none to go on from."""
         ...
 
     def settle(self, staged: Staged) -> None:

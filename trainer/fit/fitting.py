@@ -1,0 +1,297 @@
+"""Optimiser steps over examples or pairs, in rows packed as the loop packs them.
+
+Axes: N learnt tokens of a micro-batch, S sides of a batch of pairs (chosen and rejected by turns), P = S / 2 pairs.
+
+The loss of a pair depends on its sides only through one number each: a sum of log-probabilities, or a score. So a
+batch is gone through twice: first without gradients for those numbers, which say how much each side's has to move;
+then for the gradient, micro-batch by micro-batch. A pair need not be in one micro-batch, nor a side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from proxy.contract.trajectory import Trajectory
+from trainer.algorithm.imitation import negative_log_likelihood
+from trainer.algorithm.preferences import PairLoss, PreferenceInputs, accuracy, bradley_terry, preference_loss
+from trainer.algorithm.presets import resolve
+from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, PreferenceForm
+from trainer.errors import NothingToFit
+from trainer.fit.records import Example, Pair
+from trainer.intake.grouping import Batch
+from trainer.intake.packing import MicroBatch, pack
+from trainer.intake.sequences import linearise
+from trainer.models.huggingface import PolicyModel
+from trainer.optimizer import learning_rate_at
+
+_Item = TypeVar("_Item", Example, Pair)
+_Learnt_contra = TypeVar("_Learnt_contra", Example, Pair, contravariant=True)
+_EVALUATED_AT_ONCE = 64
+_PACKING = resolve(AlgorithmSettings())
+"""Which sequences have a gradient is all that packing asks of it: here, all."""
+
+Figures = dict[str, float]
+
+
+class Objective(Protocol[_Learnt_contra]):
+    """What a batch teaches. `accumulate` adds its gradient and returns its loss; `evaluate` says how well the model
+    does on what it has not learnt from."""
+
+    def accumulate(self, items: Sequence[_Learnt_contra]) -> float: ...
+
+    def evaluate(self, items: Sequence[_Learnt_contra]) -> Figures: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    epoch: int
+    step: int
+    of: int
+    loss: float
+    gradient_norm: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """`steps` were taken; `skipped` more had a gradient that was not finite. `loss` is the mean of the last epoch's,
+    `gradient_norm` the largest."""
+
+    steps: int
+    skipped: int
+    loss: float
+    gradient_norm: float
+    learning_rate: float
+
+
+def train(
+    model: nn.Module,
+    objective: Objective[_Item],
+    items: Sequence[_Item],
+    settings: OptimizerSettings,
+    *,
+    epochs: int,
+    batch: int,
+    seed: int,
+    report: Callable[[Progress], None],
+) -> Course:
+    """AdamW, as new, over the items in another order each epoch. Raises NothingToFit where no gradient was finite."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    generator = torch.Generator().manual_seed(seed)
+    number, steps, skipped, largest, rate = 0, 0, 0, 0.0, 0.0
+    total = epochs * math.ceil(len(items) / batch)
+    losses: list[float] = []
+    for epoch in range(epochs):
+        losses = []
+        order = torch.randperm(len(items), generator=generator).tolist()
+        for start in range(0, len(order), batch):
+            number += 1
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(objective.accumulate([items[index] for index in order[start : start + batch]]))
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm))
+            if math.isfinite(norm):
+                rate = learning_rate_at(steps, settings)
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                optimizer.step()
+                steps, largest = steps + 1, max(largest, norm)
+            else:
+                skipped += 1
+            report(Progress(epoch=epoch + 1, step=number, of=total, loss=losses[-1], gradient_norm=norm))
+    optimizer.zero_grad(set_to_none=True)
+    if not steps:
+        raise NothingToFit("no gradient was finite, so the weights are as before; try a smaller --learning-rate")
+    return Course(
+        steps=steps,
+        skipped=skipped,
+        loss=sum(losses) / len(losses),
+        gradient_norm=largest,
+        learning_rate=rate,
+    )
+
+
+class Imitation:
+    """The negative log-likelihood of the examples' outputs, a mean over the tokens of a batch."""
+
+    def __init__(self, model: PolicyModel, settings: BatchSettings, device: torch.device) -> None:
+        self._model = model
+        self._settings = settings
+        self._device = device
+
+    def accumulate(self, items: Sequence[Example]) -> float:
+        return self._go_through(items, learns=True)
+
+    def evaluate(self, items: Sequence[Example]) -> Figures:
+        return {"loss": self._go_through(items, learns=False)}
+
+    def _go_through(self, items: Sequence[Example], *, learns: bool) -> float:
+        micro_batches = packed([each.trajectory for each in items], self._settings)
+        tokens = sum(each.targets_N.numel() for each in micro_batches)
+        total = 0.0
+        for each in micro_batches:
+            with torch.set_grad_enabled(learns):
+                logprobs_N = logprobs_of(self._model, each.to(self._device))
+                loss = negative_log_likelihood(logprobs_N, torch.full_like(logprobs_N, 1 / tokens))
+            if learns:
+                torch.autograd.backward(loss)
+            total += loss.item()
+        return total
+
+
+class Preferences:
+    """DPO and its kin. The reference is the model as it was when this was made, which `remember` asks; so there is
+    no second one."""
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        settings: BatchSettings,
+        device: torch.device,
+        form: PreferenceForm,
+        beta: float,
+        label_smoothing: float,
+    ) -> None:
+        self._model = model
+        self._settings = settings
+        self._device = device
+        self._form = form
+        self._beta = beta
+        self._label_smoothing = label_smoothing
+        self._reference: dict[str, tuple[float, float]] = {}
+
+    def remember(self, pairs: Sequence[Pair]) -> None:
+        """Of every pair that will be learnt from or evaluated, what the model gives to its sides now."""
+        for part in _parts(pairs, _EVALUATED_AT_ONCE):
+            values_S, _ = _measured(part, self._settings, self._measure)
+            for pair, chosen, rejected in zip(part, values_S[::2].tolist(), values_S[1::2].tolist(), strict=True):
+                self._reference[pair.id] = (chosen, rejected)
+
+    def accumulate(self, items: Sequence[Pair]) -> float:
+        return _learn_pairs(items, self._settings, self._measure, self._loss)
+
+    def evaluate(self, items: Sequence[Pair]) -> Figures:
+        return _evaluate_pairs(items, self._settings, self._measure, self._loss)
+
+    def _measure(self, batch: MicroBatch, sides: int) -> Tensor:
+        """S: of each side, the log-probability of what is learnt of it in the micro-batch."""
+        batch = batch.to(self._device)
+        logprobs_N = logprobs_of(self._model, batch)
+        return torch.zeros(sides, device=self._device).index_add(0, batch.trajectory_N, logprobs_N)
+
+    def _loss(self, items: Sequence[Pair], values_S: Tensor, tokens_S: Tensor, count: int) -> PairLoss:
+        reference = torch.tensor([self._reference[pair.id] for pair in items], dtype=values_S.dtype)
+        inputs = PreferenceInputs(
+            chosen_P=values_S[::2],
+            rejected_P=values_S[1::2],
+            reference_chosen_P=reference[:, 0],
+            reference_rejected_P=reference[:, 1],
+            chosen_tokens_P=tokens_S[::2],
+            rejected_tokens_P=tokens_S[1::2],
+            share_P=torch.full((len(items),), 1 / count, dtype=values_S.dtype),
+        )
+        return preference_loss(inputs, self._form, self._beta, self._label_smoothing)
+
+
+class Ranking:
+    """A reward model's: `score` gives the score of each last learnt token, by its place in the flattened rows."""
+
+    def __init__(
+        self, score: Callable[[Tensor, Tensor, Tensor], Tensor], settings: BatchSettings, device: torch.device
+    ) -> None:
+        self._score = score
+        self._settings = settings
+        self._device = device
+
+    def accumulate(self, items: Sequence[Pair]) -> float:
+        return _learn_pairs(items, self._settings, self._measure, self._loss)
+
+    def evaluate(self, items: Sequence[Pair]) -> Figures:
+        return _evaluate_pairs(items, self._settings, self._measure, self._loss)
+
+    def _measure(self, batch: MicroBatch, sides: int) -> Tensor:
+        batch = batch.to(self._device)
+        last_N = batch.trajectory_N != torch.cat([batch.trajectory_N[1:], batch.trajectory_N.new_full((1,), -1)])
+        places = batch.predictor_N[last_N] + 1
+        scores = self._score(batch.input_ids_BT, batch.position_ids_BT, places)
+        return torch.zeros(sides, device=self._device).index_add(0, batch.trajectory_N[last_N], scores)
+
+    @staticmethod
+    def _loss(items: Sequence[Pair], values_S: Tensor, tokens_S: Tensor, count: int) -> PairLoss:
+        share_P = torch.full((len(items),), 1 / count, dtype=values_S.dtype)
+        return bradley_terry(values_S[::2], values_S[1::2], share_P)
+
+
+_Measure = Callable[[MicroBatch, int], Tensor]
+_PairLosses = Callable[[Sequence[Pair], Tensor, Tensor, int], PairLoss]
+
+
+def _learn_pairs(items: Sequence[Pair], settings: BatchSettings, measure: _Measure, losses: _PairLosses) -> float:
+    values_S, tokens_S = _measured(items, settings, measure)
+    values_S.requires_grad_()
+    loss = losses(items, values_S, tokens_S, len(items)).loss
+    (slopes_S,) = torch.autograd.grad(loss, values_S)
+    for each in packed(_sides(items), settings):
+        own_S = measure(each, len(slopes_S))
+        torch.autograd.backward((own_S * slopes_S.to(own_S)).sum())
+    return loss.item()
+
+
+def _evaluate_pairs(
+    items: Sequence[Pair], settings: BatchSettings, measure: _Measure, losses: _PairLosses
+) -> Figures:
+    margins, loss = [], 0.0
+    for part in _parts(items, _EVALUATED_AT_ONCE):
+        values_S, tokens_S = _measured(part, settings, measure)
+        found = losses(part, values_S, tokens_S, len(items))
+        loss += found.loss.item()
+        margins.append(found.margin_P)
+    margin_P = torch.cat(margins)
+    return {"loss": loss, "accuracy": accuracy(margin_P), "margin": margin_P.mean().item()}
+
+
+def _measured(items: Sequence[Pair], settings: BatchSettings, measure: _Measure) -> tuple[Tensor, Tensor]:
+    """(values, learnt tokens) of the sides, without gradient, float64 on the CPU."""
+    sides = _sides(items)
+    values_S = torch.zeros(len(sides), dtype=torch.float64)
+    tokens_S = torch.zeros(len(sides), dtype=torch.float64)
+    with torch.no_grad():
+        for each in packed(sides, settings):
+            values_S += measure(each, len(sides)).double().cpu()
+            tokens_S += torch.bincount(each.trajectory_N, minlength=len(sides))
+    return values_S, tokens_S
+
+
+def _sides(items: Sequence[Pair]) -> list[Trajectory]:
+    return [side for pair in items for side in (pair.chosen, pair.rejected)]
+
+
+def _parts(items: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def packed(trajectories: Sequence[Trajectory], settings: BatchSettings) -> list[MicroBatch]:
+    """`trajectory_N` of the micro-batches indexes `trajectories`."""
+    batch = Batch(trajectories=tuple(trajectories), groups=tuple(range(len(trajectories))), base_version=0)
+    advantages = [[1.0] * len(each.turns) for each in trajectories]
+    return pack(batch, advantages, linearise(trajectories), settings, _PACKING)
+
+
+def logprobs_of(model: PolicyModel, batch: MicroBatch) -> Tensor:
+    """N, at each token's temperature."""
+    logprobs_N: Tensor = model(
+        batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
+    )[0]
+    return logprobs_N

@@ -1,0 +1,136 @@
+"""What `python -m trainer fit` can be told."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainer.config import PreferenceForm, merge, parse_assignment
+from trainer.errors import ConfigurationError
+
+SFT, DPO, REWARD_MODEL = "sft", "dpo", "reward-model"
+
+RATES = {SFT: 1e-5, DPO: 1e-6, REWARD_MODEL: 1e-5}
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Exits with status 2 for options that there are not; --help exits."""
+    return _parser().parse_args(arguments)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises ConfigurationError for what contradicts itself."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigurationError("fit runs in one process: start it without torchrun")
+    if not 0 <= options.held_out < 1:
+        raise ConfigurationError(f"--held-out: {options.held_out} is not a share below 1")
+    for name in ("epochs", "batch"):
+        if getattr(options, name) < 1:
+            raise ConfigurationError(f"--{name}: 1 at least")
+    for name in ("learning_rate", "beta"):
+        value = getattr(options, name, None)
+        if value is not None and not value > 0:
+            raise ConfigurationError(f"--{name.replace('_', '-')}: a number above 0")
+    if options.kind == DPO:
+        if not 0 <= options.label_smoothing < 0.5:
+            raise ConfigurationError(
+                "--label-smoothing: 0 or more, and below 0.5: the share of labels that are wrong"
+            )
+        if options.label_smoothing and options.loss is PreferenceForm.IPO:
+            raise ConfigurationError("--label-smoothing: ipo has none; use --loss sigmoid or sigmoid_norm")
+    if options.kind == SFT and not options.all and options.min_reward is None and not options.session:
+        raise ConfigurationError(
+            "say which sessions are worth imitating: --min-reward X, --session ID (several times for several), or"
+            " --all for every session that the other filters leave"
+        )
+
+
+def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What lies over file and environment."""
+    overrides: dict[str, Any] = {}
+    for assignment in options.set:
+        overrides = merge(overrides, parse_assignment(assignment))
+    given = {"run": options.run, "proxy_url": options.proxy}
+    return {**overrides, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _moment(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date such as 2026-01-31 or 2026-01-31T12:00") from error
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+_ABOUT = """\
+Fits the run's newest weights to what somebody chose, in one process beside the proxy.
+
+  python -m trainer fit sft --config base-rl.toml --min-reward 0.9
+  python -m trainer fit dpo --config base-rl.toml --epochs 2
+  python -m trainer fit reward-model --config base-rl.toml --output judge/
+
+sft and dpo make the run's next version, which is served and listed like any other. Stop or pause the run's trainer
+meanwhile: where it makes a version first, nothing is made here. --dry-run says what would be learnt from.
+"""
+
+_SFT = "Imitates sessions: raises the log-probability of their outputs, token by token, as they were recorded."
+_DPO = (
+    "Follows preferences: widens the margin of what was chosen over what was rejected (DPO), from the newest weights."
+)
+_REWARD = "Learns to score answers from preferences, into a directory that AutoModelForSequenceClassification reads."
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer fit", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="sft|dpo|reward-model")
+    sft = kinds.add_parser(SFT, help=_SFT, description=_SFT)
+    dpo = kinds.add_parser(DPO, help=_DPO, description=_DPO)
+    reward = kinds.add_parser(REWARD_MODEL, help=_REWARD, description=_REWARD)
+    _selecting_sessions(sft)
+    for kind in (dpo, reward):
+        kind.add_argument("--source", help="preferences of this source, for example ada")
+    dpo.add_argument(
+        "--loss",
+        type=PreferenceForm,
+        default=PreferenceForm.SIGMOID,
+        choices=list(PreferenceForm),
+        metavar="FORM",
+        help="sigmoid, sigmoid_norm (per token) or ipo",
+    )
+    dpo.add_argument("--beta", type=float, default=0.1, help="how much the reference holds; 0.1")
+    dpo.add_argument("--label-smoothing", type=float, default=0.0, help="share of labels believed wrong; 0")
+    reward.add_argument("--output", type=Path, required=True, metavar="DIR", help="not there yet, or empty")
+    for name, kind in ((SFT, sft), (DPO, dpo), (REWARD_MODEL, reward)):
+        _of_all(kind, name)
+    return parser
+
+
+def _selecting_sessions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--min-reward", type=float, metavar="X", help="sessions with at least this reward")
+    parser.add_argument("--session", action="append", metavar="ID", help="this session; several times for several")
+    parser.add_argument("--all", action="store_true", help="every session that the other filters leave")
+    parser.add_argument("--task", help="sessions of this task")
+    parser.add_argument("--version", type=int, metavar="V", help="sessions with tokens of this policy version")
+
+
+def _of_all(parser: argparse.ArgumentParser, name: str) -> None:
+    add = parser.add_argument
+    add("--since", type=_moment, metavar="DATE", help="since then, for example 2026-01-31 or 2026-01-31T12:00, UTC")
+    add("--until", type=_moment, metavar="DATE", help="before then")
+    add("--from", dest="from_", type=Path, metavar="PATH", help="a folder or file of base-rl export, not the proxy")
+    add("--epochs", type=int, default=1, help="times through what is learnt from; 1")
+    add("--batch", type=int, default=32, help="sessions, or pairs, of an optimiser step; 32")
+    add("--learning-rate", type=float, help=f"{RATES[name]:g}; trainer.optimizer has the optimiser's other options")
+    add("--held-out", type=float, default=0.1, metavar="SHARE", help="share to evaluate on, not learnt from; 0.1")
+    add("--config", type=Path, help="the run's TOML file; its [trainer] section is read")
+    add("--run", help="name of the run (trainer.run)")
+    add("--proxy", metavar="URL", help="address of the proxy (trainer.proxy_url)")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any option of [trainer], as for training")
+    add("--dry-run", action="store_true", help="say what would be learnt from, and change nothing")
+    add("--json", action="store_true", help="print the outcome as JSON")

@@ -1,0 +1,63 @@
+"""A fitted policy as the run's next version: the loop's way, without a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from proxy.contract.claim import CommitRequest, StepReport
+from proxy.contract.policy import Head
+from proxy.contract.step import Fit, StepInputs
+from trainer.conditions import conditions
+from trainer.config import TrainerSettings
+from trainer.errors import ProxyRefused, Superseded
+from trainer.models.huggingface import PolicyModel
+from trainer.models.state_dict import gather_weights
+from trainer.parallel.mesh import Ranks
+from trainer.proxy_client import ProxyClient
+from trainer.weights.publisher import TrainerState, WeightPublisher
+
+
+def publish(
+    settings: TrainerSettings,
+    ranks: Ranks,
+    client: ProxyClient,
+    publisher: WeightPublisher,
+    head: Head,
+    model: PolicyModel,
+    state: TrainerState | None,
+    metrics: Mapping[str, float],
+    fit: Fit,
+    seed: int,
+) -> Head:
+    """The new head. `state` is the head's own trainer state, which goes on with the new weights: the loop's
+    optimiser, its schedule and its running means are as they were.
+
+    Raises Superseded where the head is another one by now, ProxyRefused; the weights written are removed then. Where
+    the process dies they are garbage, unless the commit was made, and whoever starts next finds out which.
+    """
+    staged = publisher.stage(head, gather_weights(model.named_weights(), keep=True), state)
+    report = StepReport(
+        config_hash=settings.config_hash(),
+        seed=seed,
+        metrics=dict(metrics),
+        audit=(),
+        inputs=StepInputs(
+            config=settings.mathematics(),
+            algorithm={},
+            conditions=conditions(ranks),
+            trained_claim=None,
+            optimizer_steps=0 if state is None else int(state["steps"]),
+            fresh_optimizer=state is None,
+            fit=fit,
+        ),
+    )
+    request = CommitRequest(claim_ids=(), parent_version=head.version, weights=staged.weights, step=report)
+    try:
+        reply = client.commit(request)
+    except (Superseded, ProxyRefused):
+        publisher.discard(staged)
+        raise
+    publisher.settle(staged)
+    return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)

@@ -1,0 +1,295 @@
+"""What is fitted to, out of an export: from the proxy, or from files that `base-rl export` wrote.
+
+Token ids are as they were recorded. Of the records only what is learnt from is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from proxy.contract.arrays import pack_ids, pack_logprobs
+from proxy.contract.identifiers import PreferenceId, SessionId, TurnId
+from proxy.contract.trajectory import Purpose, Trajectory, TrajectoryTurn
+from proxy.contract.turn import LogprobConvention, TurnState, VersionSpan
+from trainer.errors import NothingToFit
+from trainer.intake.staleness import is_trained, well_formed
+
+SESSIONS, PREFERENCES = "base-rl/1", "base-rl-preference/1"
+"""Formats of lines (`proxy/trajectories/transfer`)."""
+
+
+class _Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """`preferred` is of preferences: whether its output is what one is about."""
+
+    id: str
+    parent: int | None
+    prefix_tokens: int
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[tuple[int, int, int], ...]
+    masked: tuple[tuple[int, int], ...] = ()
+    state: TurnState
+    preferred: bool = True
+
+
+class _Session(msgspec.Struct, frozen=True, kw_only=True):
+    session_id: str
+    task: str | None
+    purpose: Purpose
+    state: str
+    reward: float | None
+    created_at: float
+    turns: tuple[_Turn, ...]
+
+
+class _Side(msgspec.Struct, frozen=True, kw_only=True):
+    session_id: str
+    purpose: Purpose
+    reward: float | None
+    turns: tuple[_Turn, ...]
+
+
+class _Preference(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    source: str
+    created_at: float
+    chosen: _Side
+    rejected: _Side
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Which sessions or preferences; None: any. Times are seconds since the epoch, `until` is exclusive. `source` is
+    of preferences, the others but the times are of sessions."""
+
+    since: float | None = None
+    until: float | None = None
+    version: int | None = None
+    min_reward: float | None = None
+    task: str | None = None
+    sessions: tuple[str, ...] | None = None
+    source: str | None = None
+
+    def query(self, *, of_sessions: bool) -> list[tuple[str, str]]:
+        """As the proxy's export is asked."""
+        wanted: dict[str, float | str | None] = {"since": self.since, "until": self.until}
+        if of_sessions:
+            wanted |= {"version": self.version, "min_reward": self.min_reward, "task": self.task}
+            wanted |= {"purpose": Purpose.TRAIN.value, "state": "ended"}
+        else:
+            wanted |= {"source": self.source}
+        named = [("session", session_id) for session_id in self.sessions or ()]
+        return [(key, str(value)) for key, value in wanted.items() if value is not None] + named
+
+    def takes(self, session: _Session) -> bool:
+        """Sessions for evaluation are never learnt from, and open ones are not whole yet."""
+        versions = [version for turn in session.turns for version, _start, _end in turn.versions]
+        return (
+            session.purpose is Purpose.TRAIN
+            and session.state == "ended"
+            and self._in_time(session.created_at)
+            and (self.version is None or self.version in versions)
+            and (self.min_reward is None or (session.reward is not None and session.reward >= self.min_reward))
+            and (self.task is None or session.task == self.task)
+            and (self.sessions is None or session.session_id in self.sessions)
+        )
+
+    def takes_preference(self, preference: _Preference) -> bool:
+        return (
+            preference.chosen.purpose is Purpose.TRAIN
+            and preference.rejected.purpose is Purpose.TRAIN
+            and self._in_time(preference.created_at)
+            and (self.source is None or preference.source == self.source)
+        )
+
+    def _in_time(self, moment: float) -> bool:
+        return (self.since is None or moment >= self.since) and (self.until is None or moment < self.until)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """A session to imitate. The turns to learn are those that are trained (`intake.staleness.is_trained`)."""
+
+    id: str
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Of `chosen` and `rejected` the outputs that the preference is about are trained turns."""
+
+    id: str
+    chosen: Trajectory
+    rejected: Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examples:
+    """`dropped` were selected and cannot be learnt from: their tokens are not the model's, or there are none."""
+
+    examples: tuple[Example, ...]
+    dropped: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairs:
+    pairs: tuple[Pair, ...]
+    dropped: int
+
+
+_Kept = TypeVar("_Kept", Example, Pair)
+
+
+def examples_of(lines: Iterable[bytes], selection: Selection, vocabulary: int) -> Examples:
+    """For a model of so many token ids. Raises NothingToFit for a line that is no session."""
+    sessions = [session for session in _decoded(lines, SESSIONS, _Session) if selection.takes(session)]
+    examples = [
+        Example(id=each.session_id, trajectory=_trajectory(each.session_id, each.turns, each.reward))
+        for each in sessions
+    ]
+    kept = tuple(each for each in examples if _is_learnable(each.trajectory, vocabulary))
+    return Examples(examples=kept, dropped=len(examples) - len(kept))
+
+
+def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, last_alone: bool = False) -> Pairs:
+    """For a model of so many token ids; with `last_alone`, of a session that is a side only its last answer is
+    trained. Raises NothingToFit for a line that is no preference."""
+    taken = [each for each in _decoded(lines, PREFERENCES, _Preference) if selection.takes_preference(each)]
+    pairs = [
+        Pair(id=each.id, chosen=_of_side(each.chosen, last_alone), rejected=_of_side(each.rejected, last_alone))
+        for each in taken
+    ]
+    kept = tuple(
+        each for each in pairs if _is_learnable(each.chosen, vocabulary) and _is_learnable(each.rejected, vocabulary)
+    )
+    return Pairs(pairs=kept, dropped=len(pairs) - len(kept))
+
+
+def held_out(found: Sequence[_Kept], share: float) -> tuple[list[_Kept], list[_Kept]]:
+    """(to learn from, held out), by the hash of their ids: the same ones whatever else is there. Of a share above 0
+    at least one is held out, and at least one is learnt from."""
+    ordered = sorted(found, key=lambda each: hashlib.sha256(each.id.encode()).digest())
+    count = min(max(round(share * len(ordered)), 1 if share > 0 else 0), max(len(ordered) - 1, 0))
+    return ordered[count:], ordered[:count]
+
+
+def sessions_in(found: Sequence[Example] | Sequence[Pair]) -> tuple[SessionId, ...]:
+    """Each once, in order of their ids."""
+    ids: set[SessionId] = set()
+    for each in found:
+        trajectories = [each.trajectory] if isinstance(each, Example) else [each.chosen, each.rejected]
+        ids.update(trajectory.session_id for trajectory in trajectories)
+    return tuple(sorted(ids))
+
+
+def preferences_in(found: Sequence[Example] | Sequence[Pair]) -> tuple[PreferenceId, ...]:
+    return tuple(sorted(PreferenceId(each.id) for each in found if isinstance(each, Pair)))
+
+
+def lines_of(source: Path) -> Iterator[bytes]:
+    """The records of a .jsonl or .parquet file, or of all of them in an exported folder.
+
+    Raises NothingToFit where there is none.
+    """
+    for path in _files(source):
+        if path.suffix == ".parquet":
+            yield from _rows_of(path)
+        else:
+            with path.open("rb") as file:
+                yield from (line for line in file if line.strip())
+
+
+_Record = TypeVar("_Record")
+
+
+def _decoded(lines: Iterable[bytes], wanted: str, kind: type[_Record]) -> Iterator[_Record]:
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+            found = value.get("format") if isinstance(value, dict) else None
+            if found != wanted:
+                what = "sessions" if wanted == SESSIONS else "preferences (base-rl export --preferences)"
+                raise NothingToFit(f"record {number} is of format {found!r}, not {wanted!r}: {what} are wanted here")
+            yield msgspec.convert(value, kind)
+        except (ValueError, RecursionError) as error:
+            raise NothingToFit(f"record {number} is none that base-rl exported: {error}") from error
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    folder = source / "data" if (source / "data").is_dir() else source
+    found = sorted([*folder.glob("*.jsonl"), *folder.glob("*.parquet")])
+    if not found:
+        raise NothingToFit(f"{source}: no .jsonl and no .parquet file there")
+    return found
+
+
+def _rows_of(path: Path) -> Iterator[bytes]:
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise NothingToFit(f"{path}: Parquet needs pyarrow: pip install 'base-rl[export]'") from error
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=16):
+            for row in batch.to_pylist():
+                for turn in row.get("turns") or ():
+                    turn["versions"] = [(span["version"], span["start"], span["end"]) for span in turn["versions"]]
+                    turn["masked"] = [(span["start"], span["end"]) for span in turn["masked"]]
+                yield json.dumps(row).encode()
+
+
+def _of_side(side: _Side, last_alone: bool) -> Trajectory:
+    turns = side.turns
+    if last_alone:
+        learnable = [index for index, turn in enumerate(turns) if turn.preferred and _has_output(turn)]
+        turns = tuple(
+            msgspec.structs.replace(turn, preferred=index == learnable[-1]) if learnable else turn
+            for index, turn in enumerate(turns)
+        )
+    return _trajectory(side.session_id, turns, side.reward)
+
+
+def _has_output(turn: _Turn) -> bool:
+    return turn.state is not TurnState.FAILED and bool(turn.output_ids)
+
+
+def _trajectory(session_id: str, turns: Sequence[_Turn], reward: float | None) -> Trajectory:
+    """At temperature 1, at which the policy itself is fitted, however a turn was drawn; so greedy turns count too."""
+    return Trajectory(
+        session_id=SessionId(session_id),
+        group_id=None,
+        task=None,
+        reward=reward,
+        turns=tuple(
+            TrajectoryTurn(
+                id=TurnId(turn.id),
+                parent=turn.parent,
+                prefix_tokens=turn.prefix_tokens,
+                packed_prompt_ids=pack_ids(turn.prompt_ids),
+                packed_output_ids=pack_ids(turn.output_ids),
+                packed_logprobs=pack_logprobs(turn.logprobs),
+                spans=tuple(
+                    VersionSpan(version=number, start=start, end=end) for number, start, end in turn.versions
+                ),
+                temperature=1.0,
+                convention=LogprobConvention.SAMPLED,
+                trainable=turn.preferred and _has_output(turn),
+                masked=turn.masked,
+            )
+            for turn in turns
+        ),
+    )
+
+
+def _is_learnable(trajectory: Trajectory, vocabulary: int) -> bool:
+    return well_formed(trajectory, vocabulary) and any(map(is_trained, trajectory.turns))
