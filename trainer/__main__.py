@@ -128,6 +128,7 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
             learner,
             instruments=instruments,
             sample=settings.audit.sample,
+            pause_after=settings.optimizer.pause_after,
         ).run()
 
 

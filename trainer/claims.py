@@ -88,6 +88,10 @@ class ClaimsInHand:
             self._kept.pop(claim_id, None)
             self._leases.drop(claim_id)
 
+    def pause_run(self, reason: str) -> None:
+        """Nothing more can be taken until somebody resumes the run. What is kept stays in hand."""
+        self._client.pause_run(reason)
+
     def give_back(self) -> None:
         """Releases everything; what cannot be released now comes back when its lease expires."""
         for claim_id in self._leases.held():

@@ -220,6 +220,10 @@ class OptimizerSettings(_Section):
     warmup_steps: NonNegativeInt = 0
     """The first step that has the whole learning rate is this one; 0 and 1 mean no warm-up."""
     clip_norm: PositiveFloat = 1.0
+    skip_norm: PositiveFloat | None = None
+    """A gradient of a larger norm is not learnt from at all, as one that is not finite; None: any finite one is."""
+    pause_after: PositiveInt = 3
+    """Batches in a row without a gradient to learn from, after which the trainer pauses the run."""
 
 
 class AuditSettings(_Section):

@@ -3,6 +3,7 @@
 What waits for what:
 - `take` waits at the proxy for enough rewarded trajectories; a session's end or reward there wakes it. All the while
   the leases of what was claimed are renewed by `LeaseKeeper`'s thread.
+- `take` waits as well while the run is paused, by an operator or by this loop; resuming it wakes it.
 - every request waits for a proxy that is down; the proxy's return wakes it.
 - ranks other than the first wait in `from_first` for what the first one got. Serving never waits for the trainer.
 
@@ -12,6 +13,7 @@ leases expire. So the loop may be interrupted anywhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import structlog
@@ -31,13 +33,15 @@ from trainer.report import audit_all_skipped, audit_skipped, audit_trained, cons
 from trainer.token_audit import audit_tokens
 from trainer.update import Learner
 from trainer.versions import Versions
+from trainer.watch import GradientWatch
 
 _log = structlog.get_logger("trainer")
 
 
 class TrainingLoop:
     """Every rank runs the same loop; what only the first may do is inside `from_first`. Of `sample` trajectories of
-    each step, every token is kept."""
+    each step, every token is kept. After `pause_after` batches in a row without a gradient to learn from, the run is
+    paused."""
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class TrainingLoop:
         *,
         instruments: Instruments,
         sample: int,
+        pause_after: int,
     ) -> None:
         self._settings = settings
         self._algorithm = algorithm
@@ -60,6 +65,7 @@ class TrainingLoop:
         self._instruments = instruments
         self._clock = instruments.clock
         self._sample = sample
+        self._watch = GradientWatch(ranks, claims, pause_after)
 
     def run(self) -> None:
         """Trains until interrupted."""
@@ -102,9 +108,12 @@ class TrainingLoop:
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
         outcome = self._learner.update(mini_batches)
         if not outcome.stepped:
-            self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NON_FINITE_GRADIENT)])
+            reason = Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
+            self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, reason)])
+            self._watch.learnt_nothing(self.head.version, outcome.gradient_norm)
             return
 
+        self._watch.learnt()
         self._clock.begin("publish_and_commit")
         audits += audit_trained(batch, advantages, outcome.tokens)
         seconds = self._clock.take()

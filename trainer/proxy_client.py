@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import structlog
@@ -136,27 +137,30 @@ class ProxyClient:
             return False
         return True
 
+    def pause_run(self, reason: str) -> None:
+        """No more trajectories are handed out until somebody resumes the run. Raises ProxyRefused."""
+        self._until_answered("POST", f"/pause?{urlencode({'reason': reason})}", None, _ANSWER_TIMEOUT)
+
     def close(self) -> None:
         self._http.close()
 
     def _patiently(
         self, method: str, path: str, message: Any, kind: type[_Message], answer_timeout: float = _ANSWER_TIMEOUT
     ) -> _Message:
+        return _decoded(self._until_answered(method, path, message, answer_timeout), kind, f"{method} {path}")
+
+    def _until_answered(self, method: str, path: str, message: Any, answer_timeout: float) -> bytes:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return self._once(method, path, message, kind, answer_timeout)
+                return self._send(method, path, message, answer_timeout)
             except ProxySilent as error:
                 _log.warning("the proxy does not answer, trying again", request=f"{method} {path}", reason=str(error))
                 self._pause(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, method: str, path: str, message: Any, kind: type[_Message], timeout: float) -> _Message:
-        content = self._send(method, path, message, timeout)
-        try:
-            return wire.decode(content, kind)
-        except ValueError as error:
-            raise ProxyRefused(f"{method} {path}: the answer is not a {kind.__name__}: {error}") from error
+        return _decoded(self._send(method, path, message, timeout), kind, f"{method} {path}")
 
     def _send(self, method: str, path: str, message: Any, timeout: float) -> bytes:
         content = None if message is None else wire.encode(message)
@@ -176,6 +180,13 @@ def _refusal(answer: httpx.Response, request: str, run: str) -> TrainerError:
     if answer.status_code >= 500 or answer.status_code in {408, 425, 429}:
         return ProxySilent(said)
     return ProxyRefused(f"{said}{_remedy(answer.status_code, run)}")
+
+
+def _decoded(content: bytes, kind: type[_Message], request: str) -> _Message:
+    try:
+        return wire.decode(content, kind)
+    except ValueError as error:
+        raise ProxyRefused(f"{request}: the answer is not a {kind.__name__}: {error}") from error
 
 
 def _message_of(answer: httpx.Response) -> str:

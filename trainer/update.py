@@ -53,9 +53,10 @@ class TokenRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """`stepped` false: no gradient was finite and the weights are as before; `skipped` mini-batches had none that
-    was. `tokens` is None on all ranks but the first. `loss` is the mean of the mini-batches'; `gradient_norm` is
-    before clipping, the largest. Those of the critic are None where there is none."""
+    """`stepped` false: no gradient was finite and within `skip_norm`, and the weights are as before; `skipped`
+    mini-batches had none that was. `tokens` is None on all ranks but the first. `loss` is the mean of the
+    mini-batches'; `gradient_norm` is before clipping, the largest. Those of the critic are None where there is none.
+    """
 
     stepped: bool
     skipped: int
@@ -141,17 +142,17 @@ class Learner:
                 value_norms.append(self.critic.clip_gradients())
                 value_losses.append(value_loss)
                 norms[-1] += 0.0 * value_norms[-1]  # neither learns from what is not finite for one of them
-            if math.isfinite(norms[-1]):
+            if self._is_sound(norms[-1]):
                 self._step(learning_rate)
         self._zero_grad()
         mean, value_mean = (sum(each) / max(1, len(each)) for each in (losses, value_losses))
         gathered = self._ranks.gather((mean, value_mean, TokenRecord.concatenate(records)))
-        finite = [norm for norm in norms if math.isfinite(norm)]
+        sound = [norm for norm in norms if self._is_sound(norm)]
         return Outcome(
-            stepped=bool(finite),
-            skipped=len(norms) - len(finite),
+            stepped=bool(sound),
+            skipped=len(norms) - len(sound),
             loss=sum(part for part, _, _ in gathered),
-            gradient_norm=max(finite or norms),
+            gradient_norm=max(sound or norms),
             learning_rate=learning_rate,
             tokens=TokenRecord.concatenate([tokens for _, _, tokens in gathered]) if gathered else None,
             value_loss=sum(part for _, part, _ in gathered) if self.critic is not None else None,
@@ -159,6 +160,10 @@ class Learner:
             if self.critic is not None
             else None,
         )
+
+    def _is_sound(self, norm: float) -> bool:
+        bound = self._settings.skip_norm
+        return math.isfinite(norm) and (bound is None or norm <= bound)
 
     def _zero_grad(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

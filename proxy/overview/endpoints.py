@@ -6,7 +6,7 @@ where the cursor goes into `?cursor=` for the next page. An admin key may do eve
     GET    /api/v1/health                          Health
     GET    /api/v1/runs                            {"runs": [RunSummary…]}; with a run key, its own
     GET    /api/v1/runs/{run}                      RunSummary; {run} is a name or an id
-    POST   /api/v1/runs/{run}/pause, /resume       RunSummary as it is then
+    POST   /api/v1/runs/{run}/pause, /resume       RunSummary as it is then; ?reason= of a pause is shown
     GET    /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}
     GET    /api/v1/rewards, /runs/{run}/rewards    see overview/rewards/endpoints.py
     GET    /api/v1/runs/{run}/steps                {"steps": [StepItem…], "next_cursor"}
@@ -57,6 +57,7 @@ def credentials_of(request: Request) -> Credentials:
 Who = Annotated[Principal, Depends(principal)]
 Overview = Annotated[OverviewService, Depends(overview_of)]
 Limit = Annotated[int, Query(ge=1, le=200)]
+Reason = Annotated[str | None, Query(min_length=1, max_length=2000)]
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
 
 
@@ -89,9 +90,9 @@ async def run(run: str, who: Who, overview: Overview) -> Response:
 
 
 @router.post("/runs/{run}/pause")
-async def pause(run: str, who: Who, overview: Overview) -> Response:
-    require(who, PrincipalKind.ADMIN)
-    return json_answer(await overview.pause(run))
+async def pause(run: str, who: Who, overview: Overview, reason: Reason = None) -> Response:
+    """A trainer may pause its own run; going on is for an operator to say."""
+    return json_answer(await overview.pause(await own_run(run, who, overview, PrincipalKind.TRAINER), reason=reason))
 
 
 @router.post("/runs/{run}/resume")
@@ -220,12 +221,17 @@ async def revoke_key(
 
 async def readable_run(run: str, who: Principal, overview: OverviewService) -> str:
     """The run's id. Raises NotFound, and PermissionDenied for another run's key."""
-    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    return await own_run(run, who, overview, PrincipalKind.RUN)
+
+
+async def own_run(run: str, who: Principal, overview: OverviewService, kind: PrincipalKind) -> str:
+    """The id of a run for an admin's key or its own of this kind. Raises NotFound, PermissionDenied."""
+    require(who, PrincipalKind.ADMIN, kind)
     if who.kind is PrincipalKind.ADMIN:
         return await overview.run_id(run)
     own = await overview.run(str(who.run_id))
     if run not in {own.id, own.name}:
-        raise PermissionDenied("this key reads its own run only")
+        raise PermissionDenied("this key is for its own run only")
     return own.id
 
 

@@ -58,6 +58,9 @@ class HealthCheck:
             for run in runs
             if run.trainer == "away"
         )
+        problems.extend(
+            f"the run {run.name!r} is paused: {run.paused_because}" for run in runs if run.paused_because is not None
+        )
         return Health(
             ready=database == "ok" and engine_ready is not False,
             status="degraded" if problems else "ok",
@@ -98,6 +101,7 @@ class HealthCheck:
             serving_version=run.serving_version,
             trainer=trainer,
             trainer_seen_at=seen_at,
+            paused_because=await repository.pause_reason(run.id) if run.state == "paused" else None,
         )
 
 

@@ -80,6 +80,17 @@ class OverviewRepository:
         )
         return (await self._connection.execute(statement)).rowcount > 0
 
+    async def pause_reason(self, run_id: str) -> str | None:
+        """Why a run was paused the last time, if that was said."""
+        statement = (
+            select(EventRow.data)
+            .where(EventRow.run_id == run_id, EventRow.kind == "run.paused")
+            .order_by(EventRow.id.desc())
+            .limit(1)
+        )
+        data = (await self._connection.execute(statement)).scalar_one_or_none()
+        return None if data is None else data.get("reason")
+
     async def counted(self) -> Sequence[AnyRow]:
         """`sessions`, `turns` and `last_active_at` by `run_id` and `training`, of all runs. Walks all sessions."""
         statement = select(

@@ -142,20 +142,21 @@ class OverviewService:
         run = await self._run_row(name_or_id)
         return await self._figures.curves(run.id)
 
-    async def pause(self, name_or_id: str) -> RunSummary:
-        """The trainer gets no more trajectories of a paused run; agents are served. Raises Conflict if archived."""
-        return await self._switch(name_or_id, "paused", "run.paused")
+    async def pause(self, name_or_id: str, *, reason: str | None = None) -> RunSummary:
+        """The trainer gets no more trajectories of a paused run; agents are served. A reason is a problem that is
+        shown until the run goes on. Raises Conflict if archived."""
+        return await self._switch(name_or_id, "paused", "run.paused", {"reason": reason} if reason else {})
 
     async def resume(self, name_or_id: str) -> RunSummary:
-        return await self._switch(name_or_id, "active", "run.resumed")
+        return await self._switch(name_or_id, "active", "run.resumed", {})
 
-    async def _switch(self, name_or_id: str, state: str, kind: str) -> RunSummary:
+    async def _switch(self, name_or_id: str, state: str, kind: str, data: dict[str, str]) -> RunSummary:
         run = await self._run_row(name_or_id)
         if run.state == "archived":
             raise Conflict(f"the run {run.name!r} is archived")
         async with self._database.write() as connection:
             if await OverviewRepository(connection).set_run_state(run.id, state, unless="archived"):
-                await append_event(connection, run_id=run.id, kind=kind, data={}, now=self._clock())
+                await append_event(connection, run_id=run.id, kind=kind, data=data, now=self._clock())
         self._signals.events.notify()
         self._signals.trajectories.notify()
         return await self.run(run.id)

@@ -239,7 +239,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     """`trainer`: `active` (claimed, renewed or committed within the run's lease time), `away` (trajectories have
-    waited for longer than that), `idle` (quiet, with nothing that waits for long) or `never` (no claim so far)."""
+    waited for longer than that), `idle` (quiet, with nothing that waits for long) or `never` (no claim so far).
+    `paused_because` is what was said when a run was paused that is so still."""
 
     id: str
     name: str
@@ -248,6 +249,7 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     serving_version: int
     trainer: str
     trainer_seen_at: float | None
+    paused_because: str | None = None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

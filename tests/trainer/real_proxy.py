@@ -105,6 +105,16 @@ class RealProxy:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    def post(self, path: str) -> None:
+        """By the operator."""
+        answer = httpx.post(f"{self.url}/api/v1/runs/{RUN}{path}", headers={"authorization": f"Bearer {ADMIN}"})
+        assert answer.status_code == 200, answer.text
+
+    def problems(self) -> list[str]:
+        answer = httpx.get(f"{self.url}/api/v1/health", headers={"authorization": f"Bearer {ADMIN}"})
+        found: list[str] = answer.json()["problems"]
+        return found
+
     def wait_for_version(self, version: int, going_on: Callable[[], bool]) -> None:
         """Blocks until the head is that version. `going_on` false: nobody will make it any more."""
 
@@ -211,6 +221,7 @@ class RealProxy:
             learner,
             instruments=instruments,
             sample=configured.audit.sample,
+            pause_after=configured.optimizer.pause_after,
         )
         try:
             loop.resume()

@@ -189,6 +189,7 @@ def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InPr
         learner,
         instruments=instruments,
         sample=configured.audit.sample,
+        pause_after=configured.optimizer.pause_after,
     )
     return InProcess(
         loop=loop,

@@ -18,6 +18,7 @@ class Skip(StrEnum):
     MALFORMED = "malformed"
     NO_SIGNAL = "no_signal"
     NON_FINITE_GRADIENT = "non_finite_gradient"
+    EXPLODED_GRADIENT = "exploded_gradient"
 
 
 def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Batch, dict[int, Skip]]:

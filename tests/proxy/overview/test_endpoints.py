@@ -80,7 +80,6 @@ async def test_a_run_key_sees_sessions_and_turns_of_its_run_only(site: Site, run
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/api/v1/runs/calculator/pause"),
         ("POST", "/api/v1/runs/calculator/resume"),
         ("GET", "/api/v1/runs/calculator/keys"),
         ("DELETE", "/api/v1/runs/calculator/keys/key_x"),
@@ -99,6 +98,26 @@ async def test_pause_and_resume(site: Site, run_id: str) -> None:
     assert (await site.client.get("/api/v1/runs/calculator", headers=admin)).json()["state"] == "paused"
     assert (await site.client.post(f"/api/v1/runs/{run_id}/resume", headers=admin)).json()["state"] == "active"
     assert (await site.client.post("/api/v1/runs/none/pause", headers=admin)).status_code == 404
+
+
+async def test_a_trainer_pauses_its_own_run_and_says_why(site: Site, run_id: str) -> None:
+    admin, trainer = await site.key(PrincipalKind.ADMIN), await site.key(PrincipalKind.TRAINER, run_id)
+    other = await site.key(PrincipalKind.TRAINER, await add_run(site.database, name="other"))
+    path = "/api/v1/runs/calculator/pause"
+    for key in (other, await site.key(PrincipalKind.RUN, run_id)):
+        assert (await site.client.post(path, headers=key)).status_code == 403
+
+    async def problems() -> list[str]:
+        found: list[str] = (await site.client.get("/api/v1/health", headers=admin)).json()["problems"]
+        return [problem for problem in found if "paused" in problem]
+
+    assert (await site.client.post(path, headers=trainer, params={"reason": "the loss"})).json()["state"] == "paused"
+    assert await problems() == ["the run 'calculator' is paused: the loss"]
+    assert (await site.client.post(f"/api/v1/runs/{run_id}/resume", headers=trainer)).status_code == 403
+    await site.client.post(f"/api/v1/runs/{run_id}/resume", headers=admin)
+    assert await problems() == []
+    await site.client.post(path, headers=admin)
+    assert await problems() == [], "somebody wanted it so"
 
 
 async def test_a_key_is_shown_once_and_ends_with_its_revocation(site: Site, run_id: str) -> None:
