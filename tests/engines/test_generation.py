@@ -8,6 +8,7 @@ from contextlib import aclosing
 import httpx
 import msgspec
 import pytest
+import torch
 
 from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
@@ -210,3 +211,34 @@ async def test_the_wire_is_sglangs(http: httpx.AsyncClient, engine: SglangEngine
     refused = await http.post("/generate", json={"input_ids": [1] * (CONTEXT + 1)})
     assert refused.status_code == httpx.codes.BAD_REQUEST
     assert "context length" in refused.json()["error"]["message"]
+
+
+async def test_the_input_is_scored(
+    http: httpx.AsyncClient, engine: SglangEngine, server: Server, reference: Reference
+) -> None:
+    """As SGLang tells it: the first of them has no log-probability, whatever stands before it."""
+    ids = [*PROMPT, 5, 6, 7]
+    with torch.no_grad():
+        wanted = reference.network(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    asked = {
+        "input_ids": ids,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0.7},
+        "return_logprob": True,
+    }
+    for start in (0, len(ids) - 3, len(ids) - 1):
+        body = {**asked, "logprob_start_len": start}
+        told = (await http.post("/generate", json=body)).json()["meta_info"]["input_token_logprobs"]
+        assert [token for _, token, *_ in told] == ids[start:]
+        assert told[0][0] is None
+        for place, (logprob, token, *_) in enumerate(told[1:], start + 1):
+            assert logprob == pytest.approx(wanted[place - 1, token].item(), abs=server.exactness)
+    assert not (await http.post("/generate", json=asked)).json()["meta_info"].get("input_token_logprobs")
+
+
+async def test_what_is_not_in_the_input_is_not_scored(http: httpx.AsyncClient, server: Server) -> None:
+    if server.kind != "embedded":
+        pytest.skip("SGLang answers with its own error")
+    body = {"input_ids": [1, 2], "return_logprob": True, "logprob_start_len": 2}
+    refused = await http.post("/generate", json=body)
+    assert refused.status_code == 400
+    assert "logprob_start_len" in refused.text

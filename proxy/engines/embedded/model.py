@@ -17,6 +17,9 @@ from proxy.engines.embedded.weights import check, put
 
 log = logging.getLogger("base_rl.embedded")
 
+SCORED_LOGITS = 1 << 26
+"""Most logits that scoring an input computes at a time."""
+
 FULL_ATTENTION = {"full_attention", "sliding_attention"}
 
 
@@ -80,6 +83,21 @@ class ServedModel:
         mask_bl = torch.arange(length, device=self.device) <= positions_b[:, None]
         tokens_b1 = torch.tensor(last_tokens, device=self.device)[:, None]
         return self._forward(tokens_b1, mask=mask_bl[:, None, None], positions=positions_b[:, None], keep=None)[:, -1]
+
+    def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """The log-probabilities of `ids[start:]`, each given what stands before it, at temperature 1; `start` is 1 at
+        least. Beside the cache; more tokens than the bound on logits allows take another pass each time."""
+        given = torch.tensor([ids[:-1]], device=self.device)
+        places_t = torch.arange(start - 1, len(ids) - 1, device=self.device)
+        found: list[float] = []
+        for part_t in torch.split(places_t, max(1, SCORED_LOGITS // self.vocabulary)):
+            if self._keeps_logits:
+                logits_tv = self.network(input_ids=given, use_cache=False, logits_to_keep=part_t).logits[0]
+            else:
+                logits_tv = self.network(input_ids=given, use_cache=False).logits[0, part_t]
+            targets_t = torch.tensor(ids, device=self.device)[part_t + 1]
+            found += logits_tv.float().log_softmax(-1).gather(-1, targets_t[:, None])[:, 0].tolist()
+        return found
 
     def load(self, tensors: Mapping[str, torch.Tensor], *, complete: bool) -> None:
         """Replaces weights in place. Raises WeightsRefused, with nothing changed, where they do not fit."""

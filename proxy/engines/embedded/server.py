@@ -27,6 +27,8 @@ from proxy.engines.embedded.wire import GenerateBody, RequestRefused, rules_of
 HEALTH_SECONDS = 20.0
 """A model thread that ends no step for this long is not healthy."""
 
+InputLogprob = tuple[float | None, int, None]
+"""Log-probability, token, and SGLang's place for its text."""
 Result = TypeVar("Result")
 JSON_HEADERS = [(b"content-type", b"application/json")]
 STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -232,13 +234,14 @@ class GenerateEndpoint:
             await _refused(str(error))(scope, receive, send)
             return
         scheduler = self._engine.scheduler
+        scored = await self._scored(body)
         scheduler.add(generation)
         gone = asyncio.create_task(_disconnected(receive, ready))
         try:
             if body.stream:
-                await self._stream(body, generation, ready, gone, send)
+                await self._stream(body, generation, scored, ready, gone, send)
             else:
-                await self._answer(body, generation, ready, gone, send)
+                await self._answer(body, generation, scored, ready, gone, send)
         finally:
             gone.cancel()
             if generation.finish is None:
@@ -269,22 +272,43 @@ class GenerateEndpoint:
             notify=notify,
         )
 
+    async def _scored(self, body: GenerateBody) -> list[InputLogprob] | None:
+        """None where they are not asked for. The first token has no log-probability, as in SGLang."""
+        start = body.logprob_start_len
+        if not body.return_logprob or start < 0:
+            return None
+        score = partial(self._engine.model.score, body.input_ids, start + 1)
+        found = await self._engine.between_steps(score) if start + 1 < len(body.input_ids) else []
+        return [(each, token, None) for each, token in zip([None, *found], body.input_ids[start:], strict=True)]
+
     async def _answer(
-        self, body: GenerateBody, generation: Generation, ready: asyncio.Event, gone: asyncio.Task[None], send: Send
+        self,
+        body: GenerateBody,
+        generation: Generation,
+        scored: list[InputLogprob] | None,
+        ready: asyncio.Event,
+        gone: asyncio.Task[None],
+        send: Send,
     ) -> None:
         while generation.finish is None:
             await ready.wait()
             ready.clear()
             if gone.done():
                 return
-        status, content = 200, self._chunk(body, generation, 0, len(generation.logprobs), last=True)
+        status, content = 200, self._chunk(body, generation, scored, 0, len(generation.logprobs), last=True)
         if generation.failure is not None:
             status, content = 500, {"error": {"message": generation.failure}}
         await send({"type": "http.response.start", "status": status, "headers": JSON_HEADERS})
         await send({"type": "http.response.body", "body": msgspec.json.encode(content)})
 
     async def _stream(
-        self, body: GenerateBody, generation: Generation, ready: asyncio.Event, gone: asyncio.Task[None], send: Send
+        self,
+        body: GenerateBody,
+        generation: Generation,
+        scored: list[InputLogprob] | None,
+        ready: asyncio.Event,
+        gone: asyncio.Task[None],
+        send: Send,
     ) -> None:
         """Sends what is new at every wake-up: each chunk holds only the tokens since the one before."""
         await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
@@ -298,7 +322,7 @@ class GenerateEndpoint:
             have = len(generation.logprobs)
             if have == sent and not last:
                 continue
-            content = self._chunk(body, generation, sent, have, last=last)
+            content = self._chunk(body, generation, scored if sent == 0 else None, sent, have, last=last)
             if generation.failure is not None:
                 content = {"error": {"message": generation.failure, "code": 500}}
             sent = have
@@ -307,7 +331,14 @@ class GenerateEndpoint:
             await send({"type": "http.response.body", "body": data, "more_body": not last})
 
     def _chunk(
-        self, body: GenerateBody, generation: Generation, start: int, end: int, *, last: bool
+        self,
+        body: GenerateBody,
+        generation: Generation,
+        scored: list[InputLogprob] | None,
+        start: int,
+        end: int,
+        *,
+        last: bool,
     ) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "id": generation.rid,
@@ -317,6 +348,8 @@ class GenerateEndpoint:
             "weight_version": self._engine.scheduler.weight_label,
         }
         ids = generation.output[start:end]
+        if scored is not None:
+            meta["input_token_logprobs"] = scored
         if body.return_logprob:
             logprobs = generation.logprobs[start:end]
             meta["output_token_logprobs"] = [

@@ -52,12 +52,14 @@ SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
 
 
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `/generate`. Without `return_logprob` all log-probabilities are left out of the answer."""
+    """The body of `/generate`. Without `return_logprob` all log-probabilities are left out of the answer. With a
+    `logprob_start_len` of 0 or more it has those of the input too, from that token on."""
 
     input_ids: list[int]
     sampling_params: dict[str, Any] | None = None
     return_logprob: bool = False
     top_logprobs_num: int = 0
+    logprob_start_len: int = -1
     stream: bool = False
     rid: str | None = None
 
@@ -121,6 +123,8 @@ def rules_of(body: GenerateBody, *, vocabulary: int, context: int) -> SamplingRu
         constraint=_constraint_of(asked),
         top_logprobs=body.top_logprobs_num if body.return_logprob else 0,
     )
+    if not -1 <= body.logprob_start_len < prompt:
+        raise RequestRefused(f"logprob_start_len must be in [-1, {prompt - 1}], below the input's length.")
     if not 0 <= body.top_logprobs_num <= MOST_TOP_LOGPROBS:
         raise RequestRefused(f"top_logprobs_num must be in [0, {MOST_TOP_LOGPROBS}].")
     _check_ranges(asked, rules)
