@@ -7,7 +7,7 @@ SEED ?= 0
 ENGINE ?= embedded
 
 .PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-browser test-clients test-tracking test-sglang \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning chaos checkpoint clean
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning bench-async chaos checkpoint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ bench-store: setup  ## both databases from nothing to a million turns -> benchma
 
 bench-learning: setup  ## every preset on two tasks, three seeds, staleness 0, 2 and 4 -> benchmarks/results/learning.json (SHORT=1: one seed, staleness 0 and 2)
 	$(BIN)/python -m benchmarks.learning $(if $(SHORT),--short)
+
+bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.asynchrony $(if $(SHORT),--short)
 
 chaos: setup  ## kill -9 at random times on both databases, and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
