@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainer.intake.staleness import Skip
+
 _REWARD, _RATIO, _SHARE, _NATS, _COUNT, _SECONDS = "reward", "ratio", "share", "nats", "count", "seconds"
 
 UNITS: Mapping[str, str] = {
@@ -35,12 +37,7 @@ UNITS: Mapping[str, str] = {
     "staleness_share_N": _SHARE,
     "trajectories": _COUNT,
     "tokens": _COUNT,
-    "skipped_stale": _COUNT,
-    "skipped_no_reward": _COUNT,
-    "skipped_nothing_trainable": _COUNT,
-    "skipped_malformed": _COUNT,
-    "skipped_no_signal": _COUNT,
-    "skipped_non_finite_gradient": _COUNT,
+    **{f"skipped_{reason.value}": _COUNT for reason in Skip},
     "loss": "loss",
     "gradient_norm": "norm",
     "value_loss": "loss",
