@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -114,6 +114,15 @@ class PreferenceForm(StrEnum):
     IPO = "ipo"
 
 
+class Packing(StrEnum):
+    """How sequences are laid out for the model (`intake/packing.py`): one in a row, several in a row, or every prefix
+    that some of them share once."""
+
+    PADDED = "padded"
+    PACKED = "packed"
+    TREE = "tree"
+
+
 class Precision(StrEnum):
     """What forward and backward compute in. Weights, gradients and optimiser state are float32 in both."""
 
@@ -144,16 +153,32 @@ class BatchSettings(_Section):
     wait_seconds: Annotated[float, Field(gt=0, le=60)] = 30.0
     max_staleness: NonNegativeInt = 4
     """Versions between a token's policy and the head beyond which its trajectory is not trained; 0: synchronous."""
-    row_tokens: PositiveInt = 512
-    """Sequences are packed into rows of this many tokens; a longer one gets a row of its own."""
+    packing: Packing = Packing.TREE
+    """A model that does not take this layout gets `padded`."""
+    row_tokens: PositiveInt | None = None
+    """`packed`: rows of this many tokens; a longer sequence gets a row of its own. None: 512, or
+    `max_tokens_per_microbatch` if that is less."""
     max_tokens_per_microbatch: PositiveInt = 16384
     """Rows times their length, padding included, in one forward and backward; one row at least."""
+
+    def taken_by(self, packings: Collection[Packing]) -> BatchSettings:
+        """The same for a model that takes these packings, of which `padded` is one."""
+        return self if self.packing in packings else self.model_copy(update={"packing": Packing.PADDED})
+
+    @property
+    def packed_row_tokens(self) -> int:
+        return self.row_tokens or min(512, self.max_tokens_per_microbatch)
 
     @model_validator(mode="after")
     def _consistent(self) -> BatchSettings:
         if self.at_least > self.trajectories:
             raise ValueError(f"at_least ({self.at_least}) cannot exceed trajectories ({self.trajectories})")
-        if self.row_tokens > self.max_tokens_per_microbatch:
+        if self.row_tokens is not None and self.packing is not Packing.PACKED:
+            raise ValueError(
+                f"row_tokens ({self.row_tokens}) is of rows that sequences are packed into, which packing ="
+                f" {self.packing.value} does not do; leave it out, or set packing = packed"
+            )
+        if self.row_tokens is not None and self.row_tokens > self.max_tokens_per_microbatch:
             raise ValueError(
                 f"row_tokens ({self.row_tokens}) cannot exceed max_tokens_per_microbatch"
                 f" ({self.max_tokens_per_microbatch})"

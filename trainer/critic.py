@@ -125,7 +125,9 @@ class Critic:
     def _values(self, batch: MicroBatch, *, learns: bool) -> Tensor:
         batch = batch.to(self._ranks.device)
         with torch.set_grad_enabled(learns):
-            values_N: Tensor = self.model(batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N)
+            values_N: Tensor = self.model(
+                batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.reach_BT
+            )
         return values_N
 
     def capture(self) -> dict[str, Any]:

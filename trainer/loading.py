@@ -5,19 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from trainer.algorithm.logprobs import token_logprobs
-from trainer.config import TrainerSettings
+from trainer.config import Packing, TrainerSettings
 from trainer.models.archon.weights import load_archon
 from trainer.models.huggingface import PolicyModel, load_policy
 from trainer.models.value import ValueModel, load_value
 from trainer.parallel.mesh import Ranks
+
+_log = structlog.get_logger("trainer")
 
 _Model = TypeVar("_Model", PolicyModel, ValueModel)
 
 
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     """The model of a directory on the ranks' device, sharded over them. A collective. Raises UnsupportedModel."""
-    return _placed(_load(directory, settings, activation_checkpointing=settings.activation_checkpointing), ranks)
+    model = _load(directory, settings, activation_checkpointing=settings.activation_checkpointing)
+    asked = settings.batch.packing
+    if asked not in model.packings and ranks.is_first:
+        _log.warning("the model does not take this packing", asked=asked.value, used=Packing.PADDED.value)
+    return _placed(model, ranks)
 
 
 def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:

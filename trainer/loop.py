@@ -103,7 +103,7 @@ class TrainingLoop:
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
             return
 
-        mini_batches = prepared.packed(self._settings, self._algorithm)
+        mini_batches = prepared.packed(self._settings, self._algorithm, self._learner.packings)
         self._clock.begin("update")
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
         outcome = self._learner.update(mini_batches)
@@ -117,7 +117,7 @@ class TrainingLoop:
         self._clock.begin("publish_and_commit")
         audits += audit_trained(batch, advantages, outcome.tokens)
         seconds = self._clock.take()
-        metrics = step_metrics(batch, advantages, outcome, audits, seconds)
+        metrics = step_metrics(batch, advantages, mini_batches, outcome, audits, seconds)
         metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)
         tokens = audit_tokens(batch, outcome.tokens, self._sample)
         self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics, tokens)

@@ -22,7 +22,7 @@ from proxy.contract.step import StepInputs
 from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.presets import Algorithm, from_json
 from trainer.conditions import conditions, differences
-from trainer.config import TrainerSettings
+from trainer.config import Packing, TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
 from trainer.intake.preparation import prepare
 from trainer.loading import load_critic, load_reference, load_trained
@@ -34,6 +34,9 @@ from trainer.update import Learner, Outcome
 from trainer.versions import check_format, means_of, state_after
 from trainer.weights.disk import has_state, has_weights, restore_version
 from trainer.weights.publisher import TrainerState
+
+_BATCH_BEFORE = {"packing": Packing.PACKED.value}
+"""What steps were made with before it was an option."""
 
 Steps = Callable[[int], StepBatch]
 """The step that made a version; raises ReplayImpossible."""
@@ -192,7 +195,7 @@ class Replay:
             means = prepared.advantages.means
             if claimed.claim_id != inputs_of(step).trained_claim:
                 continue
-            mini_batches = prepared.packed(settings.batch, algorithm)
+            mini_batches = prepared.packed(settings.batch, algorithm, learner.packings)
             torch.manual_seed(step.seed + self._ranks.rank)
             outcome = learner.update(mini_batches)
         return means, outcome
@@ -259,8 +262,9 @@ class Replay:
 
 def _configured(step: StepBatch, inputs: StepInputs) -> tuple[TrainerSettings, Algorithm]:
     """Raises ReplayImpossible for a configuration that this version of the trainer does not know."""
+    config = {**inputs.config, "batch": {**_BATCH_BEFORE, **inputs.config.get("batch", {})}}
     try:
-        return TrainerSettings.model_validate(inputs.config), from_json(inputs.algorithm)
+        return TrainerSettings.model_validate(config), from_json(inputs.algorithm)
     except (ValidationError, ConfigurationError) as error:
         raise ReplayImpossible(
             f"version {step.version} was made with a configuration that this trainer does not know; use version"

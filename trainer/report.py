@@ -18,6 +18,7 @@ from trainer.algorithm.divergence import divergence
 from trainer.algorithm.value_loss import explained_variance
 from trainer.config import Divergence
 from trainer.intake.grouping import Batch
+from trainer.intake.packing import MiniBatch
 from trainer.intake.staleness import Skip, is_trained
 from trainer.update import Outcome, TokenRecord
 
@@ -131,6 +132,7 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
 def step_metrics(
     batch: Batch,
     advantages: Advantages,
+    mini_batches: Sequence[MiniBatch],
     outcome: Outcome,
     audits: Sequence[TrajectoryAudit],
     seconds: Mapping[str, float],
@@ -142,6 +144,7 @@ def step_metrics(
         **(_of_tokens(outcome.tokens) if outcome.tokens is not None else {}),
         **(_of_critic(batch, outcome, outcome.tokens) if outcome.tokens is not None else {}),
         **consumption(audits),
+        **_of_layout(mini_batches),
         "loss": outcome.loss,
         "gradient_norm": outcome.gradient_norm,
         "skipped_steps": float(outcome.skipped),
@@ -184,6 +187,16 @@ def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
         "groups": float(len(set(batch.groups))),
         "untruncated_logprob_share": cut / len(trained),
         "constrained_turn_share": constrained / len(trained),
+    }
+
+
+def _of_layout(mini_batches: Sequence[MiniBatch]) -> dict[str, float]:
+    """Tokens of the sequences, and those that the model is given for them: padding more, less what stands once."""
+    parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
+    return {
+        "tokens_in_sequences": float(sum(part.sequence_tokens for part in parts)),
+        "tokens_computed": float(sum(part.input_ids_BT.numel() for part in parts)),
+        "micro_batches": float(len(parts)),
     }
 
 

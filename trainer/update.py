@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.algorithm.divergence import divergence, still_to_come
 from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
 from trainer.algorithm.presets import Algorithm
-from trainer.config import Denominator, OptimizerSettings, Proximal
+from trainer.config import Denominator, OptimizerSettings, Packing, Proximal
 from trainer.critic import Credit, Critic
 from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch
 from trainer.models.huggingface import PolicyModel
@@ -112,6 +112,11 @@ class Learner:
         self._parameters = list(model.parameters())
         self._optimizer = adamw(self._parameters, settings)
         self.critic = None if critic is None else Critic(critic, algorithm, settings, ranks)
+
+    @property
+    def packings(self) -> frozenset[Packing]:
+        """Those that all its models take."""
+        return self.model.packings if self.critic is None else self.model.packings & self.critic.model.packings
 
     def update(self, mini_batches: Sequence[MiniBatch]) -> Outcome:
         """Forward, backward and one step for each mini-batch, shared by the ranks."""
@@ -245,7 +250,12 @@ class Learner:
     def _forward(self, model: PolicyModel, batch: MicroBatch, *, learns: bool) -> tuple[Tensor, Tensor]:
         with torch.set_grad_enabled(learns):
             found: tuple[Tensor, Tensor] = model(
-                batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
+                batch.input_ids_BT,
+                batch.position_ids_BT,
+                batch.predictor_N,
+                batch.targets_N,
+                batch.temperature_N,
+                batch.reach_BT,
             )
         return found
 

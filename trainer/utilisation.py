@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from proxy.contract.claim import EngineReading
 from trainer.algorithm.presets import Algorithm
@@ -121,15 +120,7 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
 
 def _counted(batch: MicroBatch) -> tuple[int, int, int]:
     """Tokens, attended pairs and predictions. A token attends to as many as its position says, and to itself."""
-    real_BT = ~_padding(batch.input_ids_BT, batch.position_ids_BT)
+    places_T = torch.arange(batch.position_ids_BT.shape[1], device=batch.lengths_B.device)
+    real_BT = places_T < batch.lengths_B[:, None]
     pairs = int((batch.position_ids_BT + 1)[real_BT].sum())
     return int(real_BT.sum()), pairs, len(batch.targets_N)
-
-
-def _padding(ids_BT: Tensor, positions_BT: Tensor) -> Tensor:
-    """Where rows are filled up: behind the last beginning of a sequence, if nothing but zeros follows."""
-    places_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-    last_B1 = torch.where(positions_BT == 0, places_T, 0).amax(1, keepdim=True)
-    behind_BT = places_T >= last_B1
-    filled_B1 = ((ids_BT == 0) | ~behind_BT).all(1, keepdim=True) & (last_B1 > 0)
-    return behind_BT & filled_B1

@@ -55,7 +55,7 @@ def learn(run: Run) -> Curve:
         base = task.prepare(Path(directory), run.seed)
         settings = TrainerSettings.model_validate(
             {
-                "batch": {"trajectories": GROUPS * MEMBERS, "max_staleness": run.staleness, "row_tokens": 128},
+                "batch": {"trajectories": GROUPS * MEMBERS, "max_staleness": run.staleness},
                 "algorithm": {"preset": run.preset},
                 "optimizer": {"learning_rate": task.learning_rate},
             }

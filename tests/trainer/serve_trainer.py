@@ -25,7 +25,6 @@ def trainer_process(
         "batch.trajectories": "8",
         "batch.at_least": "1",
         "batch.wait_seconds": "20",
-        "batch.row_tokens": "32",
         "optimizer.learning_rate": "1e-3",
         "weights.directory": str(weights),
     }

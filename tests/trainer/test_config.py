@@ -66,7 +66,11 @@ def test_lists_and_null_from_the_environment(file: Path) -> None:
         ({"precision": "half"}, "trainer.precision: Input should be 'float32' or 'bfloat16'"),
         ({"algorithm": {"baseline": "mean"}}, "trainer.algorithm.baseline: Input should be 'group_mean'"),
         ({"batch": {"trajectories": 2, "at_least": 3}}, "at_least (3) cannot exceed trajectories (2)"),
-        ({"batch": {"row_tokens": 99999}}, "row_tokens (99999) cannot exceed max_tokens_per_microbatch"),
+        (
+            {"batch": {"packing": "packed", "row_tokens": 99999}},
+            "row_tokens (99999) cannot exceed max_tokens_per_microbatch",
+        ),
+        ({"batch": {"row_tokens": 64}}, "leave it out, or set packing = packed"),
         ({"algorithm": {"reward": {"low": 1.0, "high": 0.0}}}, "low (1.0) must be below high (0.0)"),
         ({"weights": {"type": "tensors"}}, "trainer.weights.type: Input should be 'disk'"),
         ({"optimizer": {"learning_rate": 0}}, "trainer.optimizer.learning_rate: Input should be greater than 0"),

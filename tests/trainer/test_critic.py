@@ -65,7 +65,7 @@ def test_advantages_run_through_the_turns_of_a_path(tiny_model: Path) -> None:
     with torch.no_grad():
         learner.critic.model.value_head.weight.normal_(generator=torch.Generator().manual_seed(0))
     members = batch()
-    tokens = learn(learner, algorithm, members, row_tokens=8, max_tokens_per_microbatch=8)
+    tokens = learn(learner, algorithm, members, max_tokens_per_microbatch=8)
     for index, member in enumerate(members):
         values = of_trajectory(tokens, index, "values_N")
         rewards = [0.0] * len(values)

@@ -59,6 +59,7 @@ def test_a_step_commits_a_version_that_from_pretrained_reads(start: Start, tiny_
     assert (Path(commit.weights.uri) / "tokenizer_config.json").is_file()
     assert commit.step.metrics["trajectories"] == len(commit.step.audit) == 10
     assert commit.step.metrics["tokens"] == sum(audit.trained_tokens for audit in commit.step.audit) == 52
+    assert 0 < commit.step.metrics["tokens_computed"] < commit.step.metrics["tokens_in_sequences"]
 
 
 @pytest.mark.parametrize("preset", ["grpo", "ppo"])

@@ -73,7 +73,8 @@ def _train(proxy: RealProxy) -> None:
             trainer.loop.step()
         assert trainer.loop.head.version == 5
 
-    with proxy.trainer(algorithm={"baseline": "batch_mean", "scale": "none"}, seed=7) as trainer:
+    other = {"baseline": "batch_mean", "scale": "none"}
+    with proxy.trainer(algorithm=other, batch={"packing": "packed", "row_tokens": 32}, seed=7) as trainer:
         mixed(proxy, version=5)
         trainer.loop.step()
         assert trainer.loop.head.version == 6
@@ -228,6 +229,17 @@ def test_what_was_different_then_is_named(trained: RealProxy, capsys: pytest.Cap
     ):
         _, verdict = replay(trained, 6, capsys)
     assert [(each["name"], each["then"]) for each in verdict["conditions"]] == [("torch", "1.0.0")]
+
+
+def test_a_step_from_before_there_was_a_choice_of_packings_is_made_again_packed(
+    trained: RealProxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = trained.get("/steps/6")["inputs"]
+    config = {**inputs["config"], "batch": {**inputs["config"]["batch"]}}
+    assert config["batch"].pop("packing") == "packed"
+    with changed(trained, PolicyVersionRow, PolicyVersionRow.version == 6, inputs={**inputs, "config": config}):
+        status, verdict = replay(trained, 6, capsys, "--verify")
+    assert (status, verdict["identical"]) == (0, True)
 
 
 def test_the_states_that_were_not_kept_are_made_again_first(

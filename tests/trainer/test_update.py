@@ -16,6 +16,7 @@ from trainer.config import (
     BatchSettings,
     Divergence,
     OptimizerSettings,
+    Packing,
     Proximal,
     Scale,
 )
@@ -147,7 +148,10 @@ def test_micro_batches_change_nothing(tiny_model: Path, preset: str, bound: int)
     ]
     groups = [0] * 4 + [1] * 4 + [2, 2, 3, 3]
     weights = []
-    for settings in (BatchSettings(), BatchSettings(row_tokens=16, max_tokens_per_microbatch=bound)):
+    for settings in (
+        BatchSettings(),
+        BatchSettings(packing=Packing.PACKED, row_tokens=16, max_tokens_per_microbatch=bound),
+    ):
         model = load_tiny(tiny_model)
         algorithm = AlgorithmSettings(preset=preset, mini_batches=1)
         packed = packed_of(members, groups, algorithm, settings)
@@ -205,7 +209,10 @@ def test_tokens_far_from_who_acted_are_left_out_until_the_rest_is_near(tiny_mode
         off = [0.1, -0.1, 0.05, 2.0 * (index == 0)]
         shifted = [logprob + shift for logprob, shift in zip(logprobs, off, strict=True)]
         members.append(trajectory(turn(output, logprobs=shifted), reward=float(index % 2)))
-    for settings in (BatchSettings(), BatchSettings(row_tokens=8, max_tokens_per_microbatch=16)):
+    for settings in (
+        BatchSettings(),
+        BatchSettings(packing=Packing.PACKED, row_tokens=8, max_tokens_per_microbatch=16),
+    ):
         algorithm = AlgorithmSettings(preset="m2po")
         packed = packed_of(members, [0] * 6, algorithm, settings)
         outcome = Learner(load_tiny(tiny_model), resolve(algorithm), OptimizerSettings(), ALONE).update(packed)

@@ -15,7 +15,7 @@ from tests.trainer.models.archon.shapes import save_random
 from tests.trainer.tiny import GRPO, group_of, settings, trajectory, turn
 from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.logprobs import token_logprobs
-from trainer.config import Precision
+from trainer.config import Packing, Precision
 from trainer.intake.packing import MicroBatch, idle_micro_batch
 from trainer.intake.preparation import prepare
 from trainer.models.archon.weights import load_archon
@@ -69,7 +69,7 @@ def test_the_arithmetic_of_a_pass_is_what_torch_counts(name: str, load: Any, tmp
     assert counter.get_total_flops() - forward in (2 * forward, 2 * forward + again)
 
 
-def packed(*lengths: int) -> list[MicroBatch]:
+def packed(packing: Packing, *lengths: int) -> list[MicroBatch]:
     turns = [
         trajectory(turn([4] * length, prompt=(1, 2, 3)), reward=float(number))
         for number, length in enumerate(lengths)
@@ -77,18 +77,26 @@ def packed(*lengths: int) -> list[MicroBatch]:
     claimed = ClaimedBatch(claim_id=ClaimId("c"), lease_expires_at=0.0, base_version=0, groups=(group_of(turns),))
     configured = settings(Path())
     prepared = prepare(claimed, 0, configured.batch, GRPO, RunningMeans.fresh(0.9), 64)
-    return [each for mini_batch in prepared.packed(configured.batch, GRPO) for each in mini_batch.micro_batches]
+    chosen = configured.batch.model_copy(update={"packing": packing})
+    return [each for mini_batch in prepared.packed(chosen, GRPO) for each in mini_batch.micro_batches]
 
 
+@pytest.mark.parametrize("packing", [Packing.PADDED, Packing.PACKED])
 @pytest.mark.parametrize("lengths", [(5, 5), (20, 3, 1), (40, 2), (1, 1, 1, 1, 25, 26, 27)])
-def test_padding_is_not_counted(lengths: tuple[int, ...]) -> None:
-    counted = [_counted(each) for each in packed(*lengths)]
+def test_padding_is_not_counted(packing: Packing, lengths: tuple[int, ...]) -> None:
+    counted = [_counted(each) for each in packed(packing, *lengths)]
     whole = [3 + length for length in lengths]
     assert [sum(column) for column in zip(*counted, strict=True)] == [
         sum(whole),
         sum(length * (length + 1) // 2 for length in whole),
         sum(lengths),
     ]
+
+
+def test_what_is_computed_once_is_counted_once() -> None:
+    """One goes on where the other ends, so the longer is all there is."""
+    (one,) = packed(Packing.TREE, 5, 3)
+    assert _counted(one) == (8, 8 * 9 // 2, 8)
 
 
 def test_a_step_counts_every_pass(tiny_model: Path) -> None:

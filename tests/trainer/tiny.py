@@ -135,7 +135,7 @@ def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
     values: dict[str, Any] = {
         "run": RUN,
         "api_key": KEY,
-        "batch": {"trajectories": 8, "at_least": 1, "wait_seconds": 0.1, "row_tokens": 32},
+        "batch": {"trajectories": 8, "at_least": 1, "wait_seconds": 0.1},
         "optimizer": {"learning_rate": 1e-3},
         "weights": {"directory": str(directory)},
     }

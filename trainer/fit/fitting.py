@@ -21,7 +21,7 @@ from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.imitation import negative_log_likelihood
 from trainer.algorithm.preferences import PairLoss, PreferenceInputs, accuracy, bradley_terry, preference_loss
 from trainer.algorithm.presets import resolve
-from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, PreferenceForm
+from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, PreferenceForm
 from trainer.errors import NothingToFit
 from trainer.fit.records import Example, Pair
 from trainer.intake.grouping import Batch
@@ -128,7 +128,7 @@ class Imitation:
 
     def __init__(self, model: PolicyModel, settings: BatchSettings, device: torch.device) -> None:
         self._model = model
-        self._settings = settings
+        self._settings = settings.taken_by(model.packings)
         self._device = device
 
     def accumulate(self, items: Sequence[Example]) -> float:
@@ -165,7 +165,7 @@ class Preferences:
         label_smoothing: float,
     ) -> None:
         self._model = model
-        self._settings = settings
+        self._settings = settings.taken_by(model.packings)
         self._device = device
         self._form = form
         self._beta = beta
@@ -212,7 +212,7 @@ class Ranking:
         self, score: Callable[[Tensor, Tensor, Tensor], Tensor], settings: BatchSettings, device: torch.device
     ) -> None:
         self._score = score
-        self._settings = settings
+        self._settings = settings.taken_by({Packing.PADDED, Packing.PACKED})
         self._device = device
 
     def accumulate(self, items: Sequence[Pair]) -> float:
@@ -292,6 +292,11 @@ def packed(trajectories: Sequence[Trajectory], settings: BatchSettings) -> list[
 def logprobs_of(model: PolicyModel, batch: MicroBatch) -> Tensor:
     """N, at each token's temperature."""
     logprobs_N: Tensor = model(
-        batch.input_ids_BT, batch.position_ids_BT, batch.predictor_N, batch.targets_N, batch.temperature_N
+        batch.input_ids_BT,
+        batch.position_ids_BT,
+        batch.predictor_N,
+        batch.targets_N,
+        batch.temperature_N,
+        batch.reach_BT,
     )[0]
     return logprobs_N

@@ -1,7 +1,10 @@
 """Sequences into rows, rows into micro-batches.
 
-Rows are kept short (512 tokens or so) and a micro-batch holds several: attention over a packed row costs the square
-of its length. Positions restart with each sequence; the model derives the document mask from them.
+- padded: a sequence a row, rows of similar length together. What is before a token is what it sees: no mask.
+- packed: several sequences a row; positions restart with each, and the model derives the document mask from them.
+  Rows are kept short (512 tokens or so), since attention under a mask costs the square of their length.
+- tree: a prefix that sequences share is computed once (`intake/tree.py`); where nothing is shared it is padded.
+
 Axes: B rows, T tokens of the longest row, N trained tokens.
 """
 
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,9 +22,10 @@ from proxy.contract.turn import LogprobConvention
 from trainer.algorithm.advantages import continued
 from trainer.algorithm.gae import RewardTree
 from trainer.algorithm.presets import Algorithm
-from trainer.config import BatchSettings, Denominator
+from trainer.config import BatchSettings, Denominator, Packing
 from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence
+from trainer.intake.tree import Row, even_parts, single_row, tree_rows
 
 _Value = TypeVar("_Value")
 
@@ -46,8 +50,11 @@ class MiniBatch:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
     """What one forward and backward takes. Per trained token: `predictor_N` is where it is predicted, an index into
-    the flattened BT (the position before its own); `trajectory_N` indexes the batch, `turn_N` its trajectory's turns,
-    `answer_N` the answers in this micro-batch, each whole in it; `staleness_N` is in versions.
+    the flattened BT (that of the token before it in its sequence; sequences that share their past share it);
+    `trajectory_N` indexes the batch, `turn_N` its trajectory's turns, `answer_N` the answers in this micro-batch,
+    each whole in it; `staleness_N` is in versions. `reach_BT` is where in its row the tokens end that see a token
+    (`intake/tree.py`); None: positions say it all. `lengths_B` are those of the rows without padding,
+    `sequence_tokens` those of all sequences, which are more where prefixes are shared.
     `constrained_N` are those whose behaviour log-probability is of what a constraint left: the weight of their
     gradient is what the policy gave to all of that. One to which the constraint left no other has no advantage, since
     nobody chose it. With a critic there are no advantages yet.
@@ -67,14 +74,20 @@ class MicroBatch:
     turn_N: Tensor
     answer_N: Tensor
     constrained_N: Tensor
+    lengths_B: Tensor
+    sequence_tokens: int
+    reach_BT: Tensor | None = None
 
     def forced(self) -> Tensor:
         """Which of the N tokens nobody chose."""
         return self.constrained_N & (self.behaviour_N >= CERTAIN)
 
     def to(self, device: torch.device) -> MicroBatch:
-        tensors = {name: getattr(self, name).to(device) for name in self.__slots__ if name != "learns"}
-        return MicroBatch(learns=self.learns, **tensors)
+        moved: dict[str, Any] = {
+            name: each.to(device) if isinstance(each := getattr(self, name), Tensor) else each
+            for name in self.__slots__
+        }
+        return MicroBatch(**moved)
 
 
 def mini_batches(
@@ -147,14 +160,23 @@ def pack(
     kinds: dict[bool, list[TrainingSequence]] = {True: [], False: []}
     for sequence in sequences:
         kinds[_learns(sequence, advantages, algorithm)].append(sequence)
-    micro_batches = []
-    for learns, kind in kinds.items():
-        rows = pack_rows([len(sequence.ids) for sequence in kind], settings.row_tokens)
-        lengths = [sum(len(kind[index].ids) for index in row) for row in rows]
-        for part in split_rows(lengths, settings.max_tokens_per_microbatch):
-            packed = [[kind[index] for index in rows[row]] for row in part]
-            micro_batches.append(_micro_batch(batch, advantages, packed, learns))
-    return micro_batches
+    return [
+        _micro_batch(batch, advantages, kind, rows, learns, settings.packing)
+        for learns, kind in kinds.items()
+        for rows in _rows([sequence.ids for sequence in kind], settings)
+    ]
+
+
+def _rows(sequences: Sequence[Sequence[int]], settings: BatchSettings) -> list[list[Row]]:
+    """The rows of each micro-batch."""
+    bound = settings.max_tokens_per_microbatch
+    if settings.packing is Packing.PACKED:
+        members = pack_rows([len(sequence) for sequence in sequences], settings.packed_row_tokens)
+        rows = [single_row(sequences, row) for row in members]
+        return [[rows[index] for index in part] for part in split_rows([len(row) for row in rows], bound)]
+    if settings.packing is Packing.TREE:
+        return even_parts(tree_rows(sequences, bound), bound)
+    return even_parts([single_row(sequences, [index]) for index in range(len(sequences))], bound)
 
 
 def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
@@ -195,18 +217,23 @@ def split_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def idle_micro_batch(learns: bool) -> MicroBatch:
     """A micro-batch without tokens: a rank without work takes part in the collectives of its peers with it."""
     nothing = Batch(trajectories=(), groups=(), base_version=0)
-    return _micro_batch(nothing, (), [[TrainingSequence(trajectory=0, ids=(0,), spans=())]], learns)
+    sequence = TrainingSequence(trajectory=0, ids=(0,), spans=())
+    return _micro_batch(nothing, (), [sequence], [single_row([sequence.ids], [0])], learns, Packing.PADDED)
 
 
 def _micro_batch(
     batch: Batch,
     advantages: Sequence[Sequence[float]],
-    rows: Sequence[Sequence[TrainingSequence]],
+    sequences: Sequence[TrainingSequence],
+    rows: Sequence[Row],
     learns: bool,
+    packing: Packing,
 ) -> MicroBatch:
-    width = max(sum(len(sequence.ids) for sequence in row) for row in rows)
+    width = max(len(row) for row in rows)
+    masked = packing is Packing.TREE and any(row.branched for row in rows)
     ids: list[int] = []
     positions: list[int] = []
+    reach: list[int] = []
     predictors: list[int] = []
     targets: list[int] = []
     temperatures: list[float] = []
@@ -218,15 +245,14 @@ def _micro_batch(
     answers: list[int] = []
     constrained: list[bool] = []
     for number, row in enumerate(rows):
-        for sequence in row:
-            offset = len(ids)
-            ids.extend(sequence.ids)
-            positions.extend(range(len(sequence.ids)))
+        offset = len(ids)
+        for member, places in zip(row.members, row.places, strict=True):
+            sequence = sequences[member]
             for span in sequence.spans:
                 turn = batch.trajectories[sequence.trajectory].turns[span.turn]
                 learnt = turn.learnt
-                first = offset + span.start - 1
-                predictors.extend(first + position for position in learnt)
+                first = span.start - 1
+                predictors.extend(offset + places[first + position] for position in learnt)
                 targets.extend(_at(turn.output_ids, learnt))
                 temperatures.extend([turn.temperature] * len(learnt))
                 behaviour.extend(_at(turn.logprobs, learnt))
@@ -241,9 +267,14 @@ def _micro_batch(
                 owners.extend([sequence.trajectory] * len(learnt))
                 turns.extend([span.turn] * len(learnt))
                 answers.extend([answers[-1] + 1 if answers else 0] * len(learnt))
+        ids.extend(row.ids)
+        positions.extend(row.positions)
+        reach.extend(row.reach)
         padding = (number + 1) * width - len(ids)
         ids.extend([0] * padding)
-        positions.extend(range(padding))
+        # A jump back would make the model look for documents, and mask what needs none.
+        positions.extend(range(padding) if packing is Packing.PACKED else range(len(row), width))
+        reach.extend(range(len(row) + 1, width + 1))
     return MicroBatch(
         learns=learns,
         input_ids_BT=torch.tensor(ids).view(len(rows), width),
@@ -258,6 +289,9 @@ def _micro_batch(
         turn_N=torch.tensor(turns, dtype=torch.long),
         answer_N=torch.tensor(answers, dtype=torch.long),
         constrained_N=torch.tensor(constrained, dtype=torch.bool),
+        reach_BT=torch.tensor(reach).view(len(rows), width) if masked else None,
+        lengths_B=torch.tensor([len(row) for row in rows]),
+        sequence_tokens=sum(len(sequences[member].ids) for row in rows for member in row.members),
     )
 
 

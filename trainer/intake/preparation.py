@@ -5,13 +5,14 @@ Pure, and all that decides what a step learns from: replaying a step goes the sa
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.advantages import Advantages, RunningMeans, assign
 from trainer.algorithm.presets import Algorithm
-from trainer.config import BatchSettings
+from trainer.config import BatchSettings, Packing
 from trainer.intake.grouping import Batch, flatten
 from trainer.intake.packing import MiniBatch, mini_batches
 from trainer.intake.sequences import linearise
@@ -27,9 +28,12 @@ class Prepared:
     dropped: tuple[tuple[Trajectory, Skip], ...]
     advantages: Advantages
 
-    def packed(self, settings: BatchSettings, algorithm: Algorithm) -> list[MiniBatch]:
-        sequences = linearise(self.batch.trajectories)
-        return mini_batches(self.batch, self.advantages.turns, sequences, settings, algorithm)
+    def packed(
+        self, settings: BatchSettings, algorithm: Algorithm, packings: Collection[Packing] = tuple(Packing)
+    ) -> list[MiniBatch]:
+        """`packings` are those that the model takes."""
+        sequences, chosen = linearise(self.batch.trajectories), settings.taken_by(packings)
+        return mini_batches(self.batch, self.advantages.turns, sequences, chosen, algorithm)
 
 
 def prepare(

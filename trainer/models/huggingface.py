@@ -5,6 +5,7 @@ Axes: B rows, T tokens, N trained tokens, D hidden.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,11 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from trainer.config import Precision
+from trainer.config import Packing, Precision
 from trainer.errors import UnsupportedModel
+from trainer.models.layouts import packings_of
 from trainer.models.state_dict import stored_names
 
-_CHECK_TOLERANCE = 1e-3
 _WEIGHT_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
@@ -27,13 +28,15 @@ TokenLogprobs = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, in
 class PolicyModel(nn.Module):
     """A transformers model that computes log-probabilities of chosen tokens and never all logits at once.
 
-    Everything goes through `forward`, so that a sharded model gathers its output head as well.
+    Everything goes through `forward`, so that a sharded model gathers its output head as well. `packings` are those
+    that it computes rightly.
     """
 
     def __init__(self, inner: nn.Module, precision: Precision, token_logprobs: TokenLogprobs) -> None:
         super().__init__()
         self.inner = inner
         self.precision = precision
+        self.packings: frozenset[Packing] = frozenset(Packing)
         self._token_logprobs = token_logprobs
 
     @property
@@ -60,15 +63,21 @@ class PolicyModel(nn.Module):
         predictor_N: Tensor,
         targets_N: Tensor,
         temperature_N: Tensor,
+        reach_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the N targets, float32.
 
-        Sequences packed into a row are told apart by their positions alone: a cache or an attention mask beside them
-        would let them see each other, silently.
+        Sequences packed into a row are told apart by their positions alone: a cache, or an attention mask beside them
+        that is not the whole one, would let them see each other, silently. With `reach_BT` rows are trees, and it is
+        the whole mask.
         """
-        with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
+        halved = self.precision is Precision.BFLOAT16
+        mask_B1TT = None
+        if reach_BT is not None:
+            mask_B1TT = tree_mask(reach_BT, torch.bfloat16 if halved else next(self.parameters()).dtype)
+        with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=halved):
             hidden_BTD = self._transformer.get_decoder()(
-                input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
+                input_ids=input_ids_BT, attention_mask=mask_B1TT, position_ids=position_ids_BT, use_cache=False
             ).last_hidden_state
             head = self._transformer.get_output_embeddings()
             hidden_ND = hidden_BTD.flatten(0, 1)[predictor_N]
@@ -83,6 +92,23 @@ def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     if len(lists) != 1:
         raise UnsupportedModel(f"{type(decoder).__name__}: found {len(lists)} lists of decoder layers, not one")
     return lists[0]
+
+
+def tree_mask(reach_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tree_sight` as an additive mask, shape (B, 1, T, T): 0 or −∞.
+
+    In the type of the queries: of booleans, attention would make and keep such a tensor in every layer.
+    """
+    seen_BTT = tree_sight(reach_BT)
+    mask_BTT = torch.zeros(seen_BTT.shape, dtype=dtype, device=reach_BT.device)
+    return mask_BTT.masked_fill_(~seen_BTT, -math.inf)[:, None]
+
+
+def tree_sight(reach_BT: Tensor) -> Tensor:
+    """Whether token i sees token j, at [row, i, j]: where j ≤ i < reach[j], and itself."""
+    place_T = torch.arange(reach_BT.shape[1], device=reach_BT.device)
+    ahead_TT = place_T[:, None] - place_T
+    return ((ahead_TT >= 0) & (place_T[:, None] < reach_BT[:, None, :])) | (ahead_TT == 0)
 
 
 def resolve_directory(model: str) -> Path:
@@ -121,7 +147,7 @@ def load_policy(
         raise UnsupportedModel(
             f"{directory}: the model's weights have other names in memory than on disk, for example {unknown[0]}"
         )
-    _check(model)
+    model.packings = packings_of(model)
     model.precision = precision
     return model.train()
 
@@ -139,29 +165,3 @@ def load_transformer(directory: Path, *, activation_checkpointing: bool) -> Any:
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{directory}: {error}") from error
     return inner
-
-
-def _check(model: PolicyModel) -> None:
-    """Two facts that training rests on and that some architectures break: log-probabilities follow from the last
-    hidden state by the output head alone, and sequences in one row do not see each other."""
-    transformer = model.inner.eval()
-    vocabulary = model.vocabulary
-    first_T, second_T = torch.arange(1, 8) % vocabulary, torch.arange(3, 9) % vocabulary
-    with torch.no_grad():
-        wanted_NV = torch.cat(
-            [
-                cast("Any", transformer)(input_ids=ids_T[None], use_cache=False).logits[0, :-1]
-                for ids_T in (first_T, second_T)
-            ]
-        ).log_softmax(-1)
-        ids_T = torch.cat([first_T, second_T])
-        positions_T = torch.cat([torch.arange(len(first_T)), torch.arange(len(second_T))])
-        predictor_N = torch.tensor([index for index in range(len(ids_T) - 1) if index != len(first_T) - 1])
-        targets_N = ids_T[predictor_N + 1]
-        found_N, _ = model(ids_T[None], positions_T[None], predictor_N, targets_N, torch.ones(len(targets_N)))
-    gap = (found_N - wanted_NV.gather(-1, targets_N[:, None])[:, 0]).abs().max().item()
-    if not gap <= _CHECK_TOLERANCE:
-        raise UnsupportedModel(
-            f"{type(transformer).__name__}: packed sequences have other log-probabilities than single ones (by"
-            f" {gap:.3g}), so training on them would be wrong"
-        )

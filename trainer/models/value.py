@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.config import Precision
-from trainer.models.huggingface import decoder_layers, load_transformer
+from trainer.config import Packing, Precision
+from trainer.models.huggingface import PolicyModel, decoder_layers, load_transformer, tree_mask
+from trainer.models.layouts import packings_of, plain_logprobs
 from trainer.models.state_dict import load_weights
 
 _HEAD = "value_head"
@@ -26,7 +27,7 @@ class ValueModel(nn.Module):
     `names` are the transformer's parameters under their Hugging Face names, in the order of its own.
     """
 
-    def __init__(self, transformer: Any, precision: Precision, directory: Path) -> None:
+    def __init__(self, transformer: Any, precision: Precision, directory: Path, packings: frozenset[Packing]) -> None:
         super().__init__()
         known = {id(parameter): name for name, parameter in transformer.named_parameters()}
         self.decoder: nn.Module = transformer.get_decoder()
@@ -34,6 +35,7 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         self.precision = precision
+        self.packings = packings
         self._directory = directory
         self._names = [known[id(parameter)] for parameter in self.decoder.parameters()]
         self._layers = transformer.config.num_hidden_layers
@@ -58,14 +60,18 @@ class ValueModel(nn.Module):
             for parameter in self.value_head.parameters():
                 parameter.zero_()
 
-    def forward(self, input_ids_BT: Tensor, position_ids_BT: Tensor, predictor_N: Tensor) -> Tensor:
+    def forward(
+        self, input_ids_BT: Tensor, position_ids_BT: Tensor, predictor_N: Tensor, reach_BT: Tensor | None = None
+    ) -> Tensor:
         """V_N, float32: of each token before it was chosen, at the place where it is predicted.
 
-        Sequences packed into a row are told apart by their positions alone, as in `PolicyModel`.
+        What a token of a row sees is as in `PolicyModel`.
         """
-        with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
+        halved = self.precision is Precision.BFLOAT16
+        mask_B1TT = None if reach_BT is None else tree_mask(reach_BT, torch.bfloat16 if halved else torch.float32)
+        with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=halved):
             hidden_BTD = self.decoder(
-                input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
+                input_ids=input_ids_BT, attention_mask=mask_B1TT, position_ids=position_ids_BT, use_cache=False
             ).last_hidden_state
         hidden_ND = hidden_BTD.flatten(0, 1)[predictor_N].float()
         return functional.linear(hidden_ND, self.value_head.weight, self.value_head.bias)[:, 0]
@@ -74,4 +80,5 @@ class ValueModel(nn.Module):
 def load_value(directory: Path, precision: Precision, *, activation_checkpointing: bool) -> ValueModel:
     """A critic that begins with the transformer of a directory, on the CPU. Raises UnsupportedModel."""
     transformer = load_transformer(directory, activation_checkpointing=activation_checkpointing)
-    return ValueModel(transformer, precision, directory).train()
+    packings = packings_of(PolicyModel(transformer, Precision.FLOAT32, plain_logprobs))
+    return ValueModel(transformer, precision, directory, packings).train()

@@ -116,7 +116,6 @@ def training(data_dir: Path, log: Path, *options: str) -> Iterator[subprocess.Po
         "batch.trajectories": "8",
         "batch.at_least": "1",
         "batch.wait_seconds": "20",
-        "batch.row_tokens": "32",
         "optimizer.learning_rate": "1e-3",
     }
     command = [sys.executable, "-m", "proxy.cli", "train", "--run", RUN, "--data-dir", str(data_dir), *options]

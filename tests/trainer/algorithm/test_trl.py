@@ -27,7 +27,7 @@ from tests.trainer.tiny import ALONE, load_tiny, save_tiny_model, trajectory, tu
 from trainer.algorithm.imitation import negative_log_likelihood
 from trainer.algorithm.preferences import PreferenceInputs, bradley_terry, preference_loss
 from trainer.algorithm.presets import resolve
-from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, PreferenceForm
+from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, PreferenceForm
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import mini_batches
 from trainer.intake.sequences import linearise
@@ -160,7 +160,7 @@ def our_step(
     ]
     parts = resolve(algorithm)
     batch = Batch(trajectories=tuple(members), groups=(0, 0, 0, 0), base_version=0)
-    settings = BatchSettings(row_tokens=16, max_tokens_per_microbatch=16)
+    settings = BatchSettings(packing=Packing.PACKED, row_tokens=16, max_tokens_per_microbatch=16)
     packed = mini_batches(batch, [(value,) for value in ADVANTAGES], linearise(members), settings, parts)
     assert len(packed[0].micro_batches) > 1
     model = load_tiny(base)

@@ -30,7 +30,7 @@ from trainer.proxy_client import ProxyClient
 from trainer.replay_command import IMPOSSIBLE
 from trainer.replay_command import main as replay
 
-ROWS = BatchSettings(row_tokens=32, max_tokens_per_microbatch=128)
+ROWS = BatchSettings(max_tokens_per_microbatch=128)
 CPU = torch.device("cpu")
 
 
@@ -59,7 +59,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def arguments(proxy: RealProxy, kind: str, *words: str) -> list[str]:
     values = {"threads": "1", "device": "cpu", "weights.directory": str(proxy.weights)}
-    values |= {"batch.row_tokens": "32", "batch.max_tokens_per_microbatch": "128"}
+    values |= {"batch.max_tokens_per_microbatch": "128"}
     told = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
     return [kind, "--run", RUN, "--proxy", proxy.url, "--learning-rate", "1e-2", "--json", *told, *words]
 

@@ -15,15 +15,15 @@ from proxy.contract.policy import Head
 from proxy.contract.trajectory import Trajectory
 from tests.trainer.tiny import load_tiny, save_tiny_model, trajectory, turn
 from trainer.algorithm.preferences import PreferenceInputs, preference_loss
-from trainer.config import BatchSettings, OptimizerSettings, Precision, PreferenceForm
+from trainer.config import BatchSettings, OptimizerSettings, Packing, Precision, PreferenceForm
 from trainer.errors import NothingToFit
 from trainer.fit.fitting import Imitation, Preferences, Progress, Ranking, train
 from trainer.fit.records import Example, Pair, held_out
 from trainer.fit.reward_model import load_reward_model, save_reward_model
 from trainer.models.huggingface import PolicyModel
 
-SMALL = BatchSettings(row_tokens=12, max_tokens_per_microbatch=12)
-LARGE = BatchSettings(row_tokens=64, max_tokens_per_microbatch=256)
+SMALL = BatchSettings(packing=Packing.PACKED, row_tokens=12, max_tokens_per_microbatch=12)
+LARGE = BatchSettings(max_tokens_per_microbatch=256)
 CPU = torch.device("cpu")
 
 

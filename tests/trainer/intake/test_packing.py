@@ -8,7 +8,7 @@ from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
 from tests.trainer.intake.test_sequences import trees
 from tests.trainer.tiny import GRPO, trajectory, turn
-from trainer.config import BatchSettings
+from trainer.config import BatchSettings, Packing
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import idle_micro_batch, pack, pack_rows, split_rows
 from trainer.intake.sequences import linearise
@@ -51,7 +51,9 @@ def test_every_output_token_is_trained_once_with_what_belongs_to_it(
         [0.0 if silent and index == 0 else 10.0 * index + number + 1 for number in range(len(member.turns))]
         for index, member in enumerate(members)
     ]
-    settings = BatchSettings(row_tokens=row_tokens, max_tokens_per_microbatch=row_tokens * rows)
+    settings = BatchSettings(
+        packing=Packing.PACKED, row_tokens=row_tokens, max_tokens_per_microbatch=row_tokens * rows
+    )
     found = []
     for micro_batch in pack(batch, advantages, linearise(members), settings, GRPO):
         assert micro_batch.learns is bool((micro_batch.advantages_N != 0).any())

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from proxy.contract.trajectory import Trajectory
 from tests.trainer.intake.test_sequences import trees
 from tests.trainer.tiny import GRPO
-from trainer.config import BatchSettings
+from trainer.config import BatchSettings, Packing
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MicroBatch, pack
 from trainer.intake.sequences import linearise
 from trainer.intake.staleness import is_trained, unusable
 
-_SETTINGS = BatchSettings(row_tokens=64, max_tokens_per_microbatch=256)
+_SETTINGS = BatchSettings(packing=Packing.PACKED, row_tokens=64, max_tokens_per_microbatch=256)
 _PER_TOKEN = ("targets_N", "temperature_N", "behaviour_N", "staleness_N", "trajectory_N", "turn_N", "constrained_N")
 
 

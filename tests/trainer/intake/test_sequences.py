@@ -12,12 +12,11 @@ from tests.trainer.tiny import trajectory, turn
 from trainer.intake.sequences import linearise, training_sequences
 from trainer.intake.staleness import is_trained, well_formed
 
-ids = st.lists(st.integers(0, 63), max_size=5)
-
 
 @st.composite
-def trees(draw: st.DrawFn) -> Trajectory:
+def trees(draw: st.DrawFn, highest: int = 63) -> Trajectory:
     """Trees of all shapes: whole and cut continuations, branches, greedy turns, empty outputs."""
+    ids = st.lists(st.integers(0, highest), max_size=5)
     turns: list[TrajectoryTurn] = []
     lengths: list[int] = []
     for index in range(draw(st.integers(1, 7))):

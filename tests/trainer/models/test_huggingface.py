@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
-from tests.trainer.tiny import GRPO, load_tiny, trajectory, turn
+from tests.trainer.tiny import ALONE, GRPO, load_tiny, trajectory, turn
 from trainer.algorithm.logprobs import token_logprobs
-from trainer.config import BatchSettings, Precision
+from trainer.config import BatchSettings, Packing, Precision, TrainerSettings
 from trainer.errors import UnsupportedModel
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MicroBatch, pack
 from trainer.intake.sequences import linearise
+from trainer.loading import load_trained
 from trainer.models.huggingface import PolicyModel, load_policy, resolve_directory
 
 
@@ -34,7 +36,7 @@ def test_packed_log_probabilities_and_gradients_equal_single_ones(tiny_model: Pa
         prompt = torch.randint(0, 64, (4,), generator=generator).tolist()
         members.append(trajectory(turn(output, prompt=prompt, temperature=0.5 + length / 20)))
     batch = Batch(trajectories=tuple(members), groups=tuple(range(8)), base_version=0)
-    settings = BatchSettings(row_tokens=48, max_tokens_per_microbatch=128)
+    settings = BatchSettings(packing=Packing.PACKED, row_tokens=48, max_tokens_per_microbatch=128)
     packed = pack(batch, [[1.0]] * 8, linearise(members), settings, GRPO)
     assert len(packed) < len(members)
     assert any(micro_batch.input_ids_BT.shape[0] > 1 for micro_batch in packed)
@@ -92,14 +94,76 @@ def test_bfloat16_computes_coarsely_over_float32_weights(tiny_model: Path) -> No
     }
 
 
-def test_a_model_whose_packed_sequences_see_each_other_is_refused(
+def test_a_model_whose_packed_sequences_see_each_other_does_not_take_them_packed(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import transformers.masking_utils
 
+    assert load_tiny(tiny_model).packings == set(Packing)
     monkeypatch.setattr(transformers.masking_utils, "find_packed_sequence_indices", lambda positions: None)
-    with pytest.raises(UnsupportedModel, match="packed sequences"):
-        load_tiny(tiny_model)
+    assert load_tiny(tiny_model).packings == {Packing.PADDED, Packing.TREE}
+
+
+def test_a_model_that_makes_masks_of_its_own_does_not_take_trees(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers.models.qwen3.modeling_qwen3 as qwen3
+
+    make = cast("Any", qwen3).create_causal_mask
+
+    def ignoring(*arguments: Any, **given: Any) -> Any:
+        return make(*arguments, **{**given, "attention_mask": None})
+
+    monkeypatch.setattr(qwen3, "create_causal_mask", ignoring)
+    assert load_tiny(tiny_model).packings == {Packing.PADDED, Packing.PACKED}
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "intermediate_size": 64,
+    "max_position_embeddings": 512,
+}
+
+
+def test_a_model_with_a_window_does_not_take_trees_and_says_what_it_gets(
+    tmp_path: Path,
+) -> None:
+    """The window is longer than what the model is tried with."""
+    from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    windows: list[tuple[Any, Any, frozenset[Packing]]] = [
+        (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=128), frozenset({Packing.PADDED, Packing.PACKED})),
+        (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None), frozenset(Packing)),
+        (
+            Qwen3ForCausalLM,
+            Qwen3Config(**SMALL, use_sliding_window=True, sliding_window=128, max_window_layers=1),
+            frozenset({Packing.PADDED, Packing.PACKED}),
+        ),
+    ]
+    for number, (kind, config, packings) in enumerate(windows):
+        directory = tmp_path / str(number)
+        kind(config).save_pretrained(directory)
+        with capture_logs() as logs:
+            model = load_trained(directory, TrainerSettings(), ALONE)
+        assert model.packings == packings
+        told = [{"asked": log["asked"], "used": log["used"]} for log in logs if log["log_level"] == "warning"]
+        assert told == ([] if Packing.TREE in packings else [{"asked": "tree", "used": "padded"}])
+
+
+def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    model: Any = GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=8.0, tie_word_embeddings=False))
+    with torch.no_grad():
+        model.lm_head.weight.mul_(40)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="other log-probabilities than single ones"):
+        load_tiny(tmp_path)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:

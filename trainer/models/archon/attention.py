@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from trainer.models.archon.config import ModelConfig
 from trainer.models.archon.norm import RMSNorm
+from trainer.models.huggingface import tree_sight
 from trainer.parallel.axes import Axes, gather_tokens, heads_to_tokens, local, scatter_tokens, tokens_to_heads
 
 
@@ -24,14 +25,16 @@ class Positions(NamedTuple):
     mask_B1TT: Tensor
 
 
-def positions_of(position_ids_BT: Tensor, config: ModelConfig) -> Positions:
+def positions_of(position_ids_BT: Tensor, config: ModelConfig, reach_BT: Tensor | None = None) -> Positions:
     """A sequence begins where the position is not the one before plus one; a token sees its own sequence up to itself
-    (SDPA's dense mask: flex_attention has no backward pass on a CPU)."""
+    (SDPA's dense mask: flex_attention has no backward pass on a CPU). With `reach_BT` rows are trees instead."""
     device = position_ids_BT.device
     with torch.autocast(device.type, enabled=False):
         even_K = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
         angles_BTK = position_ids_BT[..., None].float() / config.rope_theta ** (even_K / config.head_dim)
         angles_BTK = torch.cat([angles_BTK, angles_BTK], dim=-1)
+    if reach_BT is not None:
+        return Positions(angles_BTK.cos(), angles_BTK.sin(), tree_sight(reach_BT)[:, None])
     begins_BT = functional.pad(position_ids_BT[:, 1:] != position_ids_BT[:, :-1] + 1, (1, 0))
     sequence_BT = begins_BT.cumsum(-1)
     same_BTT = sequence_BT[:, :, None] == sequence_BT[:, None, :]

@@ -120,6 +120,7 @@ class ArchonModel(PolicyModel):
         predictor_N: Tensor,
         targets_N: Tensor,
         temperature_N: Tensor,
+        reach_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the N targets, float32, on every rank that sees these rows."""
         tokens, width = self.axes.tokens, input_ids_BT.shape[1]
@@ -127,11 +128,12 @@ class ArchonModel(PolicyModel):
         # Padding is a sequence of its own at each token, so nothing sees it.
         padding = (0, here * tokens.size - width)
         ids_BT, position_ids_BT = functional.pad(input_ids_BT, padding), functional.pad(position_ids_BT, padding)
+        reach_BT = None if reach_BT is None else functional.pad(reach_BT, padding)
         first = here * tokens.rank
         row_N, column_N = predictor_N // width, predictor_N % width
         places_M = torch.nonzero(column_N // here == tokens.rank)[:, 0]
         with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
-            positions = positions_of(position_ids_BT, self.config)
+            positions = positions_of(position_ids_BT, self.config, reach_BT)
             hidden_BTD = self.causal.model(ids_BT[:, first : first + here], positions)
             hidden_MD = hidden_BTD.flatten(0, 1)[(row_N * here + column_N - first)[places_M]]
             logprobs_M, entropies_M = self._token_logprobs(

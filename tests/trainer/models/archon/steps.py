@@ -34,7 +34,7 @@ def settings_of(**changes: Any) -> TrainerSettings:
             "algorithm": ALGORITHM,
             # With an eps above the noise of sums in another order, which AdamW would make as large as signals.
             "optimizer": {"learning_rate": 1e-3, "eps": 1e-3, "clip_norm": 0.05},
-            "batch": {"row_tokens": 24, "max_tokens_per_microbatch": 48},
+            "batch": {"packing": "packed", "row_tokens": 24, "max_tokens_per_microbatch": 48},
             **changes,
         }
     )

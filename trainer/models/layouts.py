@@ -1,0 +1,101 @@
+"""In which layouts a model computes rightly, found out by a few tokens.
+
+Axes: B rows, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from trainer.config import Packing
+from trainer.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from trainer.models.huggingface import PolicyModel
+
+_TOLERANCE = 1e-3
+_SEQUENCES = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 5, 8), (3, 4, 5, 6, 7, 8))
+
+
+def packings_of(model: PolicyModel) -> frozenset[Packing]:
+    """Those in which sequences have the log-probabilities that they have alone. Puts the model into evaluation mode.
+
+    Raises UnsupportedModel where even padded ones have not: some architectures do more behind the last hidden state
+    than the output head does.
+    """
+    transformer = model.inner.eval()
+    gaps = {packing: _gap(model, packing) for packing in Packing}
+    if not gaps[Packing.PADDED] <= _TOLERANCE:
+        raise UnsupportedModel(
+            f"{type(transformer).__name__}: padded sequences have other log-probabilities than single ones (by"
+            f" {gaps[Packing.PADDED]:.3g}), so training on them would be wrong"
+        )
+    rightly = {packing for packing, gap in gaps.items() if gap <= _TOLERANCE}
+    if not _all_layers_see_all(cast("Any", transformer).config):
+        rightly.discard(Packing.TREE)
+    return frozenset(rightly)
+
+
+def plain_logprobs(
+    head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor, temperature_N: Tensor, vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    """(log-probabilities, nothing said of entropies) of a few tokens, for models that are tried out alone."""
+    logprobs_NV = (head(hidden_ND).float() / temperature_N[:, None]).log_softmax(-1)
+    return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], torch.full_like(temperature_N, math.nan)
+
+
+def _all_layers_see_all(config: Any) -> bool:
+    """Whether every layer is attention to all that is before a token. A window, which sequences as short as those of
+    the check are inside of, would be replaced by a tree's mask."""
+    config = config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return set(kinds) == {"full_attention"}
+    bounds = ("sliding_window", "attention_chunk_size")
+    return all(getattr(config, bound, None) is None for bound in bounds)
+
+
+@torch.no_grad()
+def _gap(model: PolicyModel, packing: Packing) -> float:
+    """The largest difference between the log-probabilities of three sequences laid out so, of which two begin alike,
+    and those that the transformer gives each by itself."""
+    transformer = cast("Any", model.inner)
+    sequences = [[token % model.vocabulary for token in sequence] for sequence in _SEQUENCES]
+    ids_BT, positions_BT, reach_BT, places = _laid_out(sequences, packing)
+    found, wanted = [], []
+    for sequence, place in zip(sequences, places, strict=True):
+        ids_T = torch.tensor(sequence)
+        logprobs_TV = transformer(input_ids=ids_T[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+        wanted.append(logprobs_TV.gather(-1, ids_T[1:, None])[:, 0])
+        ones_N = torch.ones(len(sequence) - 1)
+        found.append(model(ids_BT, positions_BT, torch.tensor(place[:-1]), ids_T[1:], ones_N, reach_BT)[0])
+    return (torch.cat(found) - torch.cat(wanted)).abs().max().item()
+
+
+def _laid_out(
+    sequences: Sequence[Sequence[int]], packing: Packing
+) -> tuple[Tensor, Tensor, Tensor | None, list[list[int]]]:
+    """Ids, positions and reach of the three, and where the tokens of each are in the flattened ids."""
+    first, second, third = sequences
+    if packing is Packing.PADDED:
+        width = max(map(len, sequences))
+        ids_BT = torch.tensor([[*each, *[0] * (width - len(each))] for each in sequences])
+        positions_BT = torch.arange(width).expand(3, -1)
+        places = [list(range(row * width, row * width + len(each))) for row, each in enumerate(sequences)]
+        return ids_BT, positions_BT, None, places
+    if packing is Packing.PACKED:
+        ids_BT = torch.tensor([[*first, *second, *third]])
+        positions_BT = torch.tensor([[position for each in sequences for position in range(len(each))]])
+        ends = [len(first), len(first) + len(second), ids_BT.numel()]
+        places = [list(range(end - len(each), end)) for end, each in zip(ends, sequences, strict=True)]
+        return ids_BT, positions_BT, None, places
+    # 1 2 3 stand once, with 4 5 6 7 and 5 8 behind them; the third is a tree of its own.
+    ids_BT = torch.tensor([[*first, *second[3:], *third]])
+    positions_BT = torch.tensor([[*range(7), 3, 4, *range(6)]])
+    reach_BT = torch.tensor([[9] * 3 + [7] * 4 + [9] * 2 + [15] * 6])
+    return ids_BT, positions_BT, reach_BT, [list(range(7)), [0, 1, 2, 7, 8], list(range(9, 15))]
