@@ -120,7 +120,7 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
 
 def _counted(batch: MicroBatch) -> tuple[int, int, int]:
     """Tokens, attended pairs and predictions. A token attends to as many as its position says, and to itself."""
-    places_T = torch.arange(batch.position_ids_BT.shape[1], device=batch.lengths_B.device)
-    real_BT = places_T < batch.lengths_B[:, None]
+    lengths_B1 = batch.lengths_B.to(batch.position_ids_BT.device)[:, None]
+    real_BT = torch.arange(batch.position_ids_BT.shape[1], device=lengths_B1.device) < lengths_B1
     pairs = int((batch.position_ids_BT + 1)[real_BT].sum())
     return int(real_BT.sum()), pairs, len(batch.targets_N)
