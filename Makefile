@@ -6,7 +6,7 @@ BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
 
-.PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-browser test-clients test-tracking test-sglang \
+.PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-archon test-browser test-clients test-tracking test-sglang \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning bench-async chaos checkpoint clean
 
 help:  ## list the targets
@@ -38,13 +38,16 @@ layers: setup-dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not tracking"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not tracking and not archon"
 
 test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),300) $(BIN)/pytest tests/proxy/test_fuzz.py
 
 test-browser: setup-dev  ## the admin page in Chromium (needs /usr/bin/chromium)
 	BASE_RL_REQUIRE_BROWSER=1 $(BIN)/pytest -m browser
+
+test-archon: setup-dev  ## every way of dividing a model among four processes on gloo; minutes
+	$(BIN)/pytest -m archon
 
 test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes
 	$(BIN)/pytest -m end_to_end

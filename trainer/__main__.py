@@ -33,6 +33,7 @@ from trainer.config import TrainerSettings, load_settings, merge, parse_assignme
 from trainer.errors import ConfigurationError, TrainerError
 from trainer.metrics.background import hanging
 from trainer.metrics.sinks import check_installed
+from trainer.parallel.layout import layout_of
 
 
 class Interrupted(BaseException):
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = settings.model_copy(update={"profile": settings.profile.model_copy(update={"steps": 3})})
         algorithm = resolve(settings.algorithm)
         check_installed(settings.metrics.sinks)
+        layout_of(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
@@ -96,7 +98,7 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    ranks = join(settings.device)
+    ranks = join(settings.device, layout_of(settings))
     client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
     leases = LeaseKeeper(client)
     process = new_process_name()

@@ -329,6 +329,8 @@ class TrainerSettings(_Section):
     """Who claims, as the proxy shows it."""
     backend: Literal["fsdp", "archon"] = "fsdp"
     """Whose definition of the model: transformers' (any architecture), or our own (`models/archon`)."""
+    layout: str | None = None
+    """How archon's ranks divide a model (`parallel/layout.py`); None: as shards, each rank with its own rows."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = Precision.FLOAT32
     activation_checkpointing: bool = False
@@ -345,6 +347,12 @@ class TrainerSettings(_Section):
     weights: DiskWeights = DiskWeights()
     metrics: MetricsSettings = MetricsSettings()
     profile: ProfileSettings = ProfileSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainerSettings:
+        if self.backend != "archon" and self.layout is not None:
+            raise ValueError(f'layout belongs to backend = "archon", and the backend is "{self.backend}"')
+        return self
 
     def mathematics(self) -> dict[str, Any]:
         """Everything that the new weights depend on, as JSON; addresses, keys and names are left out."""

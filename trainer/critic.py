@@ -80,7 +80,7 @@ class Critic:
         gathered = self._ranks.gather(mine)
         every = self._ranks.from_first(lambda: self._credit_all(gathered, rewards))
         counts = [value_N.numel() for value_N in values]
-        parts = zip(*(torch.split(column_N, counts) for column_N in every[self._ranks.rank]), strict=True)
+        parts = zip(*(torch.split(column_N, counts) for column_N in every[self._ranks.data_rank]), strict=True)
         found = [Credit(value_N, *part) for value_N, part in zip(values, parts, strict=True)]
         ends = list(accumulate(len(share) for share in shares))
         return [found[end - len(share) : end] for end, share in zip(ends, shares, strict=True)]
@@ -88,7 +88,7 @@ class Critic:
     def _credit_all(
         self, gathered: Sequence[tuple[Tensor, ...]], rewards: Mapping[int, RewardTree]
     ) -> list[tuple[Tensor, Tensor]]:
-        """(returns, advantages) of every rank's tokens."""
+        """(returns, advantages) of every share's tokens."""
         trajectory_N, turn_N, forced_N, values_N, costs_N = (
             torch.cat(column) for column in zip(*gathered, strict=True)
         )

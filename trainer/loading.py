@@ -9,6 +9,7 @@ import structlog
 
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import Packing, TrainerSettings
+from trainer.models.archon.model import ArchonModel
 from trainer.models.archon.weights import load_archon
 from trainer.models.huggingface import PolicyModel, load_policy
 from trainer.models.value import ValueModel, load_value
@@ -20,7 +21,10 @@ _Model = TypeVar("_Model", PolicyModel, ValueModel)
 
 
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
-    """The model of a directory on the ranks' device, sharded over them. A collective. Raises UnsupportedModel."""
+    """The model of a directory on the ranks' device, divided among them. A collective.
+
+    Raises UnsupportedModel, and ConfigurationError where the ranks' layout does not fit the model.
+    """
     model = _load(directory, settings, activation_checkpointing=settings.activation_checkpointing)
     asked = settings.batch.packing
     if asked not in model.packings and ranks.is_first:
@@ -51,7 +55,12 @@ def _load(directory: Path, settings: TrainerSettings, *, activation_checkpointin
 def _placed(model: _Model, ranks: Ranks) -> _Model:
     model = model.to(ranks.device)
     if ranks.size > 1:
-        from trainer.parallel.fsdp import shard
+        if isinstance(model, ArchonModel):
+            from trainer.models.archon.dividing import divide
 
-        shard(model, model.layers, ranks)
+            divide(model, ranks)
+        else:
+            from trainer.parallel.fsdp import shard
+
+            shard(model, model.layers, ranks)
     return model

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from trainer.config import OptimizerSettings
-from trainer.parallel.tensor import whole
+from trainer.parallel.tensor import by_mesh, total_norm
 
 
 def adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> torch.optim.AdamW:
     return torch.optim.AdamW(
-        parameters,
+        [{"params": group} for group in by_mesh(parameters)],
         lr=settings.learning_rate,
         betas=settings.betas,
         eps=settings.eps,
@@ -37,7 +37,8 @@ def step_at(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 def clip_gradients(parameters: Sequence[nn.Parameter], bound: float) -> float:
     """Scales the gradient down to the norm bound; its norm before. Left alone where that is not finite."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = float(whole(torch.nn.utils.get_total_norm(gradients)).item())
+    norm = total_norm(gradients)
     if math.isfinite(norm) and norm > bound:
-        torch._foreach_mul_(gradients, bound / (norm + 1e-6))
+        for group in by_mesh(gradients):
+            torch._foreach_mul_(group, bound / (norm + 1e-6))
     return norm

@@ -29,7 +29,9 @@ from trainer.loading import load_critic, load_reference, load_trained
 from trainer.models.huggingface import PolicyModel, resolve_directory
 from trainer.models.state_dict import digest, gather_weights, read_weights, save_weights
 from trainer.models.value import ValueModel
+from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
+from trainer.parallel.tensor import like, whole
 from trainer.update import Learner, Outcome
 from trainer.versions import check_format, means_of, state_after
 from trainer.weights.disk import has_state, has_weights, restore_version
@@ -150,6 +152,7 @@ class Replay:
         for step in chain:
             inputs = inputs_of(step)
             settings, algorithm = _configured(step, inputs)
+            self._ranks = self._ranks.arranged(layout_of(settings))
             model = self._loaded(step.parent, settings)
             reference = self._held_to(step.parent, settings) if algorithm.has_reference else None
             critic = self._learnt_with(step.parent, settings) if algorithm.has_critic else None
@@ -202,20 +205,20 @@ class Replay:
 
     def _loaded(self, head: Head, settings: TrainerSettings) -> PolicyModel:
         """One model for all steps that want the same of it: its weights are replaced."""
-        key = (head.base_model, settings.backend, settings.precision, settings.activation_checkpointing)
+        key = (head.base_model, *_built_by(settings), settings.activation_checkpointing)
         if self._model is None or key != self._model_key:
             weights = None if self._model is None else dict(self._model.named_weights())
             model = load_trained(resolve_directory(head.base_model), settings, self._ranks)
             if weights is not None:
                 with torch.no_grad():
                     for name, parameter in model.named_weights():
-                        parameter.copy_(weights[name])
+                        parameter.copy_(like(whole(weights[name]), parameter))
             self._model, self._model_key = model, key
         return self._model
 
     def _held_to(self, head: Head, settings: TrainerSettings) -> PolicyModel:
         """The reference of a step, loaded once for all that have the same."""
-        key = (head.base_model, settings.backend, settings.precision)
+        key = (head.base_model, *_built_by(settings))
         if self._reference is None or key != self._reference_key:
             base = resolve_directory(head.base_model)
             self._reference, self._reference_key = load_reference(base, settings, self._ranks), key
@@ -270,6 +273,11 @@ def _configured(step: StepBatch, inputs: StepInputs) -> tuple[TrainerSettings, A
             f"version {step.version} was made with a configuration that this trainer does not know; use version"
             f" {inputs.conditions.trainer} of base-rl: {error}"
         ) from error
+
+
+def _built_by(settings: TrainerSettings) -> tuple[object, ...]:
+    """What a model in memory depends on besides its weights."""
+    return settings.backend, settings.layout, settings.precision
 
 
 def _check_steps(step: StepBatch, learner: Learner) -> None:

@@ -242,7 +242,7 @@ class Learner:
     def _share(self, micro_batches: Sequence[MicroBatch], *, learns: bool) -> list[MicroBatch]:
         """Every `size`-th micro-batch of a kind, and an idle one at the end where others have one more: all ranks
         must take part in the same collectives."""
-        rank, size = self._ranks.rank, self._ranks.size
+        rank, size = self._ranks.data_rank, self._ranks.data_size
         kind = [micro_batch for micro_batch in micro_batches if micro_batch.learns is learns]
         mine = kind[rank::size]
         return mine + [idle_micro_batch(learns)] * (math.ceil(len(kind) / size) - len(mine))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainer.__main__ import main
 from trainer.algorithm.presets import PRESETS, resolve
 from trainer.config import AlgorithmSettings, Baseline, Scale, load_settings, parse_assignment
 from trainer.errors import ConfigurationError
@@ -146,3 +147,16 @@ def test_a_wrong_configuration_ends_with_status_2(file: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "trainer.algorithm.scale: Input should be 'group_std', 'batch_std' or 'none'" in done.stderr
+
+
+def test_a_layout_belongs_to_archon() -> None:
+    with pytest.raises(ConfigurationError, match=r"layout belongs to backend = \"archon\""):
+        load_settings(None, {"layout": "d2"}, {})
+    assert load_settings(None, {"layout": "d2", "backend": "archon"}, {}).layout == "d2"
+
+
+def test_a_layout_that_cannot_be_read_is_refused_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--set", "backend=archon", "--set", "layout=d2q2", "--dry-run"]) == 2
+    assert "trainer.layout: 'd2q2': there is no axis q" in capsys.readouterr().err

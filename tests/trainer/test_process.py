@@ -109,9 +109,14 @@ def test_a_wrong_key_ends_it_with_the_reason(tiny_model: Path, tmp_path: Path) -
     assert "trainer.api_key is not a key of this proxy" in log.read_text()
 
 
-@pytest.mark.parametrize("preset", ["grpo", "ppo"])
-def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
-    """Sharded over two ranks on gloo, three micro-batches a step, resumed from one process's state in between."""
+@pytest.mark.parametrize(
+    "options",
+    [("algorithm.preset=grpo",), ("algorithm.preset=ppo",), ("algorithm.preset=ppo", "backend=archon", "layout=c2")],
+)
+def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    """Sharded over two ranks on gloo, three micro-batches a step, resumed from one process's state in between; with
+    rows of their own, and with halves of the same rows."""
+    preset = options[0].partition("=")[2]
     steps, small = 3, {"batch": {"max_tokens_per_microbatch": 32}, "algorithm": {"preset": preset}}
     alone_proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     alone = start(alone_proxy, settings(tmp_path / "alone", **small))
@@ -134,7 +139,7 @@ def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path,
         "trainer",
     )
     log = tmp_path / "log"
-    bound = ("--set", "batch.max_tokens_per_microbatch=32", "--set", f"algorithm.preset={preset}")
+    bound = [word for option in ("batch.max_tokens_per_microbatch=32", *options) for word in ("--set", option)]
     with proxy.serve() as url, trainer_process(url, tmp_path / "together", log, *bound, launcher=torchrun) as process:
         proxy.wait_for(lambda: len(proxy.commits) >= steps or process.poll() is not None)
         process.terminate()

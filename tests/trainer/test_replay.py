@@ -309,7 +309,12 @@ def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(trained: Real
     assert sorted(str(path) for path in trained.weights.rglob("*")) == before
 
 
-def test_a_step_of_two_processes_is_replayed_by_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "options", [("backend=fsdp",), pytest.param(("backend=archon", "layout=c2"), marks=pytest.mark.archon)]
+)
+def test_a_step_of_two_processes_is_replayed_by_two(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
     torchrun = (
         sys.executable,
         "-m",
@@ -320,11 +325,12 @@ def test_a_step_of_two_processes_is_replayed_by_two(tmp_path: Path, capsys: pyte
         "-m",
         "trainer",
     )
-    options = ("--set", f"api_key={TRAINER}", "--set", "batch.max_tokens_per_microbatch=32")
+    all_options = (f"api_key={TRAINER}", "batch.max_tokens_per_microbatch=32", *options)
+    words = [word for option in all_options for word in ("--set", option)]
     with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
         mixed(proxy, version=0)
         log = tmp_path / "log"
-        with trainer_process(proxy.url, proxy.weights, log, *options, launcher=torchrun) as process:
+        with trainer_process(proxy.url, proxy.weights, log, *words, launcher=torchrun) as process:
             proxy.wait_for_version(1, lambda: process.poll() is None)
             process.terminate()
             process.wait(60)

@@ -146,15 +146,15 @@ class _Sum(torch.autograd.Function):
 
 
 def _gathered(tensor: Tensor, axis: Axis) -> Tensor:
-    parts = tensor.new_empty((axis.size, *tensor.shape))
-    dist.all_gather_into_tensor(parts, tensor.contiguous(), group=axis.group)
-    return torch.cat(parts.unbind(0), dim=1)
+    parts = tensor.new_empty((axis.size * tensor.shape[0], *tensor.shape[1:]))
+    dist.all_gather_single(parts, tensor.contiguous(), group=axis.group)
+    return torch.cat(parts.chunk(axis.size), dim=1)
 
 
 def _scattered(tensor: Tensor, axis: Axis) -> Tensor:
-    parts = torch.stack(tensor.chunk(axis.size, dim=1))
-    result = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(result, parts, group=axis.group)
+    parts = torch.cat(tensor.chunk(axis.size, dim=1))
+    result = parts.new_empty((tensor.shape[0], *parts.shape[1:]))
+    dist.reduce_scatter_single(result, parts, group=axis.group)
     return result
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from trainer.parallel.mesh import Ranks
@@ -16,14 +15,19 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Ranks) -> None:
 
     Gradients are summed over the ranks, not averaged: the loss already has the batch's global denominator.
     """
-    mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("data",))
+    mesh = ranks.mesh(shard=ranks.size)
     for layer in layers:
         fully_shard(layer, mesh=mesh)
     # The root would stay gathered after a forward pass that no backward follows, and the next one would run on the
     # weights from before the optimiser's step.
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    sum_gradients(model, ranks.layout.copy)
+
+
+def sum_gradients(model: nn.Module, copies: int = 1) -> None:
+    """Of a sharded model, where FSDP would average them. So many ranks each have the same one, which counts once."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
+            module.set_gradient_divide_factor(float(copies))
             # gloo has no pre-multiplied sum, which a divide factor would otherwise use.
             module.set_force_sum_reduction_for_comms(True)

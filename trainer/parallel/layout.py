@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass, fields
 from math import gcd
 
+from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError
 
 _AXES = {"r": "replicas", "d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
@@ -123,6 +124,11 @@ class Layout:
                 f"{self}: e{self.expert} does not divide the model's {shape.experts} experts; e may be"
                 f" {_divisors(gcd(shape.experts, self.sharing))}"
             )
+
+
+def layout_of(settings: TrainerSettings) -> Layout | None:
+    """None: every rank has its own share of a batch. Raises ConfigurationError."""
+    return None if settings.layout is None else Layout.parse(settings.layout)
 
 
 def _shares_heads(heads: int, kv_heads: int, ranks: int) -> bool:

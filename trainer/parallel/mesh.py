@@ -12,8 +12,10 @@ from typing import Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.errors import ConfigurationError
+from trainer.parallel.layout import Layout
 
 _Value = TypeVar("_Value")
 
@@ -22,13 +24,42 @@ _PATIENCE = timedelta(days=365)
 
 
 class Ranks:
-    """This process's place among its peers. Build it with `join`, end it with `leave`."""
+    """This process's place among its peers. Build it with `join`, end it with `leave`.
 
-    def __init__(self, rank: int, size: int, device: torch.device, control: dist.ProcessGroup | None) -> None:
+    `data_size` shares of a batch are learnt from at once, each by as many ranks as the layout divides a row among.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        control: dist.ProcessGroup | None,
+        layout: Layout | None = None,
+        meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
+        self.layout = layout or Layout(data=size)
+        self.data_rank = rank // self.layout.copy
+        self.data_size = size // self.layout.copy
         self._control = control
+        self._meshes = {} if meshes is None else meshes
+
+    def mesh(self, **sizes: int) -> DeviceMesh:
+        """The ranks as a grid of named dimensions, the last innermost. A collective, the first time: groups of
+        processes are made once, since each has connections and threads of its own."""
+        key = tuple(sizes.items())
+        if key not in self._meshes:
+            self._meshes[key] = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        return self._meshes[key]
+
+    def arranged(self, layout: Layout | None) -> Ranks:
+        """The same processes in another layout. Raises ConfigurationError if they are too few or too many for it."""
+        if layout is not None:
+            layout.check_world(self.size)
+        return Ranks(self.rank, self.size, self.device, self._control, layout, self._meshes)
 
     @property
     def is_first(self) -> bool:
@@ -51,22 +82,22 @@ class Ranks:
         return cast("_Value", value)
 
     def gather(self, value: _Value) -> list[_Value]:
-        """Every rank's value in rank order, on the first rank; nothing on the others."""
+        """Every share's value in their order, on the first rank; nothing on the others."""
         if self.size == 1:
             return [value]
         values: list[_Value | None] | None = [None] * self.size if self.is_first else None
         dist.gather_object(value, values, dst=0, group=self._control)
-        return cast("list[_Value]", values or [])
+        return cast("list[_Value]", (values or [])[:: self.layout.copy])
 
     def leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def join(device: Literal["auto", "cpu", "cuda"]) -> Ranks:
-    """Joins the peers that torchrun's environment names; alone without it.
+def join(device: Literal["auto", "cpu", "cuda"], layout: Layout | None = None) -> Ranks:
+    """Joins the peers that torchrun's environment names; alone without it. Without a layout each has its own share.
 
-    Raises ConfigurationError where `cuda` is asked for and there is none.
+    Raises ConfigurationError where `cuda` is asked for and there is none, and where the layout is for other peers.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(
@@ -74,6 +105,8 @@ def join(device: Literal["auto", "cpu", "cuda"]) -> Ranks:
         )
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    if layout is not None:
+        layout.check_world(size)
     if kind == "cuda":
         place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(place)
@@ -81,7 +114,7 @@ def join(device: Literal["auto", "cpu", "cuda"]) -> Ranks:
         place = torch.device("cpu")
         torch.set_flush_denormal(True)
     if size == 1:
-        return Ranks(0, 1, place, None)
+        return Ranks(0, 1, place, None, layout)
     dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     control = dist.new_group(backend="gloo", timeout=_PATIENCE)
-    return Ranks(dist.get_rank(), size, place, control)
+    return Ranks(dist.get_rank(), size, place, control, layout)

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 NamedWeights = Iterable[tuple[str, nn.Parameter]]
+
+_Tensor = TypeVar("_Tensor", bound=Tensor)
+
+
+def by_mesh(tensors: Iterable[_Tensor]) -> list[list[_Tensor]]:
+    """Those that are sharded over the same mesh together: operations on a list know one mesh."""
+    groups: dict[object, list[_Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return list(groups.values())
+
+
+def total_norm(tensors: Iterable[Tensor]) -> float:
+    """The Euclidean norm of all of them. A collective."""
+    return math.hypot(*(float(whole(nn.utils.get_total_norm(group)).item()) for group in by_mesh(tensors)))
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ Axes: B rows, T tokens, N trained tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 import torch
@@ -36,18 +36,13 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.checkpointed = False
-        self._compute: Callable[[Tensor, Positions], Tensor] = self._plain
-
-    def compile_in_place(self) -> None:
-        """Its computation alone: what gathers and frees a sharded block's weights stays outside."""
-        self._compute = torch.compile(self._plain)
 
     def forward(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
         if self.checkpointed and torch.is_grad_enabled():
             return cast("Tensor", checkpoint(self._compute, hidden_BTD, positions, use_reentrant=False))
         return self._compute(hidden_BTD, positions)
 
-    def _plain(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
+    def _compute(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
         hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), positions)
         output: Tensor = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
         return output

@@ -33,20 +33,20 @@ def settings_of(**changes: Any) -> TrainerSettings:
             "backend": "archon",
             "algorithm": ALGORITHM,
             # With an eps above the noise of sums in another order, which AdamW would make as large as signals.
-            "optimizer": {"learning_rate": 1e-3, "eps": 1e-3, "clip_norm": 0.05},
-            "batch": {"packing": "packed", "row_tokens": 24, "max_tokens_per_microbatch": 48},
+            "optimizer": {"learning_rate": 0.02, "eps": 1e-2, "clip_norm": 0.5},
+            "batch": {"packing": "packed", "row_tokens": 11, "max_tokens_per_microbatch": 22},
             **changes,
         }
     )
 
 
 def batch_of(settings: TrainerSettings) -> list[MiniBatch]:
-    """14 trajectories of unlike lengths in 4 groups, one of which teaches nothing."""
+    """14 trajectories of unlike lengths in 4 groups, one of which teaches nothing; they begin alike."""
     generator = torch.Generator().manual_seed(1)
     members = []
     for index in range(14):
         output = torch.randint(0, VOCABULARY, (3 + index % 5,), generator=generator).tolist()
-        prompt = torch.randint(0, VOCABULARY, (2 + index % 3,), generator=generator).tolist()
+        prompt = [11, 5, 23, 8][: 2 + index % 3]
         reward = 1.0 if index < 3 else float(index % 3 == 0)
         logprobs = [-4.0 + 0.1 * position for position in range(len(output))]
         members.append(trajectory(turn(output, prompt=prompt, logprobs=logprobs, temperature=0.8), reward=reward))
@@ -108,7 +108,8 @@ def put(model: Any, weights: dict[str, Tensor]) -> None:
 
 
 def compare(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e-5) -> None:
-    """Gradients are compared as AdamW's first moments, which are sums of them, and as norms."""
+    """The optimiser's first moments are sums of gradients: compared to the largest of their own tensor, so that no
+    small one is lost beside others. The second ones are squares of the same."""
     for key in ("losses", "norms"):
         for one, other in zip(found[key], wanted[key], strict=True):
             assert abs(one - other) < tolerance * max(1.0, abs(other)), (key, one, other)
@@ -117,5 +118,6 @@ def compare(found: dict[str, Any], wanted: dict[str, Any], tolerance: float = 1e
     for key in ("weights", "moments"):
         assert found[key].keys() == wanted[key].keys()
         for name, other in wanted[key].items():
+            scale = 1.0 if key == "weights" else float(other.abs().max()) * (2 if name.endswith("_sq") else 1)
             gap = float((found[key][name] - other).abs().max())
-            assert gap < tolerance, (key, name, gap)
+            assert gap <= tolerance * scale, (key, name, gap, scale)

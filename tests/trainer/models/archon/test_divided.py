@@ -1,0 +1,119 @@
+"""Models divided among four processes on gloo take the steps that one process takes (`make test-archon`)."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.models.archon.divided import beside, divided, published, refused
+from tests.trainer.models.archon.shapes import save_random
+from tests.trainer.models.archon.steps import compare, settings_of, two_updates
+from tests.trainer.models.archon.together import together
+from tests.trainer.tiny import ALONE
+from trainer.models.state_dict import read_weights
+
+pytestmark = [pytest.mark.archon, pytest.mark.timeout(900)]
+
+DENSE = ["d4", "c4", "r4", "d2t2", "d2c2", "t2c2", "r2d2", "r2t2", "r2c2"]
+"""c4 has more ranks than the model has KV heads."""
+SPARSE = ["d4", "d4e4", "c4e4", "d2t2", "d4e2", "d2c2e2", "d2t2e2", "t2c2e4", "r2d2e2", "r2t2e2", "r2c2"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The directory of a model."""
+
+    @cache
+    def saved(name: str, **changes: Any) -> Path:
+        directory = tmp_path_factory.mktemp(name)
+        save_random(directory, name, **changes)
+        return directory
+
+    return saved
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Any) -> Any:
+    """What one process makes of a model."""
+
+    @cache
+    def made(name: str, **changes: Any) -> dict[str, Any] | None:
+        return two_updates(checkpoint(name, **changes), settings_of(), ALONE)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("qwen3", layout) for layout in DENSE]
+    + [("qwen3_moe", layout) for layout in SPARSE]
+    + [("qwen2", "d2t2"), ("qwen2", "t2c2"), ("qwen3_biased", "t2c2"), ("qwen3_moe_odds", "d2t2e4")],
+)
+def test_two_updates_are_those_of_one_process(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+    """Losses, log-probabilities, gradient norms, gradients and weights; the optimiser's state goes on in between."""
+    compare(together(4, divided, checkpoint(name), settings_of(layout=layout)), alone(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "changes"),
+    [
+        ("qwen3", "d2t2", {"intermediate_size": 50}),
+        ("qwen3_moe", "d4e2", {"num_experts": 6}),
+        ("qwen3", "t4", {"num_key_value_heads": 4}),
+        ("qwen3", "t2c2", {"num_key_value_heads": 2, "num_attention_heads": 8}),
+    ],
+)
+def test_parts_that_are_not_even_are_the_same(
+    checkpoint: Any, alone: Any, name: str, layout: str, changes: dict[str, int]
+) -> None:
+    """A width of 25 or 3 experts over two ranks; other numbers of heads."""
+    compare(together(4, divided, checkpoint(name, **changes), settings_of(layout=layout)), alone(name, **changes))
+
+
+@pytest.mark.parametrize(("name", "layout"), [("qwen3", "t2c2"), ("qwen3_moe", "d2c2e4"), ("qwen3_moe", "t2c2e2")])
+def test_activations_computed_again_are_the_same(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+    settings = settings_of(layout=layout, activation_checkpointing=True)
+    compare(together(4, divided, checkpoint(name), settings), alone(name))
+
+
+@pytest.mark.parametrize(("name", "layout"), [("qwen3", "t2c2"), ("qwen3_moe", "d2c2e2")])
+def test_trees_are_divided_as_rows_are(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+    """Against rows without shared prefixes."""
+    batch = {"packing": "tree", "max_tokens_per_microbatch": 31}
+    compare(together(4, divided, checkpoint(name), settings_of(layout=layout, batch=batch)), alone(name))
+
+
+@pytest.mark.parametrize(("name", "layout"), [("qwen3", "t2c2"), ("qwen3_moe", "d2c2e2")])
+def test_bfloat16_is_as_coarse_divided_as_it_is_whole(checkpoint: Any, alone: Any, name: str, layout: str) -> None:
+    """Of the first update, before the coarse steps lead elsewhere."""
+    found = together(4, divided, checkpoint(name), settings_of(layout=layout, precision="bfloat16"))
+    exact = alone(name)
+    assert 1e-5 < (found["logprobs"][0] - exact["logprobs"][0]).abs().max() < 0.1
+    assert found["norms"][0] == pytest.approx(exact["norms"][0], rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "layout"), [("qwen3", "d2t2"), ("qwen3_moe", "t2c2e4")])
+def test_what_is_published_is_whole(checkpoint: Any, tmp_path: Path, name: str, layout: str) -> None:
+    """The weights as loaded come out of a divided model bit for bit, under the names of the files they came from."""
+    together(4, published, checkpoint(name), settings_of(layout=layout), tmp_path)
+    wanted, found = read_weights(checkpoint(name)), read_weights(tmp_path)
+    assert found.keys() == wanted.keys()
+    assert all((found[each] == weight).all() for each, weight in wanted.items())
+
+
+def test_a_model_of_the_other_backend_beside_a_divided_one_learns_from_each_row_once(
+    checkpoint: Any, alone: Any
+) -> None:
+    """As critics do: ranks that see the same rows have the same gradient of it, which counts once."""
+    found = together(4, beside, checkpoint("qwen3"), settings_of(backend="fsdp"), "d2c2")
+    compare(found, alone("qwen3"))
+
+
+def test_every_rank_refuses_what_does_not_fit(checkpoint: Any) -> None:
+    said = together(4, refused, checkpoint("qwen3"), settings_of(layout="t4"))
+    assert "t may be 1 or 2" in said
+    assert "for 2 processes, and 4 joined" in together(4, refused, checkpoint("qwen3"), settings_of(layout="d2"))
+    assert "no experts" in together(4, refused, checkpoint("qwen3"), settings_of(layout="d4e2"))

@@ -1,0 +1,114 @@
+"""A model divided among ranks as a layout says: what each rank keeps of it, and with whom it exchanges what.
+
+Every rank has tokens of its own, those of a row being divided among the ranks of `c` and `t`. So the gradient of a
+weight that is not divided is a sum over all ranks, whatever axis they are on: embedding, head and last norm are
+sharded over all of them, and so are experts over all ranks that have the same experts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from trainer.models.archon.attention import Attention
+from trainer.models.archon.mlp import MLP
+from trainer.models.archon.model import ArchonModel
+from trainer.models.archon.moe import Experts, MixtureOfExperts
+from trainer.parallel.axes import Axes, Axis
+from trainer.parallel.fsdp import sum_gradients
+from trainer.parallel.mesh import Ranks
+
+# Rows of a weight that come from one rank each are outputs of a layer, columns are inputs.
+_HEADS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1}
+_WIDTH = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
+
+
+def divide(model: ArchonModel, ranks: Ranks) -> None:
+    """In place. A collective. Raises ConfigurationError where the layout does not fit the model."""
+    layout = ranks.layout
+    layout.check_model(model.config.shape)
+    if layout.world == 1:
+        return
+    # It advises to merge collectives over two axes, which sharding twice along one dimension does not allow.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    shards = _mesh(ranks, shard=layout.data * layout.context, tensor=layout.tensor)
+    everyone = _mesh(ranks, shard=layout.sharing)
+    experts = _mesh(ranks, shard=layout.sharing // layout.expert, expert=layout.expert)
+    _place(model, _axes(ranks))
+    for layer in model.layers:
+        if layout.tensor > 1:
+            _divide_layer(layer, shards["tensor"])
+        for module in layer.modules():
+            if isinstance(module, Experts) and layout.tensor * layout.expert > 1:
+                if layout.expert > 1:
+                    _distribute(module, experts["expert"], dict.fromkeys(_WIDTH, 0))
+                fully_shard(module, mesh=_sharding(experts))
+        fully_shard(layer, mesh=_sharding(shards))
+    # As in `parallel.fsdp`: not to stay gathered after a forward pass that no backward follows.
+    fully_shard(model, mesh=_sharding(everyone), reshard_after_forward=True)
+    sum_gradients(model)
+
+
+def _mesh(ranks: Ranks, *, shard: int, **inner: int) -> DeviceMesh:
+    """(replica, shard, inner): `shard` always, the others where they are more than one."""
+    sizes = {"replica": ranks.layout.replicas, "shard": shard, **inner}
+    return ranks.mesh(**{name: size for name, size in sizes.items() if size > 1 or name == "shard"})
+
+
+def _sharding(mesh: DeviceMesh) -> DeviceMesh:
+    """The dimensions that FSDP has, two of them for HSDP."""
+    names = mesh.mesh_dim_names or ()
+    if "replica" in names:
+        return mesh["replica", "shard"]
+    return mesh["shard"]
+
+
+def _axes(ranks: Ranks) -> Axes:
+    layout = ranks.layout
+    rows = layout.replicas * layout.data
+    tensor = context = expert = Axis()
+    if layout.tensor > 1:
+        tensor = _axis(_mesh(ranks, shard=layout.data * layout.context, tensor=layout.tensor), "tensor")
+    if layout.context > 1:
+        context = _axis(ranks.mesh(rows=rows, context=layout.context, tensor=layout.tensor), "context")
+    if layout.expert > 1:
+        expert = _axis(_mesh(ranks, shard=layout.sharing // layout.expert, expert=layout.expert), "expert")
+    tokens = context if layout.tensor == 1 else tensor
+    if layout.tensor > 1 and layout.context > 1:
+        tokens = _axis(ranks.mesh(rows=rows, tokens=layout.copy), "tokens")
+    return Axes(tensor=tensor, context=context, expert=expert, tokens=tokens)
+
+
+def _axis(mesh: DeviceMesh, name: str) -> Axis:
+    return Axis(size=mesh[name].size(), rank=mesh[name].get_local_rank(), group=mesh.get_group(name))
+
+
+def _place(model: ArchonModel, axes: Axes) -> None:
+    for module in model.modules():
+        if isinstance(module, ArchonModel | Attention | MLP | MixtureOfExperts):
+            module.axes = axes
+
+
+def _divide_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
+    divided: dict[nn.Module, Mapping[str, int]] = {}
+    for module in layer.modules():
+        dimensions = _HEADS if isinstance(module, Attention) else _WIDTH if isinstance(module, MLP) else {}
+        for name, dimension in dimensions.items():
+            # A bias is along the outputs: divided with them, or added once to their sum.
+            divided[module.get_submodule(name)] = {"weight": 0, "bias": 0} if dimension == 0 else {"weight": 1}
+    for module in layer.modules():
+        if not isinstance(module, Experts):
+            _distribute(module, mesh, divided.get(module, {}))
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, dimensions: Mapping[str, int]) -> None:
+    """A module's own parameters: along their dimension, or whole on each rank."""
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        placement: Placement = Shard(dimensions[name]) if name in dimensions else Replicate()
+        divided = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        setattr(module, name, nn.Parameter(divided, requires_grad=parameter.requires_grad))
