@@ -6,10 +6,12 @@ TrainerError
 ├── WeightsUnusable      a version's directory is missing, incomplete or not what was committed
 ├── NothingToFit         there is nothing to fit to, or not what was asked for; the message says what was found
 ├── ReplayImpossible     a past step cannot be made again; the message says what is missing and what to do
+├── MemoryExhausted      a step does not fit into memory, however it is divided; the message says what to do
 ├── ProxyRefused         the proxy answered and will answer the same again: key, run or request are wrong
 ├── ProxySilent          a request that is not retried got no answer
 └── Superseded           what the trainer was working on is no longer its own; it reloads the head and goes on
     ├── HeadMoved        the run's head is another version than the one trained from
+    ├── StepTooLarge     a step did not fit into memory: it is made again in smaller parts
     └── ClaimLost        a lease ended: its trajectories went back and will be claimed again
 """
 
@@ -40,6 +42,10 @@ class ReplayImpossible(TrainerError):
     pass
 
 
+class MemoryExhausted(TrainerError):
+    pass
+
+
 class ProxyRefused(TrainerError):
     pass
 
@@ -53,6 +59,10 @@ class Superseded(TrainerError):
 
 
 class HeadMoved(Superseded):
+    pass
+
+
+class StepTooLarge(Superseded):
     pass
 
 

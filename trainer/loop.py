@@ -26,12 +26,15 @@ from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
 from trainer.errors import Superseded
 from trainer.instruments import Instruments
-from trainer.intake.preparation import prepare
+from trainer.intake.packing import MiniBatch
+from trainer.intake.preparation import Prepared, prepare
+from trainer.intake.sequences import linearise
 from trainer.intake.staleness import Skip
+from trainer.memory import MicroBatchMemory
 from trainer.parallel.mesh import Ranks
 from trainer.report import audit_all_skipped, audit_skipped, audit_trained, consumption, step_metrics
 from trainer.token_audit import audit_tokens
-from trainer.update import Learner
+from trainer.update import Learner, Outcome
 from trainer.versions import Versions
 from trainer.watch import GradientWatch
 
@@ -57,6 +60,7 @@ class TrainingLoop:
         pause_after: int,
     ) -> None:
         self._settings = settings
+        self._memory = MicroBatchMemory(settings, ranks)
         self._algorithm = algorithm
         self._ranks = ranks
         self._claims = claims
@@ -103,10 +107,10 @@ class TrainingLoop:
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
             return
 
-        mini_batches = prepared.packed(self._settings, self._algorithm, self._learner.packings)
+        mini_batches = prepared.packed(self._memory.settings, self._algorithm, self._learner.packings)
         self._clock.begin("update")
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
-        outcome = self._learner.update(mini_batches)
+        outcome = self._updated(prepared, mini_batches)
         if not outcome.stepped:
             reason = Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, reason)])
@@ -119,9 +123,19 @@ class TrainingLoop:
         seconds = self._clock.take()
         metrics = step_metrics(batch, advantages, mini_batches, outcome, audits, seconds)
         metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)
+        metrics["oom_splits"] = float(self._memory.take_splits())
         tokens = audit_tokens(batch, outcome.tokens, self._sample)
         self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics, tokens)
         self._instruments.made(self.head.version, self._versions.told)
+
+    def _updated(self, prepared: Prepared, mini_batches: Sequence[MiniBatch]) -> Outcome:
+        """Raises StepTooLarge, MemoryExhausted."""
+        try:
+            return self._learner.update(mini_batches)
+        except torch.OutOfMemoryError as error:
+            said = str(error).partition("\n")[0]
+        # Outside of the handler, which would hold on to what the frames hold.
+        raise self._memory.refused(mini_batches, linearise(prepared.batch.trajectories), said)
 
     def _keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> None:
         """The batch taught nothing: its claim waits for the next version, which is made at once if many wait."""

@@ -48,6 +48,7 @@ UNITS: Mapping[str, str] = {
     "value_mean": _REWARD,
     "explained_variance": _SHARE,
     "skipped_steps": _COUNT,
+    "oom_splits": _COUNT,
     "learning_rate": _RATIO,
     "tokens_per_second": "tokens/s",
     "trainer_idle_ratio": _SHARE,
