@@ -7,7 +7,7 @@ SEED ?= 0
 ENGINE ?= embedded
 
 .PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-archon test-browser test-clients test-tracking test-sglang \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning bench-async chaos checkpoint clean
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning bench-async bench-trainer chaos checkpoint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -87,6 +87,9 @@ bench-learning: setup  ## every preset on two tasks, three seeds, staleness 0, 2
 
 bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.asynchrony $(if $(SHORT),--short)
+
+bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CPU-second -> benchmarks/results/trainer.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.trainer $(if $(SHORT),--short)
 
 chaos: setup  ## kill -9 at random times on both databases, and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)

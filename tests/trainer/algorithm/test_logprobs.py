@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trainer.algorithm.logprobs import token_logprobs
 
@@ -26,6 +31,47 @@ def test_chunks_change_neither_values_nor_gradients(chunk_tokens: int) -> None:
     for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
         torch.testing.assert_close(gradient, wanted_gradient, atol=1e-4, rtol=1e-4)
     assert not found_entropy.requires_grad
+
+
+class LiveBytes(TorchDispatchMode):
+    """How much memory tensors that operations make hold at once, at the most."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.most = 0
+        self._known = WeakIdKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage()) not in self._known:
+                size = storage.nbytes()
+                self._known[storage] = size
+                self.now += size
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self._freed, size)
+        return result
+
+    def _freed(self, size: int) -> None:
+        self.now -= size
+
+
+def test_memory_is_that_of_a_chunk_whatever_the_vocabulary_and_the_tokens() -> None:
+    def peak(vocabulary: int, tokens: int, logits_per_chunk: int = 1 << 15) -> int:
+        head = nn.Linear(4, vocabulary, bias=False)
+        hidden_ND = torch.randn(tokens, 4, requires_grad=True)
+        targets_N = torch.randint(0, vocabulary, (tokens,))
+        live = LiveBytes()
+        with live:
+            found, _ = token_logprobs(head, hidden_ND, targets_N, torch.ones(tokens), vocabulary, logits_per_chunk)
+            torch.autograd.backward(found.sum())
+        return live.most
+
+    chunk = 4 * (1 << 15)
+    peaks = [peak(vocabulary, tokens) for vocabulary in (512, 2048) for tokens in (256, 1024)]
+    assert max(peaks) < 6 * chunk  # and gradients and hidden states, which are small here
+    assert max(peaks) < 1.5 * min(peaks)
+    assert peak(2048, 1024, logits_per_chunk=2048 * 1024) > 4 * max(peaks)  # the counting counts
 
 
 def test_no_more_than_a_chunk_of_logits_is_ever_made() -> None:

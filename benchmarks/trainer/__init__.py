@@ -1,0 +1,1 @@
+"""What a training step costs: packings beside each other and beside TRL, and the memory of log-probabilities."""
