@@ -34,6 +34,7 @@ from trainer.errors import ConfigurationError, TrainerError
 from trainer.metrics.background import hanging
 from trainer.metrics.sinks import check_installed
 from trainer.parallel.layout import layout_of
+from trainer.teacher import Teacher, check_told
 
 
 class Interrupted(BaseException):
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.profile and not settings.profile.steps:
             settings = settings.model_copy(update={"profile": settings.profile.model_copy(update={"steps": 3})})
         algorithm = resolve(settings.algorithm)
+        check_told(settings.teacher, algorithm)
         check_installed(settings.metrics.sinks)
         layout_of(settings)
     except ConfigurationError as error:
@@ -116,6 +118,10 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
         reference = load_reference(base, settings, ranks) if algorithm.has_reference else None
         critic = load_critic(base, settings, ranks) if algorithm.has_critic else None
         learner = Learner(model, algorithm, settings.optimizer, ranks, reference, critic)
+        teacher = Teacher(settings.teacher) if algorithm.has_teacher else None
+        if teacher is not None:
+            ending.callback(teacher.close)
+            ranks.from_first(lambda: teacher.check(base))
         instruments = Instruments(settings, algorithm, ranks, base, head)
         ending.callback(instruments.close)
         publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
@@ -131,6 +137,7 @@ def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
             instruments=instruments,
             sample=settings.audit.sample,
             pause_after=settings.optimizer.pause_after,
+            teacher=teacher,
         ).run()
 
 

@@ -44,6 +44,7 @@ _NOT_PART_OF_THE_MATHEMATICS = {
     "threads",
     "log_level",
     "audit",
+    "teacher",
     "weights",
     "metrics",
     "profile",
@@ -222,6 +223,8 @@ class AlgorithmSettings(_Section):
     mini_batches: Annotated[int, Field(ge=1, le=64)] | None = None
     kl_coefficient: NonNegativeFloat | None = None
     kl_form: Divergence | None = None
+    rl_coefficient: NonNegativeFloat | None = None
+    distill_coefficient: NonNegativeFloat | None = None
     turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
     gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -257,6 +260,19 @@ class AuditSettings(_Section):
     sample: Annotated[int, Field(ge=0, le=256)] = 4
     """Of this many trajectories a step, every trained token: the one whose log-probabilities differ most from the
     engine's, and others by chance."""
+
+
+class TeacherSettings(_Section):
+    """An engine that serves another model, which the policy learns from where `distill_coefficient` is above 0."""
+
+    url: str | None = None
+    """Its address; it speaks as SGLang does."""
+    api_key: SecretStr = SecretStr("")
+    tokenizer: Path | None = None
+    """A directory with its tokenizer.json; None: where the engine says that its model is."""
+    concurrency: Annotated[int, Field(ge=1, le=256)] = 8
+    """Sequences that it is asked about at a time."""
+    timeout_seconds: PositiveFloat = 300.0
 
 
 class DiskWeights(_Section):
@@ -344,6 +360,7 @@ class TrainerSettings(_Section):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     audit: AuditSettings = AuditSettings()
+    teacher: TeacherSettings = TeacherSettings()
     weights: DiskWeights = DiskWeights()
     metrics: MetricsSettings = MetricsSettings()
     profile: ProfileSettings = ProfileSettings()

@@ -4,6 +4,7 @@ TrainerError
 ├── ConfigurationError   the configuration is wrong; the message names the key and what it accepts
 ├── UnsupportedModel     the model cannot be trained rightly here; the message says what was found
 ├── WeightsUnusable      a version's directory is missing, incomplete or not what was committed
+├── TeacherUnusable      the teacher's engine refuses what it is asked, or answers something else
 ├── NothingToFit         there is nothing to fit to, or not what was asked for; the message says what was found
 ├── ReplayImpossible     a past step cannot be made again; the message says what is missing and what to do
 ├── MemoryExhausted      a step does not fit into memory, however it is divided; the message says what to do
@@ -31,6 +32,10 @@ class UnsupportedModel(TrainerError):
 
 
 class WeightsUnusable(TrainerError):
+    pass
+
+
+class TeacherUnusable(TrainerError):
     pass
 
 

@@ -26,13 +26,23 @@ from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
 from trainer.errors import Superseded
 from trainer.instruments import Instruments
+from trainer.intake.grouping import Batch
 from trainer.intake.packing import MiniBatch
 from trainer.intake.preparation import Prepared, prepare
 from trainer.intake.sequences import linearise
 from trainer.intake.staleness import Skip
+from trainer.intake.teaching import Taught
 from trainer.memory import MicroBatchMemory
 from trainer.parallel.mesh import Ranks
-from trainer.report import audit_all_skipped, audit_skipped, audit_trained, consumption, step_metrics
+from trainer.report import (
+    audit_all_skipped,
+    audit_skipped,
+    audit_trained,
+    consumption,
+    divergence_from_teacher,
+    step_metrics,
+)
+from trainer.teacher import Teacher
 from trainer.token_audit import audit_tokens
 from trainer.update import Learner, Outcome
 from trainer.versions import Versions
@@ -43,8 +53,8 @@ _log = structlog.get_logger("trainer")
 
 class TrainingLoop:
     """Every rank runs the same loop; what only the first may do is inside `from_first`. Of `sample` trajectories of
-    each step, every token is kept. After `pause_after` batches in a row without a gradient to learn from, the run is
-    paused."""
+    each step, every token is kept. Every rank has the `teacher`, and the first one asks it. After `pause_after`
+    batches in a row without a gradient to learn from, the run is paused."""
 
     def __init__(
         self,
@@ -58,6 +68,7 @@ class TrainingLoop:
         instruments: Instruments,
         sample: int,
         pause_after: int,
+        teacher: Teacher | None = None,
     ) -> None:
         self._settings = settings
         self._memory = MicroBatchMemory(settings, ranks)
@@ -69,6 +80,7 @@ class TrainingLoop:
         self._instruments = instruments
         self._clock = instruments.clock
         self._sample = sample
+        self._teacher = teacher
         self._watch = GradientWatch(ranks, claims, pause_after)
 
     def run(self) -> None:
@@ -103,14 +115,15 @@ class TrainingLoop:
         batch, advantages = prepared.batch, prepared.advantages
         audits = [audit_skipped(trajectory, reason) for trajectory, reason in prepared.dropped]
         self.means = advantages.means
-        if advantages.all_zero:
+        if advantages.all_zero and not (self._algorithm.has_teacher and batch.trajectories):
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
             return
 
         mini_batches = prepared.packed(self._memory.settings, self._algorithm, self._learner.packings)
+        taught = self._ask_teacher(batch)
         self._clock.begin("update")
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
-        outcome = self._updated(prepared, mini_batches)
+        outcome = self._updated(prepared, mini_batches, taught)
         if not outcome.stepped:
             reason = Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, reason)])
@@ -122,20 +135,28 @@ class TrainingLoop:
         audits += audit_trained(batch, advantages, outcome.tokens)
         seconds = self._clock.take()
         metrics = step_metrics(batch, advantages, mini_batches, outcome, audits, seconds)
+        metrics |= divergence_from_teacher(outcome, taught)
         metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)
         metrics["oom_splits"] = float(self._memory.take_splits())
         tokens = audit_tokens(batch, outcome.tokens, self._sample)
         self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics, tokens)
         self._instruments.made(self.head.version, self._versions.told)
 
-    def _updated(self, prepared: Prepared, mini_batches: Sequence[MiniBatch]) -> Outcome:
+    def _updated(self, prepared: Prepared, mini_batches: Sequence[MiniBatch], taught: Taught | None) -> Outcome:
         """Raises StepTooLarge, MemoryExhausted."""
         try:
-            return self._learner.update(mini_batches)
+            return self._learner.update(mini_batches, taught)
         except torch.OutOfMemoryError as error:
             said = str(error).partition("\n")[0]
         # Outside of the handler, which would hold on to what the frames hold.
         raise self._memory.refused(mini_batches, linearise(prepared.batch.trajectories), said)
+
+    def _ask_teacher(self, batch: Batch) -> Taught | None:
+        """What it gives to the batch's tokens; None where there is none. Waits for one that is down."""
+        teacher = self._teacher
+        if teacher is None:
+            return None
+        return self._ranks.from_first(lambda: teacher.scores(batch.trajectories, linearise(batch.trajectories)))
 
     def _keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> None:
         """The batch taught nothing: its claim waits for the next version, which is made at once if many wait."""

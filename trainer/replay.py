@@ -110,12 +110,20 @@ def _check(step: StepBatch) -> None:
             f"version {step.version} was fitted to {len(inputs.fit.sessions)} sessions ({inputs.fit.kind}), and only"
             " steps of the loop are made again"
         )
+    _refuse_taught(step, inputs)
     if step.missing:
         named = ", ".join(step.missing[:3]) + (", …" if len(step.missing) > 3 else "")
         raise ReplayImpossible(
             f"of version {step.version}'s batch {len(step.missing)} sessions are not whole in the store any more"
             f" ({named}): they were erased, or retention removed them. Steps can be replayed as long as their"
             " sessions are kept"
+        )
+
+
+def _refuse_taught(step: StepBatch, inputs: StepInputs) -> None:
+    if inputs.algorithm.get("distill_coefficient"):
+        raise ReplayImpossible(
+            f"version {step.version} was learnt from a teacher too, and what that said is not in the store"
         )
 
 

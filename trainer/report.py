@@ -20,6 +20,7 @@ from trainer.config import Divergence
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MiniBatch
 from trainer.intake.staleness import Skip, is_trained
+from trainer.intake.teaching import Taught, taught_of
 from trainer.update import Outcome, TokenRecord
 
 
@@ -244,6 +245,15 @@ def _per_trajectory(tokens: TokenRecord, trajectories: int) -> list[float]:
     sums.index_add_(0, tokens.trajectory_N, tokens.advantages_N.double())
     means: list[float] = (sums / torch.bincount(tokens.trajectory_N, minlength=trajectories)).tolist()
     return means
+
+
+def divergence_from_teacher(outcome: Outcome, taught: Taught | None) -> dict[str, float]:
+    """The mean of logp − teacher over the trained tokens, before the step; nothing where there is no teacher."""
+    tokens = outcome.tokens
+    if taught is None or tokens is None:
+        return {}
+    teacher_N = taught_of(tokens.trajectory_N, tokens.turn_N, taught)
+    return {"kl_teacher": (tokens.logprobs_N - teacher_N).double().mean().item()}
 
 
 def _divergence(tokens: TokenRecord) -> dict[str, float]:

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from trainer.algorithm.divergence import divergence, still_to_come
+from trainer.algorithm.imitation import distillation
 from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
 from trainer.algorithm.presets import Algorithm
 from trainer.config import Denominator, OptimizerSettings, Packing, Proximal
 from trainer.critic import Credit, Critic
 from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch
+from trainer.intake.teaching import Taught, taught_of
 from trainer.models.huggingface import PolicyModel
 from trainer.models.value import ValueModel
 from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at
@@ -102,6 +104,7 @@ class Learner:
             raise ValueError("a critic belongs to algorithms with that baseline, and to no other")
         self.model = model
         self._reference = reference
+        self._taught: Taught | None = None
         self.steps = 0
         """Optimiser steps taken since version 0."""
         self.steps_before = 0
@@ -118,8 +121,12 @@ class Learner:
         """Those that all its models take."""
         return self.model.packings if self.critic is None else self.model.packings & self.critic.model.packings
 
-    def update(self, mini_batches: Sequence[MiniBatch]) -> Outcome:
-        """Forward, backward and one step for each mini-batch, shared by the ranks."""
+    def update(self, mini_batches: Sequence[MiniBatch], taught: Taught | None = None) -> Outcome:
+        """Forward, backward and one step for each mini-batch, shared by the ranks. `taught` is the teacher's, where
+        the algorithm has one."""
+        if self._algorithm.has_teacher != (taught is not None):
+            raise ValueError("a teacher belongs to algorithms with a distill_coefficient, and to no other")
+        self._taught = taught
         self.steps_before = self.steps
         shares = [
             self._share(mini_batch.micro_batches, learns=True) + self._share(mini_batch.micro_batches, learns=False)
@@ -304,6 +311,11 @@ class Learner:
         elif look.cost_N is None:
             apart_N = divergence(self._algorithm.kl_form, logprobs_N, reference_N)
             loss = loss + self._algorithm.kl_coefficient * (share_N * apart_N).sum()
+        if self._taught is not None:
+            teacher_N = taught_of(batch.trajectory_N, batch.turn_N, self._taught).to(logprobs_N.device)
+            cap = self._algorithm.importance_cap
+            apart = distillation(logprobs_N, batch.behaviour_N, teacher_N, share_N, cap)
+            loss = self._algorithm.rl_coefficient * loss + self._algorithm.distill_coefficient * apart
         if learns:
             torch.autograd.backward(loss)
         unknown_N = torch.full_like(share_N, math.nan)

@@ -39,3 +39,5 @@ def start(tiny_model: Path) -> Iterator[Start]:
     yield start_one
     for trainer in started:
         trainer.leases.stop()
+        if trainer.teacher is not None:
+            trainer.teacher.close()

@@ -27,6 +27,7 @@ from trainer.models.huggingface import PolicyModel, load_policy
 from trainer.models.value import load_value
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
+from trainer.teacher import Teacher
 from trainer.update import Learner
 from trainer.versions import Versions
 from trainer.weights.disk import DiskPublisher
@@ -162,6 +163,7 @@ class InProcess:
     leases: LeaseKeeper
     instruments: Instruments
     pauses: list[float]
+    teacher: Teacher | None = None
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.model.named_weights()}
@@ -179,6 +181,7 @@ def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InPr
     learner = learner_of(model, algorithm, configured.optimizer, base)
     publisher = DiskPublisher(configured.weights.directory, base, configured.weights.keep_optimizer_states)
     versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
+    teacher = Teacher(configured.teacher) if algorithm.has_teacher else None
     instruments = Instruments(configured, algorithm, ALONE, base, proxy.head)
     loop = TrainingLoop(
         configured.batch,
@@ -190,6 +193,7 @@ def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InPr
         instruments=instruments,
         sample=configured.audit.sample,
         pause_after=configured.optimizer.pause_after,
+        teacher=teacher,
     )
     return InProcess(
         loop=loop,
@@ -199,4 +203,5 @@ def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InPr
         leases=leases,
         instruments=instruments,
         pauses=pauses,
+        teacher=teacher,
     )

@@ -34,11 +34,12 @@ class Algorithm:
     constant denominator. With `drop_degenerate`, trajectories without an advantage do not count in the denominator.
     A batch is learnt from in `mini_batches` optimiser steps. `kl_coefficient` times the divergence from the base
     model is added to the loss or, with k1, taken from each token's advantage together with that of the tokens after
-    it in its answer. `turn_discount` is per turn between a turn and the end of its path. With a critic, `gae_lambda`
-    and `discount` are per token (`algorithm/gae.py`); its values may leave those at the start of the step by
-    `value_clip` (None: by any); its learning rate is the policy's times `critic_rate`; it learns alone in its first
-    `critic_warmup` steps. `running_mean_decay` is per trajectory. A session whose longest answer comes within
-    `overlong_tail` tokens of `overlong_tokens` loses reward, `overlong_factor` at the most.
+    it in its answer. With a teacher the loss is `rl_coefficient` times all that plus `distill_coefficient` times the
+    divergence from it (`algorithm/imitation.py`). `turn_discount` is per turn between a turn and the end of its path.
+    With a critic, `gae_lambda` and `discount` are per token (`algorithm/gae.py`); its values may leave those at the
+    start of the step by `value_clip` (None: by any); its learning rate is the policy's times `critic_rate`; it learns
+    alone in its first `critic_warmup` steps. `running_mean_decay` is per trajectory. A session whose longest answer
+    comes within `overlong_tail` tokens of `overlong_tokens` loses reward, `overlong_factor` at the most.
     """
 
     surrogate: Surrogate = Surrogate.CLIP
@@ -58,6 +59,8 @@ class Algorithm:
     mini_batches: int = 1
     kl_coefficient: float = 0.0
     kl_form: Divergence = Divergence.K3
+    rl_coefficient: float = 1.0
+    distill_coefficient: float = 0.0
     turn_discount: float
     gae_lambda: float = 1.0
     discount: float = 1.0
@@ -92,12 +95,17 @@ class Algorithm:
         return self.kl_coefficient > 0
 
     @property
+    def has_teacher(self) -> bool:
+        return self.distill_coefficient > 0
+
+    @property
     def pays_divergence_in_reward(self) -> bool:
         return self.has_reference and self.kl_form is Divergence.K1
 
     def learns_from(self, advantages: Iterable[float]) -> bool:
         """Whether a sequence with answers of these advantages has a gradient."""
-        return self.has_critic or any(advantages) or (self.has_reference and not self.drop_degenerate)
+        always = self.has_critic or self.has_teacher or (self.has_reference and not self.drop_degenerate)
+        return always or any(advantages)
 
 
 _GRPO = Algorithm(
@@ -234,6 +242,7 @@ def _refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
             "with proximal = behaviour there is no weight to cap",
         ),
     }
+    uses["rl_coefficient"] = (algorithm.has_teacher, "there is no teacher while distill_coefficient is 0")
     uses["kl_form"] = (algorithm.has_reference, "there is no reference while kl_coefficient is 0")
     for name in ("gae_lambda", "discount", "value_clip", "critic_rate", "critic_warmup"):
         uses[name] = (algorithm.has_critic, f"baseline {algorithm.baseline.value} has no critic")

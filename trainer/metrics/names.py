@@ -29,6 +29,7 @@ UNITS: Mapping[str, str] = {
     "importance_weight_mean": _RATIO,
     "kl_behaviour": _NATS,
     "kl_reference": _NATS,
+    "kl_teacher": _NATS,
     "entropy": _NATS,
     "logprob_gap_mean": _NATS,
     "logprob_gap_max": _NATS,
