@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.proxy import report
 from benchmarks.store import report as store_report
+from benchmarks.trainer import report as trainer_report
 from tests.docs.markdown import ROOT, rows, sections
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
@@ -85,6 +86,22 @@ def test_the_store() -> None:
     sessions = next(iter(measured["databases"].values()))["sessions"]
     assert f"two cores of an {measured['machine']['processor']}" in told
     assert f"{measured['turns']:,} turns of {sessions:,} sessions" in told
+
+
+def test_a_training_step() -> None:
+    measured = result("trainer.json")
+    told = sections(PAGE)["A training step"]
+    assert rows(told) == [
+        *trainer_report.page_rows(measured),
+        *trainer_report.memory_rows(measured),
+        *trainer_report.target_rows(measured),
+    ]
+    facts = " ".join(told.split())
+    assert f"with {measured['parameters']} parameters" in facts
+    assert f"TRL {measured['trl']}" in facts
+    assert f"Medians of {measured['rounds']} rounds" in facts
+    assert measured["threads"] == 1
+    assert f"one thread on an {measured['machine']['processor']}" in facts
 
 
 def test_the_kills() -> None:
