@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import statistics
 import sys
 import tempfile
 import time
+import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of each system (default: %(default)s)")
     parser.add_argument("--short", action="store_true", help="does it run? nothing is written and nothing is judged")
     options = parser.parse_args()
+    warnings.simplefilter("ignore")  # what TRL and those below it say of their own defaults
+    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     names = ["shared_prefix"] if options.short else list(WORKLOADS)

@@ -11,8 +11,6 @@ advantages and denominator (all trained tokens), in float32 on the same threads,
 from __future__ import annotations
 
 import importlib
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,8 +93,6 @@ class Ours:
 
 def their_step(directory: Path, workload: Workload, scratch: Path) -> Step:
     """TRL's trainer, with its own defaults but for what its step has in common with ours."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     trl: Any = importlib.import_module("trl")
