@@ -201,7 +201,8 @@ class RealProxy:
 
     @contextmanager
     def trainer(self, process: str = "a-process", **changes: Any) -> Iterator[InProcess]:
-        """One that has resumed from the head. At the end it just stops, as one that is killed."""
+        """One that has resumed from the head. At the end it just stops, as one that is killed. The processor is in
+        the mode that `parallel.mesh.join` puts it in: smallest numbers count as zero."""
         configured = self.settings(**changes)
         client = ProxyClient(self.url, configured.api_key.get_secret_value(), RUN)
         leases = LeaseKeeper(client)
@@ -223,6 +224,7 @@ class RealProxy:
             sample=configured.audit.sample,
             pause_after=configured.optimizer.pause_after,
         )
+        torch.set_flush_denormal(True)
         try:
             loop.resume()
             yield InProcess(
@@ -235,6 +237,7 @@ class RealProxy:
                 pauses=[],
             )
         finally:
+            torch.set_flush_denormal(False)
             leases.stop()
             publisher.close()
             client.close()

@@ -294,10 +294,13 @@ def test_why_a_step_cannot_be_replayed(trained: RealProxy, capsys: pytest.Captur
         assert session in impossible(trained, 6, capsys)
 
 
-def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(trained: RealProxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [4, 6], ids=["tree", "packed"])
+def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(
+    trained: RealProxy, tmp_path: Path, version: int
+) -> None:
     before = sorted(str(path) for path in trained.weights.rglob("*"))
     answered = subprocess.run(
-        [sys.executable, "-m", "proxy.cli", "replay", RUN, "6", "--verify", "--url", trained.url, "--json"],
+        [sys.executable, "-m", "proxy.cli", "replay", RUN, str(version), "--verify", "--url", trained.url, "--json"],
         capture_output=True,
         text=True,
         check=False,
