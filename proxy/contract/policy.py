@@ -18,9 +18,11 @@ class VersionState(StrEnum):
 
 
 class WeightsFormat(StrEnum):
-    """`huggingface`: a directory that `from_pretrained` reads, with `config.json` and safetensors."""
+    """`huggingface`: a directory that `from_pretrained` reads, with `config.json` and safetensors. `adapter`: one
+    that peft's reads over the run's base model, with `adapter_config.json` and `adapter_model.safetensors`."""
 
     HUGGINGFACE = "huggingface"
+    ADAPTER = "adapter"
 
 
 class WeightsReference(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +49,15 @@ class PruneReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The version to train from. `weights` is None for version 0: the base model at `base_model`."""
+    """The version to train from. `weights` is None for version 0: the base model at `base_model`. `formats` are those
+    that the run's engine loads; None where it has not said so, as while it starts."""
 
     run_id: RunId
     run_name: str
     version: int
     base_model: str
     weights: WeightsReference | None
+    formats: tuple[WeightsFormat, ...] | None = None
 
 
 def weight_label(run_id: RunId, version: int) -> str:

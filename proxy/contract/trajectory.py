@@ -70,7 +70,7 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return [position for position in range(len(self.output_ids)) if position not in hidden]
 
 
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A rewarded session. `reward` combines the session's entries; None when only turns were rewarded."""
 
     session_id: SessionId

@@ -53,7 +53,7 @@ class LogprobConvention(StrEnum):
     CONSTRAINED = "constrained"
 
 
-class VersionSpan(msgspec.Struct, frozen=True, kw_only=True):
+class VersionSpan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Output tokens `[start, end)` were produced by policy version `version`."""
 
     version: int

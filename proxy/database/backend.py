@@ -30,10 +30,14 @@ class Backend:
     one_writer: bool
     is_unavailable: Callable[[DBAPIError], bool]
     may_do_again: Callable[[BaseException], bool]
+    close: Callable[[], None] | None = None
+    """What else is to be closed."""
 
     async def aclose(self) -> None:
         """Waits for what was asked of it."""
         self.write_threads.close()
         self.read_threads.close()
+        if self.close is not None:
+            self.close()
         await self.writer.dispose()
         await self.reader.dispose()

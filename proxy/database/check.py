@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, and_, func, or_, select
+from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
 
 from proxy.contract.arrays import count_ids, count_logprobs
 from proxy.database.lifecycle import TrainingState
@@ -115,6 +115,18 @@ def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
         )
         .where(ClaimRow.state == _COMMITTED, PolicyVersionRow.version.is_(None))
         .order_by(ClaimRow.id),
+    )
+    yield (
+        "lineage",
+        "claims handed out sessions, and one of both is not there",
+        select(ClaimedSessionRow.session_id)
+        .where(
+            or_(
+                ~exists().where(SessionRow.id == ClaimedSessionRow.session_id),
+                ~exists().where(ClaimRow.id == ClaimedSessionRow.claim_id),
+            )
+        )
+        .order_by(ClaimedSessionRow.session_id),
     )
     turns = select(func.count()).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
     yield (

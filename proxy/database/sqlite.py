@@ -11,11 +11,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from proxy.database.backend import READERS, Backend
+from proxy.database.checkpoints import Checkpoints
 from proxy.database.packed_json import json_text
 from proxy.database.threads import ConnectionThreads
 
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 _BEGIN_READING = "BEGIN"
+_LONG_LOG = 4000
+"""Pages, 64 MiB: the commit that finds as many in the log writes them back itself, and waits for the disk. Mostly
+`Checkpoints` were there before."""
 _SCRUB_PATIENCE_SECONDS = 0.2
 """Writers wait meanwhile."""
 
@@ -42,11 +46,17 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         _begin_with(engine, begin)
     for engine in (writing, reading):
         _configure(engine, synchronous=level)
+    checkpoints = Checkpoints(str(url.database))
     return Backend(
         writer=writer,
         reader=reader,
         write_threads=ConnectionThreads(
-            writing, begin=_BEGIN_WRITING, count=1, name="store-writer", is_lost=_is_never_lost
+            writing,
+            begin=_BEGIN_WRITING,
+            count=1,
+            name="store-writer",
+            is_lost=_is_never_lost,
+            committed=checkpoints.committed,
         ),
         read_threads=ConnectionThreads(
             reading, begin=_BEGIN_READING, count=READERS, name="store-reader", is_lost=_is_never_lost
@@ -54,6 +64,7 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         one_writer=True,
         is_unavailable=is_unavailable,
         may_do_again=lambda _error: False,
+        close=checkpoints.close,
     )
 
 
@@ -91,7 +102,7 @@ def _configure(engine: Engine, *, synchronous: str) -> None:
         cursor.execute("PRAGMA secure_delete = ON")  # what is erased is overwritten
         cursor.execute("PRAGMA temp_store = MEMORY")
         cursor.execute("PRAGMA cache_size = -32768")  # KiB: of the indexes that each turn adds to at a random place
-        cursor.execute("PRAGMA wal_autocheckpoint = 1000")  # pages: a commit that waits for the disk every 16 MiB
+        cursor.execute(f"PRAGMA wal_autocheckpoint = {_LONG_LOG}")
         cursor.close()
 
 

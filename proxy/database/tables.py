@@ -349,13 +349,17 @@ class ClaimRow(Base):
 
 
 class ClaimedSessionRow(Base):
-    """Which session a claim handed out, with the reward entries as they were handed out: the step's lineage."""
+    """Which session a claim handed out, with the reward entries as they were handed out: the step's lineage.
+
+    Claim and session are rows of the same transaction, and neither is ever deleted. Without foreign keys: PostgreSQL
+    would look both up again, and write into the session's row, for each of them.
+    """
 
     __tablename__ = "claimed_sessions"
     __table_args__ = (Index(None, "session_id"),)
 
-    claim_id: Mapped[str] = mapped_column(ForeignKey("claims.id"), primary_key=True)
-    session_id: Mapped[str] = mapped_column(ForeignKey("sessions.id"), primary_key=True)
+    claim_id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    session_id: Mapped[str] = mapped_column(Identifier, primary_key=True)
     position: Mapped[int] = mapped_column(Integer)
     reward: Mapped[float | None] = mapped_column(Float)
     reward_ids: Mapped[list[Any]]

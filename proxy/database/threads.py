@@ -28,17 +28,26 @@ class ConnectionThreads:
     start when they are needed. Half the cost of the standard library's executor, which serves more purposes.
 
     The driver must begin no transaction by itself. `is_lost` says whether a connection is of no use any more: it is
-    replaced, and where that is found out before anything was done on it, nobody notices.
+    replaced, and where that is found out before anything was done on it, nobody notices. `committed` is told of every
+    transaction on its thread, before who asked for it.
     """
 
     def __init__(
-        self, engine: Engine, *, begin: str, count: int, name: str, is_lost: Callable[[Connection], bool]
+        self,
+        engine: Engine,
+        *,
+        begin: str,
+        count: int,
+        name: str,
+        is_lost: Callable[[Connection], bool],
+        committed: Callable[[Connection], None] | None = None,
     ) -> None:
         self._engine = engine
         self._begin = begin
         self.count = count
         self._name = name
         self._is_lost = is_lost
+        self._committed = committed
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._under_way = 0
         self._failure: tuple[DBAPIError, float] | None = None
@@ -129,6 +138,8 @@ class ConnectionThreads:
         try:
             result = work(connection)
             run_plain(connection, "COMMIT")
+            if self._committed is not None:
+                self._committed(connection)
         finally:
             if not self._is_lost(connection):
                 connection.connection.rollback()  # nothing to do after the commit

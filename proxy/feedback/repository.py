@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Connection, Row, Table, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, Row, Table, bindparam, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.database.prepared import NewRows, Prepared, among
@@ -68,12 +68,8 @@ class FeedbackRepository:
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         """In order: of two about the same thing, the later supersedes. Raises InvalidRequest where another process
         has just used the idempotency key."""
-        if len(rows) > 1 and self._connection.dialect.name == "postgresql":
-            with _told_apart():
-                _NEW_ENTRIES.add(self._connection, rows)
-            return
-        for row in rows:
-            self._insert(_INSERT, row)
+        with _told_apart():
+            _NEW_ENTRIES.add(self._connection, rows)
 
     def preference(self, *, run_id: str, idempotency_key: str) -> AnyRow | None:
         statement = select(PreferenceRow.__table__).where(
@@ -83,11 +79,8 @@ class FeedbackRepository:
 
     def insert_preference(self, row: dict[str, Any]) -> None:
         """Raises InvalidRequest like `insert`."""
-        self._insert(_INSERT_PREFERENCE, row)
-
-    def _insert(self, statement: Prepared, row: dict[str, Any]) -> None:
         with _told_apart():
-            statement.run(self._connection, row)
+            _NEW_PREFERENCES.add(self._connection, [row])
 
 
 @contextmanager
@@ -105,15 +98,9 @@ def _told_apart() -> Iterator[None]:
 _NUMBERED = "sequence"
 """The column that the database fills."""
 
-_INSERT = Prepared(
-    insert(RewardRow), [column.name for column in RewardRow.__table__.columns if column.name != _NUMBERED]
-)
-
 _NEW_ENTRIES = NewRows(cast("Table", RewardRow.__table__), filled=[_NUMBERED])
 
-_INSERT_PREFERENCE = Prepared(
-    insert(PreferenceRow), [column.name for column in PreferenceRow.__table__.columns if column.name != _NUMBERED]
-)
+_NEW_PREFERENCES = NewRows(cast("Table", PreferenceRow.__table__), filled=[_NUMBERED])
 
 _SESSION = select(*(getattr(SessionRow, name) for name in FoundSession._fields)).with_for_update(key_share=True)
 

@@ -103,11 +103,7 @@ class SessionRepository:
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         """Raises Conflict where the name of one is that of an open session."""
         try:
-            if len(rows) > 1 and self._connection.dialect.name == "postgresql":
-                _NEW_SESSIONS.add(self._connection, rows)
-                return
-            for row in rows:
-                _INSERT.run(self._connection, row)
+            _NEW_SESSIONS.add(self._connection, rows)
         except IntegrityError as error:
             raise Conflict(f"the session cannot be opened: {error.orig}") from error
 
@@ -250,8 +246,6 @@ _NEW = (
     "last_active_at",
 )
 """What a session is opened with."""
-
-_INSERT = Prepared(insert(SessionRow), columns=_NEW)
 
 _NEW_SESSIONS = NewRows(
     cast("Table", SessionRow.__table__),

@@ -88,7 +88,7 @@ def _ancestry(turn_id: str, pieces: Mapping[str, PathPiece]) -> list[PathPiece]:
     return chain[::-1]
 
 
-class StoredTurn(msgspec.Struct, frozen=True, kw_only=True):
+class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a trajectory needs of a turn, its arrays packed as in the store (`contract.arrays`)."""
 
     id: TurnId

@@ -28,6 +28,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.exc import IntegrityError
@@ -217,10 +218,16 @@ class TurnRepository:
         session_ids = list(turn_counts)
         for start in range(0, len(session_ids), _SESSIONS):
             part = session_ids[start : start + _SESSIONS]
-            for session_id, ordinal, *columns in _TRAINABLE_TURNS.run(self._connection, {"ids": part}):
+            for session_id, ordinal, *columns in self._trainable_turns(part):
                 if ordinal < turn_counts[session_id]:
                     turns[session_id].append(_stored_turn(*columns))
         return turns
+
+    def _trainable_turns(self, session_ids: Sequence[str]) -> Sequence[tuple[Any, ...]]:
+        """By session, in order."""
+        if self._connection.dialect.name == "postgresql":
+            return _TRAINABLE_TURNS_OF_GIVEN.run(self._connection, {"session": session_ids})
+        return _TRAINABLE_TURNS.run(self._connection, {"ids": session_ids})
 
     def _count_and_insert(
         self, values: Mapping[str, Any], columns: Mapping[str, Any]
@@ -356,25 +363,44 @@ _HEADS = select(
     TurnRow.state,
 ).where(TurnRow.id.in_(bindparam("ids", expanding=True)))
 
+_TRAINABLE = (
+    TurnRow.session_id,
+    TurnRow.ordinal,
+    TurnRow.id,
+    TurnRow.parent_id,
+    TurnRow.prefix_tokens,
+    TurnRow.prompt_ids,
+    TurnRow.output_ids,
+    TurnRow.output_logprobs,
+    cast(TurnRow.spans, Text).label("spans"),
+    cast(TurnRow.sampling, Text).label("sampling"),
+    TurnRow.state,
+    cast(TurnRow.masked, Text).label("masked"),
+)
+
 _TRAINABLE_TURNS = Prepared(
-    select(
-        TurnRow.session_id,
-        TurnRow.ordinal,
-        TurnRow.id,
-        TurnRow.parent_id,
-        TurnRow.prefix_tokens,
-        TurnRow.prompt_ids,
-        TurnRow.output_ids,
-        TurnRow.output_logprobs,
-        cast(TurnRow.spans, Text),
-        cast(TurnRow.sampling, Text),
-        TurnRow.state,
-        cast(TurnRow.masked, Text),
-    )
+    select(*_TRAINABLE)
     .join(SessionRow, and_(SessionRow.id == TurnRow.session_id, TurnRow.started_at <= SessionRow.ended_at))
     .where(among(TurnRow.session_id, "ids"))
     .order_by(TurnRow.session_id, TurnRow.ordinal)
 )
+
+
+def _trainable_turns_of_given() -> Select[Any]:
+    """As PostgreSQL knows it: a look by each session's name, where it would else compare with going through all
+    turns and all sessions, and often choose that."""
+    given = given_rows(session=Text())
+    ended = select(SessionRow.ended_at).where(SessionRow.id == given.c.session).limit(1).lateral("ended")
+    turns = (
+        select(*_TRAINABLE)
+        .where(TurnRow.session_id == given.c.session, TurnRow.started_at <= ended.c.ended_at)
+        .order_by(TurnRow.ordinal)
+        .lateral("turns_of_given")
+    )
+    return select(turns).select_from(given).join(ended, true()).join(turns, true()).order_by(turns.c.ordinal)
+
+
+_TRAINABLE_TURNS_OF_GIVEN = Prepared(_trainable_turns_of_given())
 
 
 _SPANS = msgspec.json.Decoder(list[tuple[int, int, int]])

@@ -24,6 +24,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
     update,
 )
 
@@ -66,6 +67,16 @@ class ClaimRepository:
         return RunStanding(
             is_active=state == _ACTIVE, head_version=head_version, reward_rules=reward_rules_in(config)
         )
+
+    def may_be_forgotten(self) -> None:
+        """This transaction's commit does not wait for the disk, where the database can do without: should its server
+        be killed at that moment, it is as if it had not been.
+
+        For what moves leases. A step that commits a claim, or a reward that finds one, is flushed with all that was
+        written before it; a trainer whose claim is not known any more is refused, and claims again.
+        """
+        if self._connection.dialect.name == "postgresql":
+            _NO_WAIT.run(self._connection, {})
 
     def ready_count(self, run_id: str, limit: int) -> int:
         """How many sessions are ready, counted up to `limit`."""
@@ -210,6 +221,8 @@ class ClaimRepository:
         settle(self._connection, session_ids, now=now)
         return len(session_ids)
 
+
+_NO_WAIT = Prepared(text("SET LOCAL synchronous_commit = off"))
 
 _RUN_STANDING = select(RunRow.state, RunRow.head_version, cast(RunRow.config, Text)).where(
     RunRow.id == bindparam("of")

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, Row
 from proxy.clock import Clock
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply, ReleasedClaims
 from proxy.contract.identifiers import ClaimId, RunId, new_claim_id
+from proxy.contract.trajectory import Trajectory
 from proxy.database.combining import session_rewards
 from proxy.database.events import add_event
 from proxy.database.lifecycle import ledger_of, settle
@@ -26,8 +27,7 @@ from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity
 from proxy.errors import Conflict, InvalidRequest
 from proxy.runs.service import RunView
-from proxy.trajectories.assembly import StoredTurn
-from proxy.trajectories.claims.handing_out import Lease, hand_out, nothing
+from proxy.trajectories.claims.handing_out import Lease, assembled, hand_out, nothing
 from proxy.trajectories.claims.repository import ClaimRepository, ClaimState, RunStanding
 from proxy.trajectories.claims.selection import Bounds, Candidate, Selection, select_units
 from proxy.trajectories.repository import TurnRepository
@@ -38,6 +38,8 @@ MAX_PROCESS = 64
 _RECHECK_SECONDS = 1.0
 _PAGE, _PAGE_AT_LEAST = 512, 16
 _EXPIRED_AT_ONCE = 16
+_REWARDED_AT_ONCE = 512
+"""Trajectories that get their rewards on the loop; more of them on a thread of their own."""
 
 Abandoned = Callable[[], Awaitable[bool]]
 
@@ -103,13 +105,10 @@ class ClaimService:
         _check(request)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_s
-        woken = False
         while True:
             seen = self._signals.trajectories.count
             remaining = 0.0 if self._closed else deadline - loop.time()
             minimum = request.want if remaining > 0 else request.at_least
-            if not woken:
-                await self.expire()
             if await abandoned():
                 break
             batch = await self._attempt(run, request, minimum)
@@ -119,7 +118,7 @@ class ClaimService:
                 return batch
             if remaining <= 0:
                 break
-            woken = await self._signals.trajectories.wait(min(remaining, _RECHECK_SECONDS), since=seen)
+            await self._signals.trajectories.wait(min(remaining, _RECHECK_SECONDS), since=seen)
         standing = await self._database.look(lambda connection: ClaimRepository(connection).run(run.id))
         return nothing(base_version=standing.head_version, now=self._clock())
 
@@ -144,6 +143,7 @@ class ClaimService:
 
         def release(connection: Connection) -> bool:
             repository = ClaimRepository(connection)
+            repository.may_be_forgotten()
             repository.run(run.id, lock=True)
             known = repository.state(claim_id, run.id)
             if known is not None and known[0] is ClaimState.RELEASED:
@@ -196,9 +196,12 @@ class ClaimService:
         """A claim of at least `minimum`, or None. Writes only if a look without a lock promises something."""
         asked = _Asked(run, request, minimum, self._clock())
         found = await self._database.look(partial(_find, asked=asked))
+        if found.overdue:
+            await self.expire()
+            found = await self._database.look(partial(_find, asked=asked))
         if not found.is_promising(minimum):
             return None
-        read = asyncio.create_task(self._read(found.turn_counts))
+        read = asyncio.create_task(self._read(found.leasable))
         try:
             lease = await self._leased(asked, found)
         except _Unrewarded as unrewarded:
@@ -206,12 +209,12 @@ class ClaimService:
             await self._database.transact(lambda connection: settle(connection, session_ids, now=self._clock()))
             return None
         finally:
-            turns = await read
+            trajectories = await read
         if lease is None:
             return None
-        if lease.turn_counts != found.turn_counts:
-            turns = await self._read(lease.turn_counts)
-        return await self._hand_out(run, lease, turns)
+        if lease.candidates != found.leasable:
+            trajectories = await self._read(lease.candidates)
+        return await self._hand_out(run, lease, trajectories)
 
     async def _leased(self, asked: _Asked, found: _Found) -> Lease | None:
         """Of what was found; or, where that has changed since, of what is there now."""
@@ -220,17 +223,21 @@ class ClaimService:
                 return await self._database.transact(partial(_lease, asked=asked, found=selected))
         return None
 
-    async def _read(self, turn_counts: Mapping[str, int]) -> dict[str, list[StoredTurn]]:
-        """The turns of sessions, as far as a claim has them; while they are leased, as they never change."""
-        if not turn_counts:
+    async def _read(self, candidates: Sequence[Candidate]) -> dict[str, Trajectory | None]:
+        """The trajectories of sessions, of the turns that a claim has of them; while they are leased, as they never
+        change."""
+        if not candidates:
             return {}
-        return await self._database.look(lambda connection: TurnRepository(connection).turns_of(turn_counts))
+        return await self._database.look(partial(_trajectories, candidates=candidates))
 
     async def _hand_out(
-        self, run: RunView, lease: Lease, turns: Mapping[str, Sequence[StoredTurn]]
+        self, run: RunView, lease: Lease, trajectories: Mapping[str, Trajectory | None]
     ) -> ClaimedBatch | None:
         """The lease with its trajectories, without those that have nothing to train; None if none is left."""
-        batch, untrainable = await asyncio.to_thread(hand_out, lease, turns)  # milliseconds, of many turns more
+        if len(lease.rewards) <= _REWARDED_AT_ONCE:
+            batch, untrainable = hand_out(lease, trajectories)
+        else:
+            batch, untrainable = await asyncio.to_thread(hand_out, lease, trajectories)
         if untrainable:
             leave_out = partial(
                 _exclude,
@@ -259,29 +266,34 @@ class _Asked(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What a look without a lock selected."""
+    """What a look without a lock selected. `overdue`: some claim's lease has passed."""
 
     standing: RunStanding
     selection: Selection
+    overdue: bool
 
     def is_promising(self, minimum: int) -> bool:
         """Whether `_lease` may find something to do."""
         return self.selection.count >= minimum or bool(self.selection.stale)
 
     @property
-    def turn_counts(self) -> dict[str, int]:
-        """Of what can be leased as it is; of nothing, where some is stale and `_lease` will select anew."""
-        if self.selection.stale:
-            return {}
-        return {candidate.id: candidate.turn_count for candidate in self.selection.candidates}
+    def leasable(self) -> list[Candidate]:
+        """What can be leased as it is: nothing, where some is stale and `_lease` will select anew."""
+        return [] if self.selection.stale else self.selection.candidates
 
 
 def _find(connection: Connection, asked: _Asked) -> _Found:
     repository = ClaimRepository(connection)
+    overdue = bool(repository.overdue(asked.now, 1))
     standing = repository.run(asked.run.id)
     if not standing.is_active or repository.ready_count(asked.run.id, asked.minimum) < asked.minimum:
-        return _Found(standing, Selection())
-    return _Found(standing, _select(repository, standing, asked))
+        return _Found(standing, Selection(), overdue)
+    return _Found(standing, _select(repository, standing, asked), overdue)
+
+
+def _trajectories(connection: Connection, candidates: Sequence[Candidate]) -> dict[str, Trajectory | None]:
+    turn_counts = {candidate.id: candidate.turn_count for candidate in candidates}
+    return assembled(candidates, TurnRepository(connection).turns_of(turn_counts))
 
 
 def _lease(connection: Connection, asked: _Asked, found: _Found | None) -> Lease | None:
@@ -289,6 +301,7 @@ def _lease(connection: Connection, asked: _Asked, found: _Found | None) -> Lease
     any case. Raises _Raced where another took what was found, or it has another turn."""
     run, request, minimum, now = asked
     repository = ClaimRepository(connection)
+    repository.may_be_forgotten()
     standing = repository.run(run.id, lock=True)
     if not standing.is_active:
         return None

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.contract.export import plain_spans
 from proxy.database.packed_json import json_text
 from proxy.trajectories.transfer.conversation import messages_of
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, check
@@ -192,8 +193,7 @@ def _record(row: dict[str, Any]) -> SessionRecord:
         _as_value(row, _JSON_OF_SESSION)
         for turn in row.get("turns") or ():
             _as_value(turn, _JSON_OF_TURN)
-            turn["versions"] = [(span["version"], span["start"], span["end"]) for span in turn["versions"]]
-            turn["masked"] = [(span["start"], span["end"]) for span in turn["masked"]]
+            plain_spans(turn)
         record = msgspec.convert({**row, "messages": []}, SessionRecord)
     except ValueError as error:
         raise InvalidRecord(str(error)) from error

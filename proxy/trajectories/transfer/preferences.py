@@ -9,62 +9,40 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row, insert, or_, select
 
+from proxy.contract.export import PREFERENCE_FORMAT, ExportedPreference, ExportedSide, ExportedSideTurn
 from proxy.contract.identifiers import RunId, new_preference_id
 from proxy.contract.reward import RewardRules
-from proxy.contract.turn import SamplingParameters, TurnState
+from proxy.contract.turn import SamplingParameters
 from proxy.database.packed_json import json_text
 from proxy.database.tables import PreferenceRow, RunRow, SessionRow, TurnRow
 from proxy.trajectories.transfer.conversation import messages_of
 from proxy.trajectories.transfer.reading import TransferReader
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, TurnRecord
 
-PREFERENCE_FORMAT = "base-rl-preference/1"
-
 AnyRow = Row[*tuple[Any, ...]]
 
 
-class SideTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A model call, in the words of `records.TurnRecord`. `preferred`: its output is what the preference is about;
-    of other calls it is context."""
-
-    id: str
-    parent: int | None
-    prefix_tokens: int
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[tuple[int, int, int], ...]
-    masked: tuple[tuple[int, int], ...]
+class SideTurn(ExportedSideTurn, frozen=True, kw_only=True):
     sampling: SamplingParameters
-    state: TurnState
-    preferred: bool
 
 
-class PreferenceSide(msgspec.Struct, frozen=True, kw_only=True):
-    """A session or, where `turn_id` says so, one of its turns with those that it goes on from. `place` is the turn's
-    in the session's own record. `reward` is the session's. `messages` are the conversation, for readers."""
+class PreferenceSide(ExportedSide, frozen=True, kw_only=True):
+    """Where `turn_id` says so, it is about that turn of the session; `place` is the turn's in the session's own
+    record. `messages` are the conversation, for readers."""
 
-    session_id: str
     origin: str | None
     turn_id: str | None
     place: int | None
-    purpose: str
-    reward: float | None
     messages: list[dict[str, Any]]
     turns: tuple[SideTurn, ...]
 
 
-class PreferenceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """That `chosen` went better than `rejected`. `origin` is the id that it had where it was first recorded, if it
-    was imported since."""
+class PreferenceRecord(ExportedPreference, frozen=True, kw_only=True):
+    """`origin` is the id that it had where it was first recorded, if it was imported since."""
 
-    format: str
-    id: str
     origin: str | None
     run: str
-    source: str
     comment: str | None
-    created_at: float
     chosen: PreferenceSide
     rejected: PreferenceSide
 
@@ -151,7 +129,7 @@ def _side(session: SessionRecord | None, turn_id: str | None) -> PreferenceSide 
         origin=session.origin,
         turn_id=turn_id,
         place=place,
-        purpose=session.purpose.value,
+        purpose=session.purpose,
         reward=session.reward,
         messages=messages_of([msgspec.structs.replace(turn, parent=_moved(turn.parent, moved)) for turn in turns]),
         turns=tuple(

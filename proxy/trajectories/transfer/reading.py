@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Connection, Row, select, tuple_
 
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
+from proxy.contract.export import SESSION_FORMAT
 from proxy.contract.identifiers import TurnId
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
@@ -17,7 +18,7 @@ from proxy.database.combining import LedgerEntry, session_rewards
 from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.database.turn_requests import turns_as_sent
 from proxy.trajectories.transfer.conversation import messages_of, tools_of
-from proxy.trajectories.transfer.records import FORMAT, RewardRecord, SessionRecord, TurnRecord
+from proxy.trajectories.transfer.records import RewardRecord, SessionRecord, TurnRecord
 
 AnyRow = Row[*tuple[Any, ...]]
 
@@ -81,7 +82,7 @@ class TransferReader:
         rewards = session_rewards([_entry(entry) for entry in ledger], rules).turn_rewards
         turns = tuple(_turn(turn, positions, rewards) for turn in ordered)
         return SessionRecord(
-            format=FORMAT,
+            format=SESSION_FORMAT,
             session_id=row.id,
             run=row.run_name,
             origin=row.origin,

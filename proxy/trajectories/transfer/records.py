@@ -12,12 +12,10 @@ from typing import Any
 
 import msgspec
 
+from proxy.contract.export import SESSION_FORMAT, ExportedSession, ExportedTurn
 from proxy.contract.identifiers import SessionId, TurnId
-from proxy.contract.trajectory import Purpose
-from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
+from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, VersionSpan
 from proxy.database.packed_json import json_text
-
-FORMAT = "base-rl/1"
 
 _TOKENS = 2**31
 _HASH_BYTES = 16
@@ -27,24 +25,13 @@ class InvalidRecord(Exception):
     """A record that is none, or does not hold together. The message names the field."""
 
 
-class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model call, in the words of `contract.turn.Turn`. `parent` is an index into the record's turns, smaller than
-    its own. `logprobs` belong to `output_ids` one to one, `versions` are [version, start, end) over them.
-    `masked` are [start, end) over `prompt_ids` followed by `output_ids`: redacted. `messages` are those that the call
-    added to the conversation of its parent. Hashes are hexadecimal."""
+class TurnRecord(ExportedTurn, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of a model call. `messages` are those that the call added to the conversation of its parent. Hashes are
+    hexadecimal."""
 
-    id: str
-    parent: int | None
-    prefix_tokens: int
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[tuple[int, int, int], ...]
-    masked: tuple[tuple[int, int], ...] = ()
     sampling: SamplingParameters
     finish_reason: FinishReason
     continuation: Continuation
-    state: TurnState
     attributed_by: str
     prompt_token_count: int
     started_at: float
@@ -72,29 +59,22 @@ class RewardRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     created_at: float
 
 
-class SessionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionRecord(ExportedSession, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`messages` and `tools` are the conversation of the last answer, in the shape of chat completions: for readers
     of the file; an import makes them anew. `origin` is the id that the session had where it was first recorded, if
     it was imported since."""
 
-    format: str
-    session_id: str
     run: str
     origin: str | None
     external_id: str | None
     group: str | None
     group_size: int | None
-    task: str | None
-    purpose: Purpose
     metadata: dict[str, Any] | None
     attributed_by: str
-    state: str
     training: str
     outcome: str | None
     end_reason: str | None
     consumed_by: int | None
-    reward: float | None
-    created_at: float
     last_active_at: float
     ended_at: float | None
     messages: list[dict[str, Any]]
@@ -124,8 +104,8 @@ def _no_number(text: str) -> float:
 
 def check(record: SessionRecord) -> None:
     """What types do not say. Raises InvalidRecord."""
-    if record.format != FORMAT:
-        raise InvalidRecord(f"format is {FORMAT!r}, not {record.format!r} - at `$.format`")
+    if record.format != SESSION_FORMAT:
+        raise InvalidRecord(f"format is {SESSION_FORMAT!r}, not {record.format!r} - at `$.format`")
     if not 0 < len(record.session_id) <= 40:
         raise InvalidRecord("an id is 1 to 40 characters - at `$.session_id`")
     if record.state not in ("open", "ended"):

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from proxy.database.unit_of_work import Database, retried
 from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
+from proxy.trajectories.claims.repository import ClaimRepository
 from tests.database import PostgresServer, needs_postgresql, postgresql_database
 
 pytestmark = needs_postgresql
@@ -218,6 +219,15 @@ async def test_what_a_commit_waits_for(url: str, asked: str | None, waits: str) 
             assert await connection.run_sync(setting("synchronous_commit")) == waits
     finally:
         await database.aclose()
+
+
+async def test_only_leases_may_be_forgotten(pair: tuple[Database, Database]) -> None:
+    def lease(connection: Connection) -> str:
+        ClaimRepository(connection).may_be_forgotten()
+        return setting("synchronous_commit")(connection)
+
+    assert await pair[0].transact(lease) == "off"
+    assert await pair[0].transact(setting("synchronous_commit")) == "on"
 
 
 async def test_a_value_that_the_database_cannot_hold_is_the_requests_fault(pair: tuple[Database, Database]) -> None:

@@ -47,6 +47,24 @@ async def test_a_claim_leases_what_it_hands_out(world: World, claims: ClaimServi
     assert set(claimed.reward_ids) == {reward, turn_reward}
 
 
+@pytest.mark.parametrize("on_the_loop", [0, 512])
+async def test_each_turn_has_its_own_reward_and_most_have_none(
+    world: World, claims: ClaimService, monkeypatch: pytest.MonkeyPatch, on_the_loop: int
+) -> None:
+    monkeypatch.setattr("proxy.trajectories.claims.service._REWARDED_AT_ONCE", on_the_loop)
+    rewarded = []
+    for value in (2.0, 3.0):
+        session = await world.session()
+        first = await world.turn(session)
+        second = await world.turn(session, parent=first, prefix_tokens=5)
+        await world.reward(session, value, turn_id=second.turn.id)
+        await world.end(session)
+        rewarded.append((session, None, [None, value]))
+    batch = await claims.claim(world.run, wish(want=2))
+    found = [trajectory for group in batch.groups for trajectory in group.trajectories]
+    assert [(each.session_id, each.reward, [node.reward for node in each.turns]) for each in found] == rewarded
+
+
 async def test_turns_from_before_the_clock_was_set_back_stay_trainable(world: World, claims: ClaimService) -> None:
     session = await world.session()
     turn = await world.turn(session)
@@ -213,13 +231,13 @@ async def test_some_greedy_turns_stay_in_the_tree(world: World, claims: ClaimSer
 async def test_a_waiting_claim_is_woken(world: World, claims: ClaimService) -> None:
     waiting = asyncio.create_task(claims.claim(world.run, wish(2, wait_s=30.0)))
     first, second = await world.ready(), await world.ready()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert sessions_of(await waiting) == [first, second]
 
 
 async def test_waiting_ends_with_what_is_there(world: World, claims: ClaimService) -> None:
     session = await world.ready()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert sessions_of(await claims.claim(world.run, wish(2, wait_s=0.05))) == [session]
 
 
@@ -245,6 +263,14 @@ async def test_a_lease_passes(world: World, claims: ClaimService) -> None:
     assert sessions_of(again) == [session]
     assert again.claim_id != batch.claim_id
     assert sorted(row.state for row in await world.rows(ClaimRow)) == ["expired", "leased"]
+
+
+async def test_a_claim_takes_what_a_lease_that_has_passed_held(world: World, claims: ClaimService) -> None:
+    session = await world.ready()
+    batch = await claims.claim(world.run, wish())
+    world.clock.now = batch.lease_expires_at
+    assert sessions_of(await claims.claim(world.run, wish())) == [session]
+    assert len(await world.events("claim.expired")) == 1
 
 
 async def test_many_leases_pass_at_once(world: World, claims: ClaimService) -> None:

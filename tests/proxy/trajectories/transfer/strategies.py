@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 
+from proxy.contract.export import SESSION_FORMAT
 from proxy.contract.identifiers import new_reward_id, new_session_id, new_turn_id
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, TurnState
 from proxy.trajectories.transfer.conversation import messages_of, tools_of
-from proxy.trajectories.transfer.records import FORMAT, RewardRecord, SessionRecord, TurnRecord
+from proxy.trajectories.transfer.records import RewardRecord, SessionRecord, TurnRecord
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 _IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
@@ -87,7 +88,7 @@ def sessions(draw: st.DrawFn) -> SessionRecord:
     )
     created_at = draw(_TIMES)
     return SessionRecord(
-        format=FORMAT,
+        format=SESSION_FORMAT,
         session_id=str(new_session_id()),
         run="elsewhere",
         origin=None,
