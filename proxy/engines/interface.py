@@ -65,12 +65,14 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine says of itself. `weight_label` is what was last loaded under a label, or its own default.
     `grammar` are the constraints that it enforces; a request with any other is refused. `draws_by_seed`: a request's
-    seed decides what it draws; without, a seed changes nothing."""
+    seed decides what it draws; without, a seed changes nothing. `adapters`: `load_weights` takes a directory with an
+    adapter in peft's form too, which is served over the base model that it names."""
 
     model_path: str
     weight_label: str
     grammar: frozenset[ConstraintKind] = frozenset()
     draws_by_seed: bool = False
+    adapters: bool = False
 
 
 class Engine(Protocol):
@@ -89,7 +91,8 @@ class Engine(Protocol):
     async def flush_cache(self) -> None: ...
 
     async def load_weights(self, path: str, label: str) -> None:
-        """Loads a Hugging Face directory in place of the serving weights and verifies that `label` is served.
+        """Loads a Hugging Face directory (or an adapter's, see `EngineInfo`) in place of the serving weights and
+        verifies that `label` is served.
 
         Call it between `pause` and `resume` for requests in flight to go on.
         """

@@ -49,6 +49,7 @@ class _ModelInfo(msgspec.Struct, frozen=True):
 class _ServerInfo(msgspec.Struct, frozen=True):
     grammar_backend: str | None = None
     enable_deterministic_inference: bool = False
+    adapters_from_disk: bool = False
 
 
 class SglangEngine:
@@ -75,6 +76,7 @@ class SglangEngine:
         self._label: str | None = None
         self._grammar_backend: str | None = None
         self._draws_by_seed: bool | None = None
+        self._takes_adapters = False
         self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -182,6 +184,7 @@ class SglangEngine:
         model = await self._model_info()
         backend = await self._look_at_server()
         return EngineInfo(
+            adapters=self._takes_adapters,
             model_path=model.model_path,
             weight_label=model.weight_version,
             grammar=ENFORCED.get(backend, frozenset()),
@@ -198,6 +201,7 @@ class SglangEngine:
         server = await self._look("/server_info", _ServerInfo)
         self._grammar_backend = server.grammar_backend or "none"
         self._draws_by_seed = server.enable_deterministic_inference
+        self._takes_adapters = server.adapters_from_disk
         return self._grammar_backend
 
     async def _model_info(self) -> _ModelInfo:

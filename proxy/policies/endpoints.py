@@ -20,6 +20,7 @@ from proxy.contract.policy import PruneRequest
 from proxy.http.messages import message_body, message_response
 from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
+from proxy.policies.swap import SwapController
 from proxy.runs.http import trainers_run
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["trainer"])
@@ -33,7 +34,10 @@ def versions_of(request: Request) -> VersionService:
 @router.get("/head")
 async def head(request: Request, run: str) -> Response:
     """What the trainer continues from."""
-    return message_response(await versions_of(request).head(await trainers_run(request, run)))
+    found = await versions_of(request).head(await trainers_run(request, run))
+    swaps: SwapController | None = getattr(request.app.state, "swaps", None)
+    formats = swaps.formats(found.run_id) if swaps is not None else None
+    return message_response(msgspec.structs.replace(found, formats=formats))
 
 
 @router.post("/versions")

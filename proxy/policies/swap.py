@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
-from proxy.contract.policy import parse_weight_label, weight_label
+from proxy.contract.policy import WeightsFormat, parse_weight_label, weight_label
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database, retried
@@ -30,6 +30,11 @@ _RESUME_SECONDS = 5.0
 _RESUME_ATTEMPTS = 5
 _MISSES_TO_BE_LOST = 3
 _LONGEST_BACKOFF_SECONDS = 60.0
+
+_NO_ADAPTERS = (
+    "the version is a LoRA adapter, and this engine loads whole weights only: set trainer.adapter.publish = merged"
+    " and start the trainer again, and its next version is served"
+)
 
 _ENGINE_ERRORS = (EngineFailed, EngineUnavailable, EngineTimeout, TimeoutError)
 
@@ -50,6 +55,7 @@ class _Target(msgspec.Struct, frozen=True):
     version: int
     path: str
     recorded: int
+    adapter: bool = False
 
 
 class SwapController:
@@ -76,6 +82,7 @@ class SwapController:
         self._interval = health_interval_seconds
         self._observer = observer
         self._version: int | None = None
+        self._formats: tuple[WeightsFormat, ...] | None = None
         self._announced: bool | None = None
         self._misses = 0
         self._may_be_paused = True
@@ -93,6 +100,10 @@ class SwapController:
     def serving(self, run_id: RunId) -> int | None:
         """The version of the run that the engine holds now; None while it holds none or is down."""
         return self._version if run_id == self._run_id else None
+
+    def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
+        """What the run's engine loads; None while it does not say so."""
+        return self._formats if run_id == self._run_id else None
 
     def doubt(self) -> None:
         """A call found the engine down: it is not ready until a look, now, finds it holding the run's weights."""
@@ -139,9 +150,11 @@ class SwapController:
             self._misses += 1
             if isinstance(error, EngineUnavailable) or self._misses >= _MISSES_TO_BE_LOST:
                 self._failed = (-1, 0)
+                self._formats = None
                 await self._lost(str(error) or "the engine does not answer")
             return None
         self._misses = 0
+        self._formats = tuple(WeightsFormat) if info.adapters else (WeightsFormat.HUGGINGFACE,)
         return info
 
     def _held(self, info: EngineInfo) -> int | None:
@@ -153,7 +166,8 @@ class SwapController:
             repository = VersionRepository(connection)
             run = await repository.run(self._run_id)
             head = await repository.version(self._run_id, run.head_version)
-        return _Target(run.head_version, head.weights_uri or run.base_model, run.serving_version)
+        adapter = head.weights_format == WeightsFormat.ADAPTER
+        return _Target(run.head_version, head.weights_uri or run.base_model, run.serving_version, adapter)
 
     def _is_due(self, version: int) -> bool:
         return self._failed[0] != version or asyncio.get_running_loop().time() >= self._retry_at
@@ -165,6 +179,8 @@ class SwapController:
         try:
             if target.version == 0 and _is_fresh(info, target.path):
                 await self._engine.label_weights(label)
+            elif target.adapter and not info.adapters:
+                raise EngineFailed(_NO_ADAPTERS)
             else:
                 self._swap_seconds = await self._load(target.path, label)
         except _ENGINE_ERRORS as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.contract.policy import WeightsReference
+from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.errors import InvalidRequest
+
+_COMPANION = {WeightsFormat.HUGGINGFACE: "config.json", WeightsFormat.ADAPTER: "adapter_config.json"}
 
 
 def verify_weights(weights: WeightsReference) -> None:
@@ -22,8 +24,9 @@ def verify_weights(weights: WeightsReference) -> None:
             param="weights.uri",
         )
     files = list(directory.glob("*.safetensors"))
-    if not files or not (directory / "config.json").is_file():
-        raise InvalidRequest(f"{weights.uri} has no config.json and safetensors", param="weights.uri")
+    companion = _COMPANION[weights.format]
+    if not files or not (directory / companion).is_file():
+        raise InvalidRequest(f"{weights.uri} has no {companion} and safetensors", param="weights.uri")
     found = sum(file.stat().st_size for file in files)
     if found != weights.bytes:
         raise InvalidRequest(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import uvloop
 from transformers import AutoModelForCausalLM
 
+from proxy.cli.addresses import random_free_port
 from proxy.engines.interface import PauseMode
 from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, wait_until_ready
 from proxy.engines.sglang import SglangEngine
@@ -25,6 +25,8 @@ from tests.engines.tiny_model import make_model
 
 SGLANG_TIMEOUT = 400
 STOP_SECONDS = 30
+NOBODY = "http://127.0.0.1:9"
+"""Where nobody listens: no port of those that are given away."""
 IDLE_SECONDS = 40
 """An engine on a busy machine may look only every few seconds whether somebody still waits."""
 
@@ -35,6 +37,13 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     if item.path.name == "test_connections.py":
         factories["uvloop"] = uvloop.new_event_loop
     return factories
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """An engine is one process for all who ask it."""
+    if isinstance(item, pytest.Function) and "server" in item.fixturenames:
+        kind = item.callspec.params.get("server", "scripted") if hasattr(item, "callspec") else "scripted"
+        item.add_marker(pytest.mark.xdist_group(f"engine-{kind}"))
 
 
 class Models(NamedTuple):
@@ -99,22 +108,16 @@ def reference_b(models: Models) -> Reference:
     return Reference(models.b)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 def sglang_venv() -> Path:
     return load_settings().engine.sglang_venv
 
 
 def plan_of(kind: str, model: Path) -> LaunchPlan:
+    port = random_free_port("127.0.0.1")
     if kind == "embedded":
-        return embedded_plan(model=str(model), port=free_port(), weight_label="a")
+        return embedded_plan(model=str(model), port=port, weight_label="a")
     try:
-        return sglang_cpu_plan(model=str(model), port=free_port(), venv=sglang_venv(), weight_label="a")
+        return sglang_cpu_plan(model=str(model), port=port, venv=sglang_venv(), weight_label="a")
     except ConfigurationError as error:
         if os.environ.get("BASE_RL_REQUIRE_SGLANG") == "1":
             raise

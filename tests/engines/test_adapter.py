@@ -26,7 +26,7 @@ from proxy.errors import (
     UnsupportedParameter,
 )
 from proxy.settings import EngineSettings
-from tests.engines.conftest import free_port
+from tests.engines.conftest import NOBODY
 from tests.engines.generating import ask, collect, gather, open_stream
 
 Answerer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
@@ -147,8 +147,7 @@ async def test_streams_that_break_become_errors(answer: Answerer, error: type[Ba
 
 
 async def test_an_engine_that_is_down_is_unavailable() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    engine = SglangEngine(url, EngineSettings(url=url))
+    engine = SglangEngine(NOBODY, EngineSettings(url=NOBODY))
     for request in (ask(), ask(stream=True)):
         with pytest.raises(EngineUnavailable, match="cannot be reached"):
             await collect(engine, request)

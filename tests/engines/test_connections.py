@@ -10,7 +10,7 @@ import pytest
 
 from proxy.engines.connections import Connections
 from proxy.errors import EngineTimeout, EngineUnavailable
-from tests.engines.conftest import free_port
+from tests.engines.conftest import NOBODY
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -263,7 +263,7 @@ async def test_a_reader_that_is_slow_holds_the_server_back() -> None:
 
 
 async def test_nobody_there_is_unavailable() -> None:
-    connections = Connections(f"http://127.0.0.1:{free_port()}", limit=1, connect_seconds=1.0, silence_seconds=1.0)
+    connections = Connections(NOBODY, limit=1, connect_seconds=1.0, silence_seconds=1.0)
     for _ in range(2):  # the slot is given back
         with pytest.raises(EngineUnavailable, match="cannot be reached"):
             await get(connections)

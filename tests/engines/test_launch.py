@@ -20,7 +20,7 @@ from proxy.engines.launch import (
 )
 from proxy.errors import EngineTimeout, EngineUnavailable
 from proxy.settings import ConfigurationError
-from tests.engines.conftest import free_port
+from tests.engines.conftest import NOBODY
 
 SCRIPTS = SGLANG_SHIM.parent
 
@@ -63,12 +63,12 @@ def test_plans_name_the_model_the_port_and_the_label() -> None:
 
 async def test_waiting_ends_when_the_process_does() -> None:
     with pytest.raises(EngineUnavailable, match="ended"):
-        await wait_until_ready(f"http://127.0.0.1:{free_port()}", timeout=30, process_alive=lambda: False)
+        await wait_until_ready(NOBODY, timeout=30, process_alive=lambda: False)
 
 
 async def test_waiting_ends_after_its_time() -> None:
     with pytest.raises(EngineTimeout, match="not ready"):
-        await wait_until_ready(f"http://127.0.0.1:{free_port()}", timeout=0.3, process_alive=lambda: True)
+        await wait_until_ready(NOBODY, timeout=0.3, process_alive=lambda: True)
 
 
 async def test_help_and_wrong_models_say_what_to_do(tmp_path: Path) -> None:

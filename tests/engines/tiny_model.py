@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
+
+from tests.small_models import small_qwen3
 
 VOCABULARY = 300
 CONTEXT = 512
@@ -39,7 +40,7 @@ def make_model(
     """Writes the model; equal seeds give equal weights."""
     tokenizer = make_tokenizer()
     generator = torch.Generator().manual_seed(seed)
-    config = Qwen3Config(
+    model = small_qwen3(
         vocab_size=vocabulary,
         hidden_size=hidden,
         intermediate_size=3 * hidden,
@@ -48,12 +49,10 @@ def make_model(
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    model: Any = Qwen3ForCausalLM(config)
     model.float()
     with torch.no_grad():
         for parameter in model.parameters():

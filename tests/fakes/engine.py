@@ -45,6 +45,7 @@ class FakeEngine:
         self.deaf = False
         self.grammar_backend = "llguidance"
         self.seeded = True
+        self.adapters = True
         self.calls: list[tuple[str, object]] = []
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -129,7 +130,9 @@ class FakeEngine:
 
     async def info(self) -> EngineInfo:
         self._reach()
-        return EngineInfo(model_path=self.model_path, weight_label=self.label, draws_by_seed=self.seeded)
+        return EngineInfo(
+            model_path=self.model_path, weight_label=self.label, draws_by_seed=self.seeded, adapters=self.adapters
+        )
 
     async def draws_by_seed(self) -> bool:
         self._reach()

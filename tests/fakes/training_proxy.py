@@ -29,7 +29,7 @@ from proxy.contract.claim import (
     encode,
 )
 from proxy.contract.identifiers import ClaimId, RunId, SessionId, new_claim_id
-from proxy.contract.policy import Head, PruneReply, PruneRequest, WeightsReference
+from proxy.contract.policy import Head, PruneReply, PruneRequest, WeightsFormat, WeightsReference
 from proxy.contract.trajectory import TrajectoryGroup
 
 KEY = "rl-trainer-test"
@@ -70,7 +70,9 @@ class TrainingProxy:
     outage: int = 0
     lose_answers: int = 0
     refuse_to_prune: bool = False
+    is_deleted: bool = False
     engine: EngineReading | None = None
+    formats: tuple[WeightsFormat, ...] | None = None
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -91,20 +93,26 @@ class TrainingProxy:
             version=self.version,
             base_model=self.base_model,
             weights=self.weights,
+            formats=self.formats,
         )
 
-    def wait_for(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
-        """Blocks until a request made `condition` true."""
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 110.0) -> None:
+        """Blocks until `condition` is true, which is looked at after every request, and for what becomes of processes
+        a few times a second."""
+        end = time.monotonic() + timeout
         with self.changed:
-            if not self.changed.wait_for(condition, timeout):
-                raise TimeoutError("what the test waits for did not happen")
+            while not condition():
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError("what the test waits for did not happen")
+                self.changed.wait(min(left, 0.2))
 
     def handle(self, method: str, path: str, authorization: str, body: bytes) -> tuple[int, bytes]:
         """(status, body). Raises ConnectionAbortedError where the answer is to be lost."""
         if authorization != f"Bearer {KEY}":
             return _error(401, "unknown key")
         match = _PATH.fullmatch(path)
-        if match is None:
+        if match is None or self.is_deleted:
             return _error(404, "no such run")
         with self.changed:
             if self.outage > 0:

@@ -296,5 +296,6 @@ def figures(scheduler: Scheduler) -> dict[str, Any]:
         "context_length": scheduler.model.context,
         "grammar_backend": "none" if scheduler.model.grammars is None else "llguidance",
         "enable_deterministic_inference": True,  # a seed decides what its request draws
+        "adapters_from_disk": True,
         **scheduler.load_counts(),
     }

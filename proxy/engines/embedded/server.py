@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from proxy.engines.compiled_grammars import GrammarRefused
+from proxy.engines.embedded.adapters import holds_adapter, read_adapted
 from proxy.engines.embedded.generation import Generation
 from proxy.engines.embedded.model import ServedModel
 from proxy.engines.embedded.scheduler import Scheduler, figures
@@ -123,7 +124,8 @@ class EmbeddedEngine:
         try:
             body = msgspec.json.decode(await request.body(), type=DiskUpdate)
             # The files are read while requests go on; only the copy stops them.
-            tensors = await asyncio.to_thread(read_directory, body.model_path)
+            read = read_adapted if holds_adapter(body.model_path) else read_directory
+            tensors = await asyncio.to_thread(read, body.model_path)
             await self.between_steps(partial(self.scheduler.load, tensors, label=body.weight_version, complete=True))
         except (WeightsRefused, msgspec.DecodeError) as error:
             return _outcome(success=False, message=str(error), num_paused_requests=0)

@@ -203,8 +203,8 @@ class ScriptedEngine:
             body = msgspec.json.decode(await request.body(), type=DiskUpdate)
         except msgspec.DecodeError as error:
             return _outcome(success=False, message=str(error), num_paused_requests=0)
-        if not (Path(body.model_path) / "config.json").is_file():
-            message = f"{body.model_path} is no model: there is no config.json"
+        if not any((Path(body.model_path) / name).is_file() for name in ("config.json", "adapter_config.json")):
+            message = f"{body.model_path} is no model and no adapter: there is no config.json"
             return _outcome(success=False, message=message, num_paused_requests=0)
         self._model = body.model_path
         if body.weight_version is not None:
@@ -266,6 +266,7 @@ class ScriptedEngine:
                 "context_length": self._context,
                 "grammar_backend": "none" if self._constraints is None else "llguidance",
                 "enable_deterministic_inference": True,
+                "adapters_from_disk": True,
                 "running": len(self._clockwork.live),
                 "answers_by_rule": self._rules.used,
             }

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli.addresses import random_free_port
 from proxy.engines.launch import scripted_plan, wait_until_ready
-from tests.engines.conftest import Models, Server, free_port
+from tests.engines.conftest import Models, Server
 from tests.engines.tiny_model import make_tokenizer
 
 SAYS = "abcdefghijklmnopqrstuvwxyz"
@@ -56,11 +57,11 @@ def server(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def running(script: Path, model: Path, log: Path) -> Iterator[Server]:
     """A scripted engine as a process, until the generator goes on."""
-    plan = scripted_plan(model=str(model), port=free_port(), script=script, weight_label="a")
+    plan = scripted_plan(model=str(model), port=random_free_port("127.0.0.1"), script=script, weight_label="a")
     with log.open("wb") as output:
         process = subprocess.Popen(plan.argv, env={**os.environ, **plan.env}, stdout=output, stderr=subprocess.STDOUT)
     try:
-        asyncio.run(wait_until_ready(plan.url, timeout=60, process_alive=lambda: process.poll() is None))
+        asyncio.run(wait_until_ready(plan.url, timeout=110, process_alive=lambda: process.poll() is None))
         yield Server("scripted", plan.url, 1e-9, log)
     finally:
         process.terminate()

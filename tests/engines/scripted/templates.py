@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -59,9 +60,15 @@ SPECIAL = {
 FAMILIES = ("own", "thinking", "reasoner", "llama", "mistral")
 
 
+@functools.cache
+def own_template() -> ChatTemplate:
+    """That of the engine's own model, read once."""
+    return ChatTemplate.load(str(MODEL))
+
+
 def family(name: str, folder: Path) -> ChatTemplate:
     if name == "own":
-        return ChatTemplate.load(str(MODEL))
+        return own_template()
     if name in ("thinking", "reasoner"):
         return ChatTemplate.load(
             str(write_model(folder, template={"thinking": THINKING, "reasoner": REASONER}[name]))

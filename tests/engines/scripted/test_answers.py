@@ -15,7 +15,7 @@ from proxy.engines.scripted.matching import Chosen, Opening
 from proxy.engines.scripted.script import Rule, ScriptedCall
 from proxy.settings import ConfigurationError
 from proxy.tokens.template import ChatTemplate
-from tests.engines.scripted.templates import FAMILIES, LLAMA, family
+from tests.engines.scripted.templates import FAMILIES, LLAMA, family, own_template
 from tests.proxy.tokens.models import write_model
 
 CALLS = (ScriptedCall(name="f", arguments={"a": 1}), ScriptedCall(name="g", arguments='{"b": {1}}'))
@@ -48,7 +48,7 @@ def any_family(request: pytest.FixtureRequest, tmp_path: Path) -> Answers:
 
 @pytest.fixture
 def own() -> Answers:
-    return Answers(family("own", Path()))
+    return Answers(own_template())
 
 
 def test_an_answer_ends_with_the_stop_token_and_only_with_it(any_family: Answers) -> None:
@@ -126,7 +126,7 @@ def test_answers_are_written_once(own: Answers, monkeypatch: pytest.MonkeyPatch)
 
 @given(st.text())
 def test_the_engines_own_tokenizer_writes_any_text(text: str) -> None:
-    tokenizer = Answers(family("own", Path())).template.tokenizer
+    tokenizer = own_template().tokenizer
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
     assert len(ids) <= len(text.encode())

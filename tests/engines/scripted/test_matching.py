@@ -13,7 +13,7 @@ from proxy.engines.scripted.matching import LastMessage, NoRule, Opening, Prompt
 from proxy.engines.scripted.script import Match, Rule, Script, ScriptedCall
 from proxy.settings import ConfigurationError
 from proxy.tokens.template import ChatTemplate
-from tests.engines.scripted.templates import FAMILIES, family
+from tests.engines.scripted.templates import FAMILIES, family, own_template
 from tests.proxy.tokens.models import write_model
 
 CALL = {"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -55,7 +55,7 @@ def prompts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def own() -> Prompts:
-    return Prompts(family("own", Path()))
+    return Prompts(own_template())
 
 
 LONG = "word " * 500 + "end"
@@ -123,7 +123,7 @@ def test_looking_is_independent_of_the_conversations_length(own: Prompts, monkey
 
 @given(st.lists(st.sampled_from(["user", "tool"]), min_size=1, max_size=4), st.text("ab \n<>/|_", max_size=30))
 def test_any_text_comes_back(roles: list[str], text: str) -> None:
-    prompts = Prompts(family("own", Path()))
+    prompts = Prompts(own_template())
     messages: list[dict[str, Any]] = []
     for role in roles:
         messages += [user("question")] if role == "user" else [user("question"), CALLED, result("x")]

@@ -13,16 +13,19 @@ from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.contract.step import Fit, StepConditions, StepInputs
 
 
-def publish(directory: Path, content: bytes | None = None) -> WeightsReference:
+def publish(
+    directory: Path, content: bytes | None = None, form: WeightsFormat = WeightsFormat.HUGGINGFACE
+) -> WeightsReference:
     """A directory with a made-up weight file."""
     content = content or secrets.token_bytes(16)
     target = directory / f"weights-{secrets.token_hex(8)}"
     target.mkdir(parents=True)
-    (target / "config.json").write_text("{}")
-    (target / "model.safetensors").write_bytes(content)
+    prefix = "adapter_" if form is WeightsFormat.ADAPTER else ""
+    (target / f"{prefix}config.json").write_text("{}")
+    (target / f"{prefix}model.safetensors").write_bytes(content)
     return WeightsReference(
         uri=str(target),
-        format=WeightsFormat.HUGGINGFACE,
+        format=form,
         sha256=hashlib.sha256(content).hexdigest(),
         bytes=len(content),
     )

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import RunId
-from proxy.contract.policy import WeightsReference, weight_label
+from proxy.contract.policy import WeightsFormat, WeightsReference, weight_label
 from proxy.database.tables import PolicyVersionRow
 from proxy.engines.interface import PauseMode
 from proxy.errors import BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
@@ -102,11 +102,11 @@ class Bench:
             observer=self.heard,
         )
 
-    async def commit(self) -> WeightsReference:
+    async def commit(self, form: WeightsFormat = WeightsFormat.HUGGINGFACE) -> WeightsReference:
         await self.world.ready()
         batch = await self.claims.claim(self.world.run, ClaimRequest(trainer="t", want=1, max_staleness=100))
         assert batch.claim_id is not None
-        weights = publish(self.directory)
+        weights = publish(self.directory, form=form)
         head = await self.versions.head(self.world.run)
         await self.versions.commit(self.world.run, commit_request([batch.claim_id], head.version, weights))
         return weights
@@ -122,7 +122,7 @@ class Bench:
         return [row.state for row in await self.world.rows(PolicyVersionRow)]
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not reached():
                 await self.world.signals.versions.wait(0.01)
 
@@ -186,6 +186,41 @@ async def test_a_commit_is_swapped_in(bench: Bench) -> None:
     assert bench.engine.calls == []
 
 
+async def test_an_adapter_is_loaded_by_an_engine_that_takes_adapters(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    weights = await bench.commit(WeightsFormat.ADAPTER)
+    await bench.swaps.reconcile()
+    assert ("load_weights", (weights.uri, bench.label(1))) in bench.engine.calls
+    assert bench.serving == 1
+
+
+async def test_which_formats_the_engine_loads_is_known_while_it_says_so(bench: Bench) -> None:
+    formats = [bench.swaps.formats(bench.world.run_id)]
+    for bench.engine.adapters in (True, False):
+        await bench.swaps.reconcile()
+        formats.append(bench.swaps.formats(bench.world.run_id))
+    bench.engine.down = True
+    await bench.swaps.reconcile()
+    formats.append(bench.swaps.formats(bench.world.run_id))
+    whole = (WeightsFormat.HUGGINGFACE,)
+    assert formats == [None, (*whole, WeightsFormat.ADAPTER), whole, None]
+    assert bench.swaps.formats(RunId("run_other")) is None
+
+
+async def test_an_engine_of_whole_weights_is_never_given_an_adapter(bench: Bench) -> None:
+    """It would skip the names that it does not know, and serve the base under the version's label."""
+    bench.engine.adapters = False
+    await bench.swaps.reconcile()
+    await bench.commit(WeightsFormat.ADAPTER)
+    await bench.swaps.reconcile()
+    assert (bench.engine.loads(), bench.serving) == ([], 0)
+    (event,) = await bench.world.events("version.load_failed")
+    assert "trainer.adapter.publish = merged" in event["error"]
+    await bench.commit()
+    await bench.swaps.reconcile()
+    assert (bench.engine.loads(), bench.serving) == ([bench.label(2)], 2)
+
+
 async def test_the_old_version_serves_while_the_new_one_loads(bench: Bench) -> None:
     await bench.swaps.reconcile()
     await bench.commit()
@@ -240,7 +275,7 @@ async def test_a_lost_engine_is_not_ready_until_it_holds_our_version(bench: Benc
     bench.engine.load_error = None
     async with bench.running():
         await bench.until(lambda: bench.serving == 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(await bench.world.events("engine.ready")) < 2:
                 await bench.world.signals.events.wait(0.01)
     assert len(await bench.world.events("engine.lost")) == 1
