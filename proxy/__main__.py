@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from proxy import log
 from proxy.app import begin_stop, create_app
 from proxy.errors import StoreUnavailable
-from proxy.memory import settle_memory
+from proxy.interpreter import settle_interpreter
 from proxy.settings import ConfigurationError, Settings, load_settings
 
 GRACE_SECONDS = 7
@@ -72,7 +72,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        settle_memory()
+        settle_interpreter()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         begin_stop(self._app)

@@ -1,4 +1,4 @@
-"""`python -m trainer --config FILE [--run NAME] [--proxy URL] [--set SECTION.KEY=VALUE]… [--profile]
+"""`python -m trainer --config FILE [--run NAME]… [--proxy URL] [--set SECTION.KEY=VALUE]… [--profile]
 [--dry-run]`
 `python -m trainer fit sft|dpo|reward-model …` fits to chosen sessions or to preferences (`trainer/fit/command.py`).
 `python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay_command.py`).
@@ -8,7 +8,8 @@
 takes for an option of its own.
 
 SIGTERM and SIGINT end it cleanly wherever it is: claims are given back, the exit status is 0. A second one kills.
-Exit status 2: the configuration is wrong; 1: it cannot go on.
+Exit status 2: the configuration is wrong; 1: it cannot go on; 75: this rank was out of memory, and its launcher
+starts all of them again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -28,13 +29,13 @@ from typing import Any
 import structlog
 
 from trainer import log
-from trainer.algorithm.presets import Algorithm, resolve
-from trainer.config import TrainerSettings, load_settings, merge, parse_assignment
-from trainer.errors import ConfigurationError, TrainerError
+from trainer.algorithm.presets import check_teacher, resolve
+from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
+from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
 from trainer.metrics.background import hanging
-from trainer.metrics.sinks import check_installed
+from trainer.metrics.sinks import check_directories, check_installed
 from trainer.parallel.layout import layout_of
-from trainer.teacher import Teacher, check_told
+from trainer.restarts import STATUS, LastWords, Restarts, end_with_launcher
 
 
 class Interrupted(BaseException):
@@ -53,107 +54,147 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fit(words[1:])
     options = _parser().parse_args(words)
     try:
-        settings = load_settings(options.config, _overrides(options))
-        if options.profile and not settings.profile.steps:
-            settings = settings.model_copy(update={"profile": settings.profile.model_copy(update={"steps": 3})})
-        algorithm = resolve(settings.algorithm)
-        check_told(settings.teacher, algorithm)
-        check_installed(settings.metrics.sinks)
-        layout_of(settings)
+        runs = load_runs(options.config, _overrides(options), only=options.run)
+        if options.profile:
+            runs = {name: _profiled(settings) for name, settings in runs.items()}
+        for name, settings in runs.items():
+            _check(settings, name if len(runs) > 1 else None)
+        check_directories([settings.metrics for settings in runs.values()])
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
-        return 2
+        return _last_words(error)
     if options.dry_run:
-        sys.stdout.write(f"{_resolved(settings, algorithm)}\n")
+        sys.stdout.write(f"{json.dumps(_resolved(runs), indent=2)}\n")
         return 0
-    log.configure(settings.log_level)
+    log.configure(next(iter(runs.values())).log_level)
+    return _run(runs)
+
+
+def _run(runs: Mapping[str, TrainerSettings]) -> int:
+    """Trains; the exit status."""
+    failed: dict[str, TrainerError] = {}
     try:
         _listen()
-        _train(settings, algorithm)
+        end_with_launcher()
+        _train(runs, failed)
     except Interrupted:
         structlog.get_logger("trainer").info("ended by a signal")
     except TrainerError as error:
-        structlog.get_logger("trainer").error("cannot go on", error=type(error).__name__, reason=str(error))
-        return 2 if isinstance(error, ConfigurationError) else 1
-    return 0
+        return _ended(error)
+    except Exception:
+        if (lost := _lost_peer()) is None:
+            raise
+        structlog.get_logger("trainer").error("ended, as another rank did", rank=lost.rank, reason=lost.reason)
+        return 1
+    return _status(list(failed.values()))
 
 
-def _train(settings: TrainerSettings, algorithm: Algorithm) -> None:
-    """Puts the parts together and trains until a signal. torch is imported here, after its threads are decided."""
-    _check_processes(settings.nproc)
+def _ended(error: TrainerError) -> int:
+    """Says why; the exit status."""
+    logger = structlog.get_logger("trainer")
+    if isinstance(error, RanksStartAgain):
+        logger.warning("ranks start again", reason=str(error))
+    else:
+        logger.error("cannot go on", error=type(error).__name__, reason=str(error))
+    return _last_words(error)
+
+
+def _last_words(error: TrainerError) -> int:
+    """Leaves to the launcher why this rank ends; the exit status."""
+    status = STATUS if isinstance(error, RanksStartAgain) else _status([error])
+    if (launcher := Restarts.of_launcher()) is not None:
+        launcher.say(LastWords(rank=_rank(), status=status, reason=str(error)))
+    return status
+
+
+def _speak(_kind: object, error: BaseException | None, _trace: object) -> None:
+    """Before this rank leaves its peers, which look for its words as soon as they miss it."""
+    if isinstance(error, TrainerError):
+        _last_words(error)
+
+
+def _lost_peer() -> LastWords | None:
+    """The words of another rank that has ended: collectives with it fail here, in whatever way."""
+    launcher = Restarts.of_launcher()
+    said = launcher.said() if launcher is not None else None
+    return said if said is not None and said.rank != _rank() else None
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _status(errors: Sequence[TrainerError]) -> int:
+    """What the process ends with after these."""
+    if not errors:
+        return 0
+    return 2 if all(isinstance(error, ConfigurationError) for error in errors) else 1
+
+
+def _profiled(settings: TrainerSettings) -> TrainerSettings:
+    if settings.profile.steps:
+        return settings
+    return settings.model_copy(update={"profile": settings.profile.model_copy(update={"steps": 3})})
+
+
+def _check(settings: TrainerSettings, name: str | None) -> None:
+    """What can be told before torch is there. Raises ConfigurationError, about the run `name` where it is one of
+    several."""
+    try:
+        check_teacher(settings.teacher, resolve(settings.algorithm))
+        check_installed(settings.metrics.sinks)
+        layout = layout_of(settings)
+        if layout is not None and settings.nproc is not None:
+            layout.check_world(settings.nproc, asked=True)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"run {name}: {error}" if name is not None else str(error)) from error
+
+
+def _train(runs: Mapping[str, TrainerSettings], failed: dict[str, TrainerError]) -> None:
+    """Trains until a signal. Of several runs, those that cannot go on are added to `failed`, and the others do. torch
+    is imported here, after its threads are decided."""
+    settings = next(iter(runs.values()))
+    _check_processes(runs)
     if settings.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
 
-    from trainer.claims import ClaimsInHand, take_over
-    from trainer.instruments import Instruments
-    from trainer.leases import LeaseKeeper
-    from trainer.loading import load_critic, load_reference, load_trained
-    from trainer.loop import TrainingLoop
-    from trainer.models.huggingface import resolve_directory
+    from trainer.assembly import Shared, begin
     from trainer.parallel.mesh import join
-    from trainer.presence import Presence, new_process_name
-    from trainer.proxy_client import ProxyClient
-    from trainer.update import Learner
-    from trainer.versions import Versions
-    from trainer.weights.disk import DiskPublisher
+    from trainer.presence import new_process_name
+    from trainer.turns import train_in_turns
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-    ranks = join(settings.device, layout_of(settings))
-    client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
-    leases = LeaseKeeper(client)
     process = new_process_name()
-    claims = ClaimsInHand(client, leases, settings.batch, settings.name, process)
     with ExitStack() as ending:
-        for end in (ranks.leave, client.close, leases.stop):
-            ending.callback(end)
-        head = ranks.from_first(client.head)
-        presence = Presence(settings.weights.directory / head.run_id / ".trainers", process)
-        ending.callback(presence.leave)
-        ending.callback(claims.give_back)
-        ranks.from_first(lambda: take_over(presence, client))
-        base = resolve_directory(head.base_model)
-        model = load_trained(base, settings, ranks)
-        reference = load_reference(base, settings, ranks) if algorithm.has_reference else None
-        critic = load_critic(base, settings, ranks) if algorithm.has_critic else None
-        learner = Learner(model, algorithm, settings.optimizer, ranks, reference, critic)
-        teacher = Teacher(settings.teacher) if algorithm.has_teacher else None
-        if teacher is not None:
-            ending.callback(teacher.close)
-            ranks.from_first(lambda: teacher.check(base))
-        instruments = Instruments(settings, algorithm, ranks, base, head)
-        ending.callback(instruments.close)
-        publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
-        ending.callback(publisher.close)
-        versions = Versions(settings, algorithm, ranks, client, claims, publisher, learner)
-        TrainingLoop(
-            settings.batch,
-            algorithm,
-            ranks,
-            claims,
-            versions,
-            learner,
-            instruments=instruments,
-            sample=settings.audit.sample,
-            pause_after=settings.optimizer.pause_after,
-            teacher=teacher,
-        ).run()
+        ranks = join(settings.device, offload=any(each.offload for each in runs.values()))
+        ending.callback(ranks.leave)
+        ending.push(_speak)
+        if len(runs) > 1:
+            train_in_turns(runs, ranks, process, failed)
+            return
+        alone = begin(settings.run, settings, ranks, process, Shared(ranks.device))
+        ending.callback(alone.ending.close)
+        alone.loop.run()
 
 
-def _check_processes(wanted: int | None) -> None:
-    """Raises ConfigurationError where there are more or fewer."""
+def _check_processes(runs: Mapping[str, TrainerSettings]) -> None:
+    """Raises ConfigurationError where there are more or fewer than is asked for."""
     there = int(os.environ.get("WORLD_SIZE", "1"))
-    if wanted is not None and wanted != there:
-        raise ConfigurationError(
-            f"trainer.nproc is {wanted}, and {there} {'process was' if there == 1 else 'processes were'} started:"
-            f" `base-rl train --nproc {wanted}` starts as many"
-        )
+    for settings in runs.values():
+        if settings.nproc is not None and settings.nproc != there:
+            raise ConfigurationError(
+                f"trainer.nproc is {settings.nproc}, and {there} {'process was' if there == 1 else 'processes were'}"
+                f" started: `base-rl train --nproc {settings.nproc}` starts as many"
+            )
+        if (layout := layout_of(settings)) is not None:
+            layout.check_world(there)
 
 
 def _listen() -> None:
     """The first rank ends by an exception, which unwinds through the clean-up; the others just end."""
-    if os.environ.get("RANK", "0") != "0":
+    if _rank() != 0:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -165,19 +206,35 @@ def _listen() -> None:
         signal.signal(each, interrupt)
 
 
-def _resolved(settings: TrainerSettings, algorithm: Algorithm) -> str:
-    values = settings.model_dump(mode="json")
+def _resolved(runs: Mapping[str, TrainerSettings]) -> dict[str, Any]:
+    """Of one run, its own; of several, what they have in common, and `runs` by name."""
+    worlds = [layout.world for each in runs.values() if (layout := layout_of(each)) is not None]
+    if worlds:
+        runs = {name: settings.model_copy(update={"nproc": worlds[0]}) for name, settings in runs.items()}
+    values = {name: _resolved_run(settings) for name, settings in runs.items()}
+    if len(values) == 1:
+        return next(iter(values.values()))
+    common = {key: value for key, value in next(iter(values.values())).items() if key in OF_THE_PROCESS}
+    return {**common, "runs": {name: _without(each, common) for name, each in values.items()}}
+
+
+def _without(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def _resolved_run(settings: TrainerSettings) -> dict[str, Any]:
+    algorithm = resolve(settings.algorithm)
     parts = {**dataclasses.asdict(algorithm), "reward": algorithm.reward.model_dump()}
-    values["algorithm"] = {"preset": settings.algorithm.preset, **parts}
-    return json.dumps(values, indent=2)
+    return {
+        **settings.model_dump(mode="json"),
+        "algorithm": {"preset": settings.algorithm.preset, **parts},
+    }
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     overrides: dict[str, Any] = {}
     for assignment in options.set:
         overrides = merge(overrides, parse_assignment(assignment))
-    if options.run is not None:
-        overrides["run"] = options.run
     if options.proxy is not None:
         overrides["proxy_url"] = options.proxy
     return overrides
@@ -186,7 +243,9 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Trains a run's policy from its rewards.")
     parser.add_argument("--config", type=Path, help="the run's TOML file; its [trainer] section is read")
-    parser.add_argument("--run", help="name of the run to train (trainer.run)")
+    parser.add_argument(
+        "--run", action="append", default=[], help="name of the run to train (trainer.run); several: in fair turns"
+    )
     parser.add_argument("--proxy", metavar="URL", help="address of the proxy (trainer.proxy_url)")
     parser.add_argument(
         "--set",

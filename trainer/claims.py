@@ -8,16 +8,18 @@ so that it too is consumed exactly once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
 from trainer.config import BatchSettings
-from trainer.errors import ClaimLost, HeadMoved
+from trainer.errors import ClaimLost, HeadMoved, ProxySilent
 from trainer.leases import LeaseKeeper
 from trainer.presence import Presence
 from trainer.proxy_client import ProxyClient
+from trainer.weights.accepted import Accepted
 
 MOST_KEPT = 8
 """This many kept claims are committed with a version of unchanged weights, so that leases do not pile up."""
@@ -29,19 +31,28 @@ class ClaimsInHand:
     """Only the first rank's is used."""
 
     def __init__(
-        self, client: ProxyClient, leases: LeaseKeeper, settings: BatchSettings, trainer: str, process: str
+        self,
+        client: ProxyClient,
+        leases: LeaseKeeper,
+        settings: BatchSettings,
+        trainer: str,
+        process: str,
+        accepted: Accepted,
     ) -> None:
         self._client = client
         self._leases = leases
         self._settings = settings
         self._trainer = trainer
         self._process = process
+        self._accepted = accepted
         self._kept: dict[ClaimId, tuple[TrajectoryAudit, ...]] = {}
 
-    def take(self, version: int) -> ClaimedBatch | None:
-        """The next batch to train from `version`; None if there was too little within the waiting time.
+    def take(self, version: int, *, waits: bool = True) -> ClaimedBatch | None:
+        """The next batch to train from `version`; None if there was too little within the waiting time, or, where it
+        does not wait, if there is no whole batch at once.
 
-        Raises HeadMoved if the proxy's head is another version by now, ClaimLost if a kept claim has lost its lease.
+        Raises HeadMoved if the proxy's head is another version by now, ClaimLost if a kept claim has lost its lease,
+        ConfigurationError where the run's engine would not load what would be made of it.
         """
         self._check_held(tuple(self._kept))
         settings = self._settings
@@ -50,21 +61,32 @@ class ClaimsInHand:
                 trainer=self._trainer,
                 process=self._process,
                 want=settings.trajectories,
-                at_least=settings.at_least,
+                at_least=settings.at_least if waits else settings.trajectories,
                 max_staleness=settings.max_staleness,
-                wait_s=settings.wait_seconds,
+                wait_s=settings.wait_seconds if waits else 0.0,
             )
         )
         if batch.claim_id is not None:
             self._leases.hold(batch.claim_id, batch.lease_expires_at)
         if batch.base_version != version:
             raise HeadMoved(f"the head is version {batch.base_version}, not {version}")
+        if batch.claim_id is not None and self._accepted.is_unknown:
+            with suppress(ProxySilent):  # the batch is in hand all the same; the next one asks again
+                self._accepted.look(self._client.head())
         return batch if batch.claim_id is not None else None
+
+    def await_proxy(self) -> None:
+        """Until it answers, or for as long as the client's patience is. Raises ProxySilent, ProxyRefused."""
+        self._client.head()
 
     def keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> bool:
         """Keeps a claim for the next version; whether that version is due now, whatever it teaches."""
         self._kept[claim_id] = tuple(audits)
         return len(self._kept) >= MOST_KEPT
+
+    def check(self, current: ClaimId | None) -> None:
+        """Raises ClaimLost as `to_commit` would, before a version is written in vain."""
+        self._check_held(self._of_a_version(current))
 
     def to_commit(
         self, current: ClaimId | None, audits: Sequence[TrajectoryAudit]
@@ -74,9 +96,12 @@ class ClaimsInHand:
         Raises ClaimLost if one of them has no lease any more. Of a kept one as well: the running means have seen it,
         and what the weights depend on must be what is consumed.
         """
-        ids = (*self._kept, *((current,) if current is not None else ()))
+        ids = self._of_a_version(current)
         self._check_held(ids)
         return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
+
+    def _of_a_version(self, current: ClaimId | None) -> tuple[ClaimId, ...]:
+        return (*self._kept, *((current,) if current is not None else ()))
 
     def _check_held(self, claim_ids: Sequence[ClaimId]) -> None:
         for claim_id in claim_ids:

@@ -4,6 +4,8 @@ Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > file 
 The run's name, the proxy's address and the directories follow the proxy's own sections (`[run] name`, `[server]
 public_url` and `data_dir`) where the trainer's section does not name them. The parts of the algorithm that are not
 given are those of its preset (`trainer/algorithm/presets.py`).
+
+`[trainer.runs.NAME]` sections make one trainer train several runs: each says what is different for its run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import hashlib
 import json
 import os
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,6 +36,10 @@ from trainer.errors import ConfigurationError
 
 ENVIRONMENT_PREFIX = "BASE_RL_"
 SECTION = "trainer"
+RUNS = "runs"
+
+OF_THE_PROCESS = ("name", "device", "nproc", "threads", "log_level")
+"""The same for all runs that one trainer trains."""
 
 _NOT_PART_OF_THE_MATHEMATICS = {
     "proxy_url",
@@ -129,6 +135,23 @@ class Precision(StrEnum):
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+
+
+class Attention(StrEnum):
+    """How attention under a mask is computed (`models/attention.py`): whole; by those blocks of it in which something
+    is seen; or by blocks where the model can."""
+
+    AUTO = "auto"
+    WHOLE = "whole"
+    BLOCKS = "blocks"
+
+
+class PipelineSchedule(StrEnum):
+    """In which order the stages of a pipeline compute micro-batches (`parallel/pipeline.py`)."""
+
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZBV = "zbv"
 
 
 class SinkName(StrEnum):
@@ -254,6 +277,27 @@ class OptimizerSettings(_Section):
     """Batches in a row without a gradient to learn from, after which the trainer pauses the run."""
 
 
+class AdapterPublish(StrEnum):
+    """What a version's directory holds: the adapter alone, or whole weights with the adapter merged into them, which
+    every engine serves, and the adapter beside."""
+
+    ADAPTER = "adapter"
+    MERGED = "merged"
+
+
+class AdapterSettings(_Section):
+    """LoRA: the base model's weights stay as they are, and a low-rank difference to them is trained."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """The difference is scaled by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of what the adapter reads, in passes that learn."""
+    targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
+    """Names of linear layers, or ends of them; "all-linear": all but the output head."""
+    publish: AdapterPublish = AdapterPublish.ADAPTER
+
+
 class AuditSettings(_Section):
     """What is kept of a step to explain it, besides the figures of each trajectory."""
 
@@ -336,7 +380,7 @@ class ProfileSettings(_Section):
 
 
 class TrainerSettings(_Section):
-    """Everything the trainer can be told. Build it with `load_settings`."""
+    """Everything the trainer can be told about one run. Build it with `load_settings`, or `load_runs`."""
 
     proxy_url: str = "http://127.0.0.1:8080"
     api_key: SecretStr = SecretStr("")
@@ -346,34 +390,71 @@ class TrainerSettings(_Section):
     backend: Literal["fsdp", "archon"] = "fsdp"
     """Whose definition of the model: transformers' (any architecture), or our own (`models/archon`)."""
     layout: str | None = None
-    """How archon's ranks divide a model (`parallel/layout.py`); None: as shards, each rank with its own rows."""
+    """How archon's ranks divide a model (`parallel/layout.py`); None: as shards, each rank with its own rows. Without
+    a `backend` it is archon."""
+    pipeline_schedule: PipelineSchedule | None = None
+    """Of a layout with `p`; None: 1f1b."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = Precision.FLOAT32
+    attention: Attention = Attention.AUTO
+    """In trees; on CUDA in packed rows too."""
+    compile: bool = False
+    """archon: layers are compiled by torch.compile, but for attention itself and for experts."""
     activation_checkpointing: bool = False
+    offload: bool = False
+    """Weights, gradients and optimiser state are in the CPU's memory, and a layer's weights on the GPU while it
+    computes; AdamW steps on the CPU."""
     seed: NonNegativeInt = 0
     nproc: PositiveInt | None = None
-    """Processes that train together; None: as many as there are. `base-rl up` and `base-rl train` start them."""
+    """Processes that train together; None: as many as there are. `base-rl up` and `base-rl train` start them, as many
+    as the layout is for where this is None."""
     threads: PositiveInt | None = None
     """CPU threads of torch; None: torch decides."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     batch: BatchSettings = BatchSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    adapter: AdapterSettings | None = None
+    """None: all weights are trained."""
     audit: AuditSettings = AuditSettings()
     teacher: TeacherSettings = TeacherSettings()
     weights: DiskWeights = DiskWeights()
     metrics: MetricsSettings = MetricsSettings()
     profile: ProfileSettings = ProfileSettings()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _archon_for_a_layout(cls, values: Any) -> Any:
+        """Where no backend is named, a layout names it."""
+        if isinstance(values, dict) and values.get("layout") is not None and "backend" not in values:
+            return {**values, "backend": "archon"}
+        return values
+
     @model_validator(mode="after")
     def _consistent(self) -> TrainerSettings:
         if self.backend != "archon" and self.layout is not None:
-            raise ValueError(f'layout belongs to backend = "archon", and the backend is "{self.backend}"')
+            raise ValueError(
+                f'layout belongs to backend = "archon", and the backend is "{self.backend}"; leave one of them out'
+            )
+        if self.backend != "archon" and self.compile:
+            raise ValueError(f'compile belongs to backend = "archon", and the backend is "{self.backend}"')
+        if self.compile and self.pipeline_schedule is PipelineSchedule.ZBV:
+            raise ValueError(
+                "compile and pipeline_schedule = zbv do not go together: a compiled layer computes the gradients of"
+                " its weights and of what it reads at once, and zbv computes them apart; leave one of them out"
+            )
+        if self.backend != "fsdp" and self.offload:
+            raise ValueError(f'offload belongs to backend = "fsdp", and the backend is "{self.backend}"')
+        if self.backend != "fsdp" and self.adapter is not None:
+            raise ValueError(f'an adapter belongs to backend = "fsdp", and the backend is "{self.backend}"')
         return self
 
     def mathematics(self) -> dict[str, Any]:
         """Everything that the new weights depend on, as JSON; addresses, keys and names are left out."""
-        return self.model_dump(mode="json", exclude=_NOT_PART_OF_THE_MATHEMATICS)
+        values = self.model_dump(mode="json", exclude=_NOT_PART_OF_THE_MATHEMATICS)
+        if values["adapter"] is not None:
+            del values["adapter"]["publish"]
+        return values
 
     def config_hash(self) -> str:
         """SHA-256 of the mathematics."""
@@ -385,22 +466,100 @@ def load_settings(
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> TrainerSettings:
-    """Reads file and environment (default: the process's own) and lays `overrides` (a nested mapping) over both.
+    """Reads file and environment (default: the process's own) and lays `overrides` (a nested mapping) over both. What
+    they say of `run` alone, in its section of `runs`, goes before what they say of all.
 
     Raises ConfigurationError with one line per wrong key.
     """
+    values, runs, _ = _layered(config_file, overrides, environment)
+    name = values.get("run", TrainerSettings.model_fields["run"].default)
+    lines: list[str] = []
+    settings = _settings_of(name, values, runs.get(name, {}), lines) if isinstance(name, str) else None
+    if settings is None:
+        raise ConfigurationError("\n".join(lines) or f"{SECTION}.run: Input should be a valid string")
+    return settings
+
+
+def load_runs(
+    config_file: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    only: Sequence[str] = (),
+) -> dict[str, TrainerSettings]:
+    """Of each run to train, by the name of its section: `only` these, or all in `runs`, or, without such sections,
+    `run`.
+
+    Raises ConfigurationError with one line per wrong key.
+    """
+    values, runs, told = _layered(config_file, overrides, environment)
+    if not only and not runs:
+        alone = load_settings(config_file, overrides, environment)
+        return {alone.run: alone}
+    lines: list[str] = []
+    found = {
+        name: _settings_of(name, {**values, "run": name}, runs.get(name, {}), lines) for name in only or tuple(runs)
+    }
+    if lines:
+        raise ConfigurationError("\n".join(dict.fromkeys(lines)))
+    settings = {name: each for name, each in found.items() if each is not None}
+    if not only and told is not None and all(each.run != told for each in settings.values()):
+        raise ConfigurationError(
+            f"{SECTION}.run: {told!r} is not one of {SECTION}.{RUNS} ({', '.join(runs)}): give it a section there, or"
+            " leave it out"
+        )
+    _check_apart(settings)
+    return settings
+
+
+def _layered(
+    config_file: Path | None, overrides: Mapping[str, Any] | None, environment: Mapping[str, str] | None
+) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]], str | None]:
+    """What is said of all runs, what is said of each, and the `run` that the trainer's own section names."""
     environment = os.environ if environment is None else environment
     file = _read(config_file) if config_file is not None else {}
     values = _followed(file, environment)
     section = file.get(SECTION, {})
     if not isinstance(section, dict):
         raise ConfigurationError(f"{SECTION}: must be a section, [{SECTION}]")
+    told = None
     for layer in (section, _from_environment(environment), overrides or {}):
-        values = merge(values, layer)
+        values, told = merge(values, layer), layer.get("run", told)
+    runs = values.pop(RUNS, {})
+    if not isinstance(runs, dict):
+        raise ConfigurationError(f"{SECTION}.{RUNS}: write a section for each run, [{SECTION}.{RUNS}.NAME]")
+    for name, own in runs.items():
+        if not isinstance(own, dict):
+            raise ConfigurationError(f"{SECTION}.{RUNS}.{name}: must be a section, [{SECTION}.{RUNS}.{name}]")
+    return values, runs, told
+
+
+def _settings_of(
+    name: str, values: Mapping[str, Any], own: Mapping[str, Any], lines: list[str]
+) -> TrainerSettings | None:
+    """What is said of all runs with what is said of this one laid over. None where it is wrong: `lines` say how."""
+    place = f"{SECTION}.{RUNS}.{name}"
+    lines += [f"{place}.{key}: is the same for all runs; set {SECTION}.{key}" for key in own if key in OF_THE_PROCESS]
+    everybodys = values.get("proxy_url", TrainerSettings.model_fields["proxy_url"].default)
+    theirs = own.get("proxy_url", everybodys)
+    if theirs != everybodys and "api_key" not in own:
+        lines.append(f"{place}.api_key: must be given, as {SECTION}.api_key is for {everybodys}, not for {theirs}")
     try:
-        return TrainerSettings.model_validate(values)
+        return TrainerSettings.model_validate(merge(values, own))
     except ValidationError as error:
-        raise ConfigurationError(_describe(error)) from error
+        lines += _described(error, own, place)
+        return None
+
+
+def _check_apart(runs: Mapping[str, TrainerSettings]) -> None:
+    """Raises ConfigurationError where two are the same one."""
+    seen: dict[tuple[str, str], str] = {}
+    for name, settings in runs.items():
+        other = seen.setdefault((settings.proxy_url.rstrip("/"), settings.run), name)
+        if other != name:
+            raise ConfigurationError(
+                f"{SECTION}.{RUNS}.{name}: is {SECTION}.{RUNS}.{other}, the run {settings.run!r} of"
+                f" {settings.proxy_url}, once more"
+            )
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
@@ -471,10 +630,12 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _describe(error: ValidationError) -> str:
+def _described(error: ValidationError, own: Mapping[str, Any], place: str) -> list[str]:
+    """A line per wrong key: of what was said of the run itself at its `place`, else of what is said of all."""
     lines = []
     for detail in error.errors():
-        key = ".".join((SECTION, *(str(part) for part in detail["loc"])))
+        path = [str(part) for part in detail["loc"]]
+        is_own = bool(own) and (not path or path[0] in own)
         message = "no such option" if detail["type"] == "extra_forbidden" else detail["msg"]
-        lines.append(f"{key}: {message}")
-    return "\n".join(lines)
+        lines.append(f"{'.'.join((place if is_own else SECTION, *path))}: {message}")
+    return lines

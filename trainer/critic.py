@@ -17,10 +17,10 @@ from trainer.algorithm.presets import Algorithm
 from trainer.algorithm.value_loss import value_loss
 from trainer.config import OptimizerSettings
 from trainer.intake.packing import MicroBatch
-from trainer.models.state_dict import gather_weights, put_weights
+from trainer.models.state_dict import put_weights
 from trainer.models.value import ValueModel
 from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at
-from trainer.parallel.checkpoint import capture_optimizer, restore_optimizer
+from trainer.parallel.checkpoint import below, capture_optimizer, restore_optimizer
 from trainer.parallel.mesh import Ranks
 
 
@@ -131,13 +131,17 @@ class Critic:
         return values_N
 
     def capture(self) -> dict[str, Any]:
-        """Everything that its next step depends on. A collective; whole on the first rank alone."""
-        keep = self._ranks.is_first
+        """Everything that its next step depends on, as this rank has it; no copies."""
         return {
             "steps": self.steps,
-            "weights": gather_weights(self.model.named_weights(), keep=keep),
-            "optimizer": capture_optimizer(self.model.named_weights(), self._optimizer, keep=keep),
+            "weights": {name: parameter.detach() for name, parameter in self.model.named_weights()},
+            "optimizer": capture_optimizer(self.model.named_weights(), self._optimizer),
         }
+
+    def divided(self) -> dict[str, Tensor | None]:
+        """See `Learner.divided`."""
+        weights: dict[str, Tensor | None] = dict(self.model.named_weights())
+        return {**below("weights", weights), **below("optimizer", weights)}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """As captured; None: as it was in the beginning. Raises WeightsUnusable."""

@@ -5,11 +5,13 @@ TrainerError
 ├── UnsupportedModel     the model cannot be trained rightly here; the message says what was found
 ├── WeightsUnusable      a version's directory is missing, incomplete or not what was committed
 ├── TeacherUnusable      the teacher's engine refuses what it is asked, or answers something else
+├── TeacherSilent        the teacher's engine has not answered for as long as one may wait
 ├── NothingToFit         there is nothing to fit to, or not what was asked for; the message says what was found
 ├── ReplayImpossible     a past step cannot be made again; the message says what is missing and what to do
 ├── MemoryExhausted      a step does not fit into memory, however it is divided; the message says what to do
+├── RanksStartAgain      a step does not fit into a rank's memory; its launcher starts all ranks once more
 ├── ProxyRefused         the proxy answered and will answer the same again: key, run or request are wrong
-├── ProxySilent          a request that is not retried got no answer
+├── ProxySilent          a request that is not retried, or was for as long as one may wait, got no answer
 └── Superseded           what the trainer was working on is no longer its own; it reloads the head and goes on
     ├── HeadMoved        the run's head is another version than the one trained from
     ├── StepTooLarge     a step did not fit into memory: it is made again in smaller parts
@@ -39,6 +41,10 @@ class TeacherUnusable(TrainerError):
     pass
 
 
+class TeacherSilent(TrainerError):
+    pass
+
+
 class NothingToFit(TrainerError):
     pass
 
@@ -48,6 +54,10 @@ class ReplayImpossible(TrainerError):
 
 
 class MemoryExhausted(TrainerError):
+    pass
+
+
+class RanksStartAgain(TrainerError):
     pass
 
 

@@ -19,7 +19,7 @@ from trainer.metrics.sink import RunAbout
 from trainer.metrics.sinks import Sinks, open_sinks
 from trainer.parallel.mesh import Ranks
 from trainer.report import PhaseClock
-from trainer.tracing import StepTrace
+from trainer.tracing import Profiler, StepTrace
 from trainer.utilisation import EngineIdle, ModelFlops, peak_flops
 
 _LOGGED = ("reward_mean", "staleness_mean", "tokens", "gradient_norm", "entropy", "logprob_gap_mean")
@@ -28,14 +28,22 @@ _log = structlog.get_logger("trainer")
 
 
 class Instruments:
-    """One per process; `close` it at the end. Nothing here keeps the loop waiting, or ends it. `base` is the base
-    model's directory."""
+    """One per run; `close` it at the end. Nothing here keeps the loop waiting, or ends it. `base` is the base model's
+    directory."""
 
-    def __init__(self, settings: TrainerSettings, algorithm: Algorithm, ranks: Ranks, base: Path, head: Head) -> None:
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        algorithm: Algorithm,
+        ranks: Ranks,
+        base: Path,
+        head: Head,
+        profiler: Profiler,
+    ) -> None:
         self.clock = PhaseClock()
         self._algorithm = algorithm
         self._ranks = ranks
-        self._trace = StepTrace(settings.profile, head.run_id, ranks.rank, ranks.device)
+        self._trace = StepTrace(settings.profile, head.run_id, ranks.rank, profiler)
         self._version = head.version
         self._engine = EngineIdle()
         self._flops, self._peak = _arithmetic(settings, algorithm, ranks, base)
@@ -76,6 +84,20 @@ class Instruments:
         _log.info("step", version=version, **figures, **seconds)
         if self._sinks is not None:
             self._sinks.put(version, metrics)
+
+    def take_up(self) -> None:
+        """Of several runs, this one's turn begins."""
+        self._trace.take_up()
+
+    def set_aside(self) -> None:
+        """Its turn is over: what the process does from now on is not this run's."""
+        self.clock.end()
+        self._trace.set_aside()
+
+    def finish(self) -> None:
+        """The end is near: sinks have from now on to take what they were told."""
+        if self._sinks is not None:
+            self._sinks.finish()
 
     def close(self) -> None:
         self.clock.end()

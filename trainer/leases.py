@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextvars import copy_context
 from threading import Condition, Thread
 
 import structlog
@@ -35,7 +36,8 @@ class LeaseKeeper:
         self._due: dict[ClaimId, float] = {}
         self._changed = Condition()
         self._ended = False
-        self._thread = Thread(target=self._keep, name="leases", daemon=True)
+        # In the context of the one who builds it: its log says which run it is about.
+        self._thread = Thread(target=copy_context().run, args=(self._keep,), name="leases", daemon=True)
         self._thread.start()
 
     def hold(self, claim_id: ClaimId, lease_expires_at: float) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
+import torch
 
 from trainer.algorithm.logprobs import token_logprobs
-from trainer.config import Packing, TrainerSettings
-from trainer.models.archon.model import ArchonModel
+from trainer.config import AdapterSettings, Attention, Packing, PipelineSchedule, TrainerSettings
+from trainer.errors import ConfigurationError
+from trainer.models.adapters import AdaptedPolicy, Adapters, BasePolicy
+from trainer.models.archon.model import ArchonModel, Block
 from trainer.models.archon.weights import load_archon
+from trainer.models.attention import of_packed_rows
 from trainer.models.huggingface import PolicyModel, load_policy
+from trainer.models.kernels import take_blocks
+from trainer.models.policy import Policy
 from trainer.models.value import ValueModel, load_value
 from trainer.parallel.mesh import Ranks
 
@@ -19,23 +26,66 @@ _log = structlog.get_logger("trainer")
 
 _Model = TypeVar("_Model", PolicyModel, ValueModel)
 
+_ONLY = "policy"
+
+Residents = dict[tuple[object, ...], Adapters]
+"""The models that the runs of a process have adapters over, by what they were loaded from and how."""
+
+
+def load_learnt(
+    directory: Path, settings: TrainerSettings, ranks: Ranks, residents: Residents | None = None
+) -> Policy:
+    """What a run trains: the whole model of a directory, or an adapter over it, which may be one of the `residents`.
+    A collective.
+
+    Raises UnsupportedModel, and ConfigurationError where the ranks' layout or the adapter does not fit the model.
+    """
+    if settings.adapter is None:
+        return load_trained(directory, settings, ranks)
+    divided = ranks.size > 1 or settings.offload
+    if residents is None or divided:  # then a model takes no further adapters
+        return load_adapters(directory, settings, ranks, {_ONLY: settings.adapter})[_ONLY]
+    key = (directory.resolve(), settings.precision, settings.activation_checkpointing, settings.attention)
+    if key not in residents:
+        residents[key] = load_adapters(directory, settings, ranks, {})
+    return residents[key].add(f"{_ONLY}{len(list(residents[key]))}", settings.adapter, settings.seed)
+
 
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
-    """The model of a directory on the ranks' device, divided among them. A collective.
+    """The model of a directory on the ranks' device, divided among them, to be trained whole. A collective.
 
     Raises UnsupportedModel, and ConfigurationError where the ranks' layout does not fit the model.
     """
-    model = _load(directory, settings, activation_checkpointing=settings.activation_checkpointing)
-    asked = settings.batch.packing
-    if asked not in model.packings and ranks.is_first:
-        _log.warning("the model does not take this packing", asked=asked.value, used=Packing.PADDED.value)
-    return _placed(model, ranks)
+    return _divided(_load_whole(directory, settings, ranks), settings, ranks)
+
+
+def load_adapters(
+    directory: Path, settings: TrainerSettings, ranks: Ranks, shapes: Mapping[str, AdapterSettings]
+) -> Adapters:
+    """One model of a directory, as `load_trained` has it, and adapters over it by name. A collective.
+
+    Raises UnsupportedModel, and ConfigurationError where an adapter does not fit the model.
+    """
+    adapters = Adapters(_load_whole(directory, settings, ranks))
+    for name, shape in shapes.items():
+        adapters.add(name, shape, settings.seed)
+    _placed(adapters.model, settings, ranks)
+    return adapters
+
+
+def reference_of(
+    policy: Policy, directory: Path, settings: TrainerSettings, ranks: Ranks
+) -> PolicyModel | BasePolicy:
+    """What a policy is held to: the base that its adapter is over, or a second model. A collective."""
+    if isinstance(policy, AdaptedPolicy):
+        return policy.adapters.base
+    return load_reference(directory, settings, ranks)
 
 
 def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     """The same, never to be trained."""
     model = _load(directory, settings, activation_checkpointing=False)
-    return _placed(model.requires_grad_(False).eval(), ranks)
+    return _divided(model.requires_grad_(False).eval(), settings, ranks)
 
 
 def load_critic(directory: Path, settings: TrainerSettings, ranks: Ranks) -> ValueModel:
@@ -43,8 +93,17 @@ def load_critic(directory: Path, settings: TrainerSettings, ranks: Ranks) -> Val
     collective. Raises UnsupportedModel."""
     return _placed(
         load_value(directory, settings.precision, activation_checkpointing=settings.activation_checkpointing),
+        settings,
         ranks,
     )
+
+
+def _load_whole(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
+    model = _load(directory, settings, activation_checkpointing=settings.activation_checkpointing)
+    asked = settings.batch.packing
+    if asked not in model.packings and ranks.is_first:
+        _log.warning("the model does not take this packing", asked=asked.value, used=Packing.PADDED.value)
+    return model
 
 
 def _load(directory: Path, settings: TrainerSettings, *, activation_checkpointing: bool) -> PolicyModel:
@@ -52,15 +111,55 @@ def _load(directory: Path, settings: TrainerSettings, *, activation_checkpointin
     return load(directory, settings.precision, token_logprobs, activation_checkpointing=activation_checkpointing)
 
 
-def _placed(model: _Model, ranks: Ranks) -> _Model:
-    model = model.to(ranks.device)
-    if ranks.size > 1:
-        if isinstance(model, ArchonModel):
-            from trainer.models.archon.dividing import divide
+def _divided(model: PolicyModel, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
+    if ranks.size == 1 or not isinstance(model, ArchonModel):
+        model = _placed(model, settings, ranks)
+    else:
+        from trainer.models.archon.dividing import divide
 
-            divide(model, ranks)
-        else:
-            from trainer.parallel.fsdp import shard
-
-            shard(model, model.layers, ranks)
+        _choose_attention(model, settings, ranks)
+        model = divide(model, ranks, settings.pipeline_schedule or PipelineSchedule.ONE_F_ONE_B)
+    if settings.compile:
+        check_compiler(ranks.device)
+        for layer in model.layers:
+            cast("Block", layer).compiled = True
     return model
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises ConfigurationError where nothing can be compiled for the device."""
+    try:
+        torch.compile(torch.nn.functional.silu)(torch.ones(2, device=device))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"trainer.compile: torch.compile does not work here ({type(error).__name__}: {reason}); it takes a C++"
+            f" compiler{' and Triton' if device.type == 'cuda' else ''}, or leave it out"
+        ) from error
+
+
+def _placed(model: _Model, settings: TrainerSettings, ranks: Ranks) -> _Model:
+    model = model.to(ranks.device)
+    _choose_attention(model, settings, ranks)
+    if ranks.size > 1 or settings.offload:
+        from trainer.parallel.fsdp import shard
+
+        shard(model, model.layers, ranks, offload=settings.offload)
+    return model
+
+
+def _choose_attention(model: PolicyModel | ValueModel, settings: TrainerSettings, ranks: Ranks) -> None:
+    """Before the model is divided. Raises ConfigurationError where what was asked for does not work."""
+    asked, packing = settings.attention, settings.batch.packing
+    masked = {Packing.TREE, Packing.PACKED} if of_packed_rows(ranks.device) else {Packing.TREE}
+    useful = packing in masked and Packing.TREE in model.packings
+    if asked is Attention.WHOLE or (asked is Attention.AUTO and not useful):
+        return
+    obstacle = take_blocks(model.to(ranks.device))
+    if obstacle is not None and asked is Attention.BLOCKS:
+        raise ConfigurationError(
+            f"trainer.attention: this model cannot compute attention by blocks on {ranks.device.type}: {obstacle};"
+            " use auto or whole"
+        )
+    if obstacle is not None and ranks.is_first:
+        _log.warning("attention is not by blocks: trees take longer and more memory", reason=obstacle)

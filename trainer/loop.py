@@ -14,12 +14,12 @@ leases expire. So the loop may be interrupted anywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 import torch
 
-from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
 from trainer.algorithm.presets import Algorithm
 from trainer.claims import ClaimsInHand
@@ -54,7 +54,8 @@ _log = structlog.get_logger("trainer")
 class TrainingLoop:
     """Every rank runs the same loop; what only the first may do is inside `from_first`. Of `sample` trajectories of
     each step, every token is kept. Every rank has the `teacher`, and the first one asks it. After `pause_after`
-    batches in a row without a gradient to learn from, the run is paused."""
+    batches in a row without a gradient to learn from, the run is paused. `take` is how it gets a batch: by claiming
+    one, or by what was claimed ahead."""
 
     def __init__(
         self,
@@ -69,12 +70,15 @@ class TrainingLoop:
         sample: int,
         pause_after: int,
         teacher: Teacher | None = None,
+        memory: MicroBatchMemory | None = None,
+        take: Callable[[int], ClaimedBatch | None] | None = None,
     ) -> None:
         self._settings = settings
-        self._memory = MicroBatchMemory(settings, ranks)
+        self._memory = memory or MicroBatchMemory(settings, ranks)
         self._algorithm = algorithm
         self._ranks = ranks
         self._claims = claims
+        self._take = take or claims.take
         self._versions = versions
         self._learner = learner
         self._instruments = instruments
@@ -104,7 +108,7 @@ class TrainingLoop:
     def _step(self) -> None:
         self._instruments.between_steps(self.head.version)
         self._clock.begin("claim")
-        claimed = self._ranks.from_first(lambda: self._claims.take(self.head.version))
+        claimed = self._ranks.from_first(lambda: self._take(self.head.version))
         if claimed is None or claimed.claim_id is None:
             return
 
@@ -143,13 +147,14 @@ class TrainingLoop:
         self._instruments.made(self.head.version, self._versions.told)
 
     def _updated(self, prepared: Prepared, mini_batches: Sequence[MiniBatch], taught: Taught | None) -> Outcome:
-        """Raises StepTooLarge, MemoryExhausted."""
+        """Raises StepTooLarge, RanksStartAgain, MemoryExhausted."""
         try:
             return self._learner.update(mini_batches, taught)
         except torch.OutOfMemoryError as error:
             said = str(error).partition("\n")[0]
         # Outside of the handler, which would hold on to what the frames hold.
-        raise self._memory.refused(mini_batches, linearise(prepared.batch.trajectories), said)
+        sequences = linearise(prepared.batch.trajectories)
+        raise self._memory.refused(mini_batches, sequences, self.head.version, said)
 
     def _ask_teacher(self, batch: Batch) -> Taught | None:
         """What it gives to the batch's tokens; None where there is none. Waits for one that is down."""

@@ -34,10 +34,11 @@ def step_at(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     optimizer.step()
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], bound: float) -> float:
-    """Scales the gradient down to the norm bound; its norm before. Left alone where that is not finite."""
+def clip_gradients(parameters: Sequence[nn.Parameter], bound: float, norm: float | None = None) -> float:
+    """Scales the gradient down to the norm bound; its norm before. Left alone where that is not finite. `norm` is
+    given where these are not all that it is the norm of."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = total_norm(gradients)
+    norm = total_norm(gradients) if norm is None else norm
     if math.isfinite(norm) and norm > bound:
         for group in by_mesh(gradients):
             torch._foreach_mul_(group, bound / (norm + 1e-6))

@@ -1,8 +1,8 @@
 """The trainer's only way to the proxy: head, claim, heartbeat, release, commit; batches of earlier steps.
 
 What waits for what: a request that gets no answer, or a 5xx, is sent again with growing pauses for as long as it
-takes; the proxy's return ends the wait. That is safe for every request: a repeated commit is answered alike, and a
-claim whose answer was lost is a lease that expires.
+takes, or as `patience` allows; the proxy's return ends the wait. That is safe for every request: a repeated commit is
+answered alike, and a claim whose answer was lost is a lease that expires.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _log = structlog.get_logger("trainer.proxy")
 class ProxyClient:
     """One run's trainer API at a proxy. Safe to use from several threads.
 
-    `pause` waits between attempts; `transport` replaces the network in tests.
+    `pause` waits between attempts; `transport` replaces the network in tests. What is tried again is given up with
+    ProxySilent after `patience` seconds; None: never.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class ProxyClient:
         transport: httpx.BaseTransport | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.patience: float | None = None
+        self._closed = False
         self._run = run
         self._pause = pause
         self._http = httpx.Client(
@@ -142,6 +145,8 @@ class ProxyClient:
         self._until_answered("POST", f"/pause?{urlencode({'reason': reason})}", None, _ANSWER_TIMEOUT)
 
     def close(self) -> None:
+        """What still waits for an answer gets ProxySilent."""
+        self._closed = True
         self._http.close()
 
     def _patiently(
@@ -150,11 +155,13 @@ class ProxyClient:
         return _decoded(self._until_answered(method, path, message, answer_timeout), kind, f"{method} {path}")
 
     def _until_answered(self, method: str, path: str, message: Any, answer_timeout: float) -> bytes:
-        pause = _FIRST_PAUSE
+        pause, began = _FIRST_PAUSE, time.monotonic()
         while True:
             try:
                 return self._send(method, path, message, answer_timeout)
             except ProxySilent as error:
+                if self._closed or (self.patience is not None and time.monotonic() - began >= self.patience):
+                    raise
                 _log.warning("the proxy does not answer, trying again", request=f"{method} {path}", reason=str(error))
                 self._pause(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)

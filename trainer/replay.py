@@ -7,6 +7,7 @@ version that has one or to the base model, which needs none.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from proxy.contract.policy import Head
+from proxy.contract.policy import Head, WeightsFormat
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
 from trainer.algorithm.advantages import RunningMeans
@@ -25,15 +26,18 @@ from trainer.conditions import conditions, differences
 from trainer.config import Packing, TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
 from trainer.intake.preparation import prepare
-from trainer.loading import load_critic, load_reference, load_trained
+from trainer.loading import load_critic, load_learnt, reference_of
+from trainer.models.adapters import AdaptedPolicy, BasePolicy
 from trainer.models.huggingface import PolicyModel, resolve_directory
-from trainer.models.state_dict import digest, gather_weights, read_weights, save_weights
+from trainer.models.policy import Policy
+from trainer.models.state_dict import digest, put_weights, read_weights, save_weights, whole_weights
 from trainer.models.value import ValueModel
+from trainer.parallel.checkpoint import load_state, save_state
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
-from trainer.parallel.tensor import like, whole
 from trainer.update import Learner, Outcome
 from trainer.versions import check_format, means_of, state_after
+from trainer.weights.adapters import merged
 from trainer.weights.disk import has_state, has_weights, restore_version
 from trainer.weights.publisher import TrainerState
 
@@ -143,9 +147,10 @@ class Replay:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._model: PolicyModel | None = None
+        self._model: Policy | None = None
         self._model_key: tuple[object, ...] = ()
-        self._reference: PolicyModel | None = None
+        self._model_ranks = ranks
+        self._reference: PolicyModel | BasePolicy | None = None
         self._reference_key: tuple[object, ...] = ()
         self._critic: ValueModel | None = None
         self._critic_key: tuple[object, ...] = ()
@@ -155,25 +160,36 @@ class Replay:
 
         Raises ReplayImpossible where an earlier one, which the last one stands on, came out another.
         """
-        state: TrainerState | None = None
-        continued = False
+        directory = Path(self._ranks.from_first(lambda: tempfile.mkdtemp(prefix="base-rl-replay-")))
+        try:
+            return self._run(chain, directory)
+        finally:
+            if self._ranks.is_first:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _run(self, chain: Sequence[StepBatch], directory: Path) -> Verdict | None:
+        """States go from step to step over the `directory`, as layouts may be others."""
+        before: Path | None = None
         for step in chain:
             inputs = inputs_of(step)
             settings, algorithm = _configured(step, inputs)
             self._ranks = self._ranks.arranged(layout_of(settings))
             model = self._loaded(step.parent, settings)
-            reference = self._held_to(step.parent, settings) if algorithm.has_reference else None
+            reference = self._held_to(step.parent, settings, model) if algorithm.has_reference else None
             critic = self._learnt_with(step.parent, settings) if algorithm.has_critic else None
             learner = Learner(model, algorithm, settings.optimizer, self._ranks, reference, critic)
-            if not continued:
-                state = self._begin(step, learner.model)
+            if before is None:
+                state = self._begin(step, learner)
+            else:
+                state = load_state(before, self._ranks, learner.divided())
             if inputs.fresh_optimizer:
                 state = None
             learner.restore(state)
             _check_steps(step, learner)
             means, outcome = self._repeat(step, settings, algorithm, learner, means_of(state, algorithm))
-            tensors = gather_weights(learner.model.named_weights(), keep=self._ranks.is_first)
-            state, continued = state_after(learner, means), True
+            tensors = whole_weights(learner.model.named_weights(), self._ranks)
+            if self._ranks.is_first:
+                tensors = _as_committed(tensors, step, model)
             made = self._ranks.from_first(lambda tensors=tensors: _sha256(tensors))  # type: ignore[misc]
             if step is not chain[-1] and made != step.weights.sha256:
                 raise ReplayImpossible(
@@ -182,13 +198,16 @@ class Replay:
                     " (trainer.weights.keep_optimizer_states); what is different here:"
                     f" {_told(self._changes(step)) or 'nothing that is recorded'}"
                 )
+            if step is not chain[-1]:
+                before = directory / str(step.version)
+                save_state(state_after(learner, means), before, self._ranks)
         replayed = tuple(each.version for each in chain)
         return self._verdict(chain[-1], tensors, made, outcome, replayed) if self._ranks.is_first else None
 
-    def _begin(self, step: StepBatch, model: PolicyModel) -> TrainerState | None:
+    def _begin(self, step: StepBatch, learner: Learner) -> TrainerState | None:
         base = resolve_directory(step.parent.base_model)
         try:
-            state = restore_version(step.parent, base, model.named_weights())
+            state = restore_version(step.parent, base, learner.model, self._ranks, learner.divided())
             check_format(state, step.parent)
         except WeightsUnusable as error:
             raise ReplayImpossible(f"version {step.version} cannot be begun from its parent: {error}") from error
@@ -211,25 +230,26 @@ class Replay:
             outcome = learner.update(mini_batches)
         return means, outcome
 
-    def _loaded(self, head: Head, settings: TrainerSettings) -> PolicyModel:
+    def _loaded(self, head: Head, settings: TrainerSettings) -> Policy:
         """One model for all steps that want the same of it: its weights are replaced."""
         key = (head.base_model, *_built_by(settings), settings.activation_checkpointing)
         if self._model is None or key != self._model_key:
-            weights = None if self._model is None else dict(self._model.named_weights())
-            model = load_trained(resolve_directory(head.base_model), settings, self._ranks)
-            if weights is not None:
-                with torch.no_grad():
-                    for name, parameter in model.named_weights():
-                        parameter.copy_(like(whole(weights[name]), parameter))
-            self._model, self._model_key = model, key
+            before = None if self._model is None else whole_weights(self._model.named_weights(), self._model_ranks)
+            model = load_learnt(resolve_directory(head.base_model), settings, self._ranks)
+            if before is not None:
+                tensors = self._ranks.from_first(lambda: before)
+                put_weights(model.named_weights(), tensors, "the step before")
+            self._model, self._model_key, self._model_ranks = model, key, self._ranks
         return self._model
 
-    def _held_to(self, head: Head, settings: TrainerSettings) -> PolicyModel:
+    def _held_to(self, head: Head, settings: TrainerSettings, model: Policy) -> PolicyModel | BasePolicy:
         """The reference of a step, loaded once for all that have the same."""
+        if isinstance(model, AdaptedPolicy):
+            return model.adapters.base
         key = (head.base_model, *_built_by(settings))
         if self._reference is None or key != self._reference_key:
             base = resolve_directory(head.base_model)
-            self._reference, self._reference_key = load_reference(base, settings, self._ranks), key
+            self._reference, self._reference_key = reference_of(model, base, settings, self._ranks), key
         return self._reference
 
     def _learnt_with(self, head: Head, settings: TrainerSettings) -> ValueModel:
@@ -274,6 +294,8 @@ class Replay:
 def _configured(step: StepBatch, inputs: StepInputs) -> tuple[TrainerSettings, Algorithm]:
     """Raises ReplayImpossible for a configuration that this version of the trainer does not know."""
     config = {**inputs.config, "batch": {**_BATCH_BEFORE, **inputs.config.get("batch", {})}}
+    if not torch.cuda.is_available():
+        config["offload"] = False  # the same mathematics, where there is nothing to offload from
     try:
         return TrainerSettings.model_validate(config), from_json(inputs.algorithm)
     except (ValidationError, ConfigurationError) as error:
@@ -285,7 +307,8 @@ def _configured(step: StepBatch, inputs: StepInputs) -> tuple[TrainerSettings, A
 
 def _built_by(settings: TrainerSettings) -> tuple[object, ...]:
     """What a model in memory depends on besides its weights."""
-    return settings.backend, settings.layout, settings.precision
+    built = settings.backend, settings.layout, settings.pipeline_schedule, settings.precision
+    return *built, settings.adapter, settings.offload
 
 
 def _check_steps(step: StepBatch, learner: Learner) -> None:
@@ -295,6 +318,13 @@ def _check_steps(step: StepBatch, learner: Learner) -> None:
             f"version {step.version} was made after {wanted} optimiser steps, and its parent's trainer state is of"
             f" {learner.steps}: that is not the state it was made from"
         )
+
+
+def _as_committed(tensors: dict[str, Tensor], step: StepBatch, model: Policy) -> dict[str, Tensor]:
+    """Whole weights where the version has such of an adapter."""
+    if not isinstance(model, AdaptedPolicy) or step.weights.format is WeightsFormat.ADAPTER:
+        return tensors
+    return merged(tensors, model.config, resolve_directory(step.parent.base_model))
 
 
 def _sha256(tensors: dict[str, Tensor]) -> str:

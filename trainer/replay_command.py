@@ -78,12 +78,14 @@ def _replay(client: ProxyClient, options: argparse.Namespace, arguments: Sequenc
     import torch
 
     from trainer.parallel.mesh import join
-    from trainer.replay import Replay, plan
+    from trainer.replay import Replay, inputs_of, plan
 
     chain = plan(step, options.version)
     if inputs is not None:
         torch.set_num_threads(inputs.conditions.threads)
-    ranks = join("auto" if inputs is not None and inputs.conditions.device == "cuda" else "cpu")
+    on_gpu = inputs is not None and inputs.conditions.device == "cuda" and torch.cuda.is_available()
+    offload = on_gpu and any(inputs_of(step).config.get("offload") for step in chain)
+    ranks = join("cuda" if on_gpu else "cpu", offload=offload)
     try:
         verdict = Replay(ranks).run(chain)
     finally:

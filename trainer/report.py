@@ -23,6 +23,9 @@ from trainer.intake.staleness import Skip, is_trained
 from trainer.intake.teaching import Taught, taught_of
 from trainer.update import Outcome, TokenRecord
 
+WAITING, ELSEWHERE = "claim", "other_runs"
+"""Phases of a run's step in which the trainer waits for trajectories, and in which it trains other runs."""
+
 
 class PhaseClock:
     """Seconds per named phase. In a profiler's trace a phase is a range of its name."""
@@ -47,6 +50,10 @@ class PhaseClock:
             self._range.__exit__(None, None, None)
             self._range = None
 
+    def add(self, phase: str, seconds: float) -> None:
+        """Of one that somebody else measured."""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
     def take(self) -> dict[str, float]:
         """The seconds of all phases since the last `take`."""
         self._count()
@@ -56,7 +63,7 @@ class PhaseClock:
     def _count(self) -> None:
         if self._phase is not None:
             now = time.perf_counter()
-            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._began
+            self.add(self._phase, now - self._began)
             self._began = now
 
 
@@ -152,11 +159,11 @@ def step_metrics(
         "learning_rate": outcome.learning_rate,
         **{f"seconds_{phase}": value for phase, value in seconds.items()},
     }
-    waiting = seconds.get("claim", 0.0)
-    working = sum(seconds.values()) - waiting
+    total, waiting = sum(seconds.values()), seconds.get(WAITING, 0.0)
+    working = total - waiting - seconds.get(ELSEWHERE, 0.0)
     if working > 0:
         metrics["tokens_per_second"] = metrics["tokens"] / working
-        metrics["trainer_idle_ratio"] = waiting / (waiting + working)
+        metrics["trainer_idle_ratio"] = waiting / total
     return metrics
 
 

@@ -17,9 +17,8 @@ import httpx
 import structlog
 
 from proxy.contract.trajectory import Trajectory
-from trainer.algorithm.presets import Algorithm
 from trainer.config import TeacherSettings
-from trainer.errors import ConfigurationError, TeacherUnusable
+from trainer.errors import ConfigurationError, TeacherSilent, TeacherUnusable
 from trainer.intake.sequences import TrainingSequence
 from trainer.intake.teaching import Taught
 
@@ -41,6 +40,8 @@ class Teacher:
     ) -> None:
         if settings.url is None:
             raise ConfigurationError("trainer.teacher.url: there is none")
+        self.patience: float | None = None
+        """Seconds after which a teacher that does not answer is given up with TeacherSilent; None: never."""
         self._settings = settings
         self._pause = pause
         key = settings.api_key.get_secret_value()
@@ -72,7 +73,7 @@ class Teacher:
             )
 
     def scores(self, trajectories: Sequence[Trajectory], sequences: Sequence[TrainingSequence]) -> Taught:
-        """Waits for a teacher that is down. Raises TeacherUnusable for what it refuses."""
+        """Waits for a teacher that is down. Raises TeacherUnusable for what it refuses, TeacherSilent."""
         with ThreadPoolExecutor(self._settings.concurrency, "teacher") as threads:
             found = list(threads.map(self._score, sequences))
         taught: dict[tuple[int, int], Sequence[float]] = {}
@@ -105,7 +106,7 @@ class Teacher:
         return [float(logprob) for logprob, _ in told]
 
     def _patiently(self, method: str, path: str, body: Any) -> Any:
-        pause = _FIRST_PAUSE
+        pause, began = _FIRST_PAUSE, time.monotonic()
         while True:
             try:
                 answer = self._http.request(method, path, json=body)
@@ -118,17 +119,11 @@ class Teacher:
                 said = str(error) or type(error).__name__
             except ValueError as error:
                 raise TeacherUnusable(f"the teacher at {self._settings.url} does not answer JSON: {error}") from error
+            if self.patience is not None and time.monotonic() - began >= self.patience:
+                raise TeacherSilent(f"the teacher at {self._settings.url}: {said}")
             _log.warning("the teacher does not answer, trying again", request=f"{method} {path}", reason=said)
             self._pause(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def check_told(settings: TeacherSettings, algorithm: Algorithm) -> None:
-    """Raises ConfigurationError for a teacher that nothing is learnt from, or one that is missing."""
-    if algorithm.has_teacher and settings.url is None:
-        raise ConfigurationError("trainer.teacher.url: distill_coefficient is above 0, so name a teacher's engine")
-    if settings.url is not None and not algorithm.has_teacher:
-        raise ConfigurationError("trainer.teacher.url: nothing is learnt from it while distill_coefficient is 0")
 
 
 def differing(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str | None:

@@ -13,17 +13,44 @@ from trainer.config import ProfileSettings
 _log = structlog.get_logger("trainer")
 
 
-class StepTrace:
-    """Every rank has its own. `between_steps` is to be called when no phase is under way."""
+class Profiler:
+    """torch's, of which a process has one: the runs that it trains have it one after another."""
 
-    def __init__(self, settings: ProfileSettings, run_id: str, rank: int, device: torch.device) -> None:
-        self._settings = settings
-        self._directory = settings.directory.resolve() / run_id
-        self._rank = rank
+    def __init__(self, device: torch.device) -> None:
         self._activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
-        self._profiler: profile | None = None
+        self._running: profile | None = None
+
+    def start(self) -> bool:
+        """False while another run has it."""
+        if self._running is not None:
+            return False
+        self._running = profile(activities=self._activities)
+        self._running.start()
+        return True
+
+    def collect(self, collects: bool) -> None:
+        """Whether what is done from now on is in the trace."""
+        assert self._running is not None
+        self._running.toggle_collection_dynamic(collects, self._activities)
+
+    def stop(self) -> profile:
+        running, self._running = self._running, None
+        assert running is not None
+        running.stop()
+        return running
+
+
+class StepTrace:
+    """Every rank has its own, and so has every run. `between_steps` is to be called when no phase is under way."""
+
+    def __init__(self, settings: ProfileSettings, run_id: str, rank: int, profiler: Profiler) -> None:
+        self._settings = settings
+        self._directory = settings.directory.resolve() / run_id
+        self._rank = rank
+        self._profiler = profiler
+        self._traces = False
         self._begun_at: int | None = None
         self._first = 0
         """The version that the first traced step makes; 0: none yet."""
@@ -33,29 +60,42 @@ class StepTrace:
         if self._begun_at is None:
             self._begun_at = version
         made = version - self._begun_at
-        if self._profiler is not None:
+        if self._traces:
             if version >= self._first - 1 + self._settings.steps:
                 self._end(version)
         elif made >= self._settings.first - 1 and self._settings.steps and not self._first:
+            self._traces = self._profiler.start()
+            if not self._traces:
+                return
             self._first = version + 1
-            self._profiler = profile(activities=self._activities)
-            self._profiler.start()
             _log.info("profiling", steps=self._settings.steps, first_version=self._first)
+
+    def set_aside(self) -> None:
+        """Other runs are trained from now on, which is not of this trace."""
+        if self._traces:
+            self._profiler.collect(False)
+
+    def take_up(self) -> None:
+        """This run is trained again."""
+        if self._traces:
+            self._profiler.collect(True)
 
     def close(self, version: int) -> None:
         """Writes what there is of steps that are whole."""
-        if self._profiler is not None and version >= self._first:
+        if self._traces and version >= self._first:
             self._end(version)
+        elif self._traces:
+            self._traces = False
+            self._profiler.stop()
 
     def _end(self, version: int) -> None:
-        profiler, self._profiler = self._profiler, None
-        assert profiler is not None
-        profiler.stop()
+        self._traces = False
+        traced = self._profiler.stop()
         path = self._directory / f"v{self._first}-v{version}-rank{self._rank}.json"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}")
-            profiler.export_chrome_trace(str(partial))
+            traced.export_chrome_trace(str(partial))
             partial.rename(path)
         except (OSError, RuntimeError) as error:
             _log.warning("the profile could not be written", path=str(path), reason=str(error))

@@ -21,10 +21,11 @@ from trainer.config import Denominator, OptimizerSettings, Packing, Proximal
 from trainer.critic import Credit, Critic
 from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch
 from trainer.intake.teaching import Taught, taught_of
-from trainer.models.huggingface import PolicyModel
+from trainer.models.passes import Scores
+from trainer.models.policy import Policy, Scorer
 from trainer.models.value import ValueModel
 from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at
-from trainer.parallel.checkpoint import capture_optimizer, restore_optimizer
+from trainer.parallel.checkpoint import below, capture_optimizer, restore_optimizer
 from trainer.parallel.mesh import Ranks
 
 
@@ -91,11 +92,11 @@ class Learner:
 
     def __init__(
         self,
-        model: PolicyModel,
+        model: Policy,
         algorithm: Algorithm,
         settings: OptimizerSettings,
         ranks: Ranks,
-        reference: PolicyModel | None = None,
+        reference: Scorer | None = None,
         critic: ValueModel | None = None,
     ) -> None:
         if algorithm.has_reference != (reference is not None):
@@ -137,18 +138,17 @@ class Learner:
         losses, value_losses, norms, value_norms, records = [], [], [], [], []
         for number, (mini_batch, share) in enumerate(zip(mini_batches, shares, strict=True)):
             self._zero_grad()
-            loss = value_loss = 0.0
-            for place, each in enumerate(share):
-                micro_batch = each.to(self._ranks.device)
-                look = looks[number][place] if looks is not None else None
-                credit = credited[number][place].to(self._ranks.device) if credited is not None else None
-                value, record = self._accumulate(micro_batch, mini_batch.denominator, look, credit)
-                loss += value
-                records.append(record)
-                if self.critic is not None and credit is not None:
-                    value_loss += self.critic.accumulate(micro_batch, credit, mini_batch.trained_tokens)
+            batches = [each.to(self._ranks.device) for each in share]
+            look = looks[number] if looks is not None else None
+            credit = [each.to(self._ranks.device) for each in credited[number]] if credited is not None else None
+            loss, found = self._accumulate(batches, mini_batch.denominator, look, credit)
+            records += found
+            value_loss = 0.0
+            if self.critic is not None and credit is not None:
+                for micro_batch, each in zip(batches, credit, strict=True):
+                    value_loss += self.critic.accumulate(micro_batch, each, mini_batch.trained_tokens)
             learning_rate = learning_rate_at(self.steps, self._settings)
-            norms.append(clip_gradients(self._parameters, self._settings.clip_norm))
+            norms.append(clip_gradients(self._parameters, self._settings.clip_norm, self.model.gradient_norm()))
             losses.append(loss)
             if self.critic is not None:
                 value_norms.append(self.critic.clip_gradients())
@@ -211,7 +211,13 @@ class Learner:
 
     def _look(self, shares: Sequence[Sequence[MicroBatch]]) -> list[list[_Look]]:
         """The whole batch under the weights at the start of the step, before any of it moves them."""
-        found = [[self._look_at(each.to(self._ranks.device)) for each in share] for share in shares]
+        batches = [each.to(self._ranks.device) for share in shares for each in share]
+        scores = self.model.score([each.rows for each in batches])
+        looks = (
+            self._looked(each.logprobs_N, batch, reference_N).to(torch.device("cpu"))
+            for each, batch, reference_N in zip(scores, batches, self._references(batches), strict=True)
+        )
+        found = [[next(looks) for _ in share] for share in shares]
         bound = self._algorithm.second_moment
         if bound is None:
             return found
@@ -228,18 +234,16 @@ class Learner:
             for looks, share in zip(found, shares, strict=True)
         ]
 
-    def _look_at(self, batch: MicroBatch) -> _Look:
-        current_N, _ = self._forward(self.model, batch, learns=False)
-        return self._looked(current_N, batch).to(torch.device("cpu"))
-
-    def _looked(self, current_N: Tensor, batch: MicroBatch) -> _Look:
-        """`current_N` are the log-probabilities under the weights at the start of the step, without gradient."""
-        look = _Look(current_N, self._proximal(current_N, batch))
+    def _references(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
+        """What the reference says of the micro-batches; None where there is none."""
         if self._reference is None:
-            return look
-        reference_N, _ = self._forward(self._reference, batch, learns=False)
-        look = look._replace(reference_N=reference_N)
-        if not self._algorithm.pays_divergence_in_reward:
+            return [None] * len(batches)
+        return [scores.logprobs_N for scores in self._reference.score([each.rows for each in batches])]
+
+    def _looked(self, current_N: Tensor, batch: MicroBatch, reference_N: Tensor | None) -> _Look:
+        """`current_N` are the log-probabilities under the weights at the start of the step, without gradient."""
+        look = _Look(current_N, self._proximal(current_N, batch), reference_N)
+        if reference_N is None or not self._algorithm.pays_divergence_in_reward:
             return look
         apart_N = divergence(self._algorithm.kl_form, current_N, reference_N)
         if self.critic is None:  # which knows what is still to come
@@ -254,18 +258,6 @@ class Learner:
         mine = kind[rank::size]
         return mine + [idle_micro_batch(learns)] * (math.ceil(len(kind) / size) - len(mine))
 
-    def _forward(self, model: PolicyModel, batch: MicroBatch, *, learns: bool) -> tuple[Tensor, Tensor]:
-        with torch.set_grad_enabled(learns):
-            found: tuple[Tensor, Tensor] = model(
-                batch.input_ids_BT,
-                batch.position_ids_BT,
-                batch.predictor_N,
-                batch.targets_N,
-                batch.temperature_N,
-                batch.reach_BT,
-            )
-        return found
-
     def _proximal(self, current_N: Tensor, batch: MicroBatch) -> Tensor:
         """See `_looked`."""
         if self._algorithm.proximal is Proximal.RECOMPUTE:
@@ -277,17 +269,47 @@ class Learner:
         return torch.where(batch.constrained_N, current_N, other_N)
 
     def _accumulate(
-        self, batch: MicroBatch, denominator: int, look: _Look | None, credit: Credit | None
-    ) -> tuple[float, TokenRecord]:
-        """Adds a micro-batch's gradient, if it has one.
+        self,
+        batches: Sequence[MicroBatch],
+        denominator: int,
+        looks: Sequence[_Look] | None,
+        credit: Sequence[Credit] | None,
+    ) -> tuple[float, list[TokenRecord]]:
+        """Adds the gradient of those micro-batches that have one; the loss of all.
 
-        Without a look before, this is the first step of its batch: the weights at its start are those of this very
-        forward pass, so the recomputed proximal policy is the current one without its gradient.
+        Without looks before, this is the first step of its batch: the weights at its start are those of these very
+        forward passes, so the recomputed proximal policy is the current one without its gradient.
         """
-        learns = batch.learns and not self._waits
-        logprobs_N, entropy_N = self._forward(self.model, batch, learns=learns)
-        if look is None:
-            look = self._looked(logprobs_N.detach(), batch)
+        references = self._references(batches) if looks is None else []
+        judged: dict[int, tuple[float, TokenRecord]] = {}
+
+        def judge(place: int, scores: Scores) -> Tensor:
+            batch = batches[place]
+            if looks is None:
+                look = self._looked(scores.logprobs_N.detach(), batch, references[place])
+            else:
+                look = looks[place]
+            loss, record = self._judged(batch, scores, denominator, look, None if credit is None else credit[place])
+            judged[place] = loss.item(), record
+            return loss
+
+        places = range(len(batches))
+        learnt = [place for place in places if batches[place].learns and not self._waits]
+        others = [place for place in places if place not in learnt]
+        found = self.model.learn(
+            [batches[place].rows for place in learnt], lambda number, scores: judge(learnt[number], scores)
+        )
+        found += self.model.score([batches[place].rows for place in others])
+        for place, scores in zip([*learnt, *others], found, strict=True):
+            if place not in judged:  # those without gradient, and those whose loss was another rank's to compute
+                judge(place, scores)
+        return sum((judged[place][0] for place in places), 0.0), [judged[place][1] for place in places]
+
+    def _judged(
+        self, batch: MicroBatch, scores: Scores, denominator: int, look: _Look, credit: Credit | None
+    ) -> tuple[Tensor, TokenRecord]:
+        """The loss of a micro-batch and the record of its tokens."""
+        logprobs_N, entropy_N = scores
         look = look.to(logprobs_N.device)
         share_N, advantages_N = self._share_of(batch, denominator), batch.advantages_N
         if credit is not None:
@@ -316,8 +338,6 @@ class Learner:
             cap = self._algorithm.importance_cap
             apart = distillation(logprobs_N, batch.behaviour_N, teacher_N, share_N, cap)
             loss = self._algorithm.rl_coefficient * loss + self._algorithm.distill_coefficient * apart
-        if learns:
-            torch.autograd.backward(loss)
         unknown_N = torch.full_like(share_N, math.nan)
         clipped_N = result.clipped_N if look.kept_N is None else result.clipped_N | ~look.kept_N
         record = TokenRecord(
@@ -335,7 +355,7 @@ class Learner:
             turn_N=batch.turn_N.cpu(),
             constrained_N=batch.constrained_N.cpu(),
         )
-        return loss.item(), record
+        return loss, record
 
     def _share_of(self, batch: MicroBatch, denominator: int) -> Tensor:
         """Of each token in the loss."""
@@ -345,11 +365,17 @@ class Learner:
         return even_N / torch.bincount(batch.answer_N)[batch.answer_N]
 
     def capture(self) -> dict[str, Any]:
-        """The optimiser's state and its place in the schedule, and the critic. A collective; whole on the first rank
-        alone."""
-        optimizer = capture_optimizer(self.model.named_weights(), self._optimizer, keep=self._ranks.is_first)
+        """The optimiser's state and its place in the schedule, and the critic, as this rank has them; no copies."""
+        optimizer = capture_optimizer(self.model.named_weights(), self._optimizer)
         critic = {} if self.critic is None else {"critic": self.critic.capture()}
         return {"steps": self.steps, "optimizer": optimizer, **critic}
+
+    def divided(self) -> dict[str, Tensor | None]:
+        """By their place in what is captured, tensors that are sharded as those at the place, or below it, are; None
+        where those are another rank's."""
+        critic = {} if self.critic is None else below("critic", self.critic.divided())
+        weights = {**dict.fromkeys(self.model.elsewhere), **dict(self.model.named_weights())}
+        return {**below("optimizer", weights), **critic}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """As captured; None makes the optimiser and the critic as new, a state without a critic the critic. Raises
@@ -357,4 +383,6 @@ class Learner:
         if self.critic is not None:
             self.critic.restore(None if state is None else state.get("critic"))
         self.steps = 0 if state is None else int(state["steps"])
-        restore_optimizer(self.model.named_weights(), self._optimizer, {} if state is None else state["optimizer"])
+        optimizer = {} if state is None else state["optimizer"]
+        here = {name: values for name, values in optimizer.items() if name not in self.model.elsewhere}
+        restore_optimizer(self.model.named_weights(), self._optimizer, here)

@@ -18,14 +18,16 @@ from trainer.claims import ClaimsInHand
 from trainer.conditions import conditions
 from trainer.config import TrainerSettings
 from trainer.errors import ProxyRefused, ProxySilent, Superseded, WeightsUnusable
-from trainer.models.state_dict import gather_weights
+from trainer.models.state_dict import whole_weights
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
 from trainer.report import consumption
 from trainer.update import Learner
 from trainer.weights.publisher import TrainerState, WeightPublisher
 
-_STATE_FORMAT = 1
+_STATE_FORMAT = 2
+_STATE_FORMATS_READ = (1, 2)
+"""Of the first one, state was kept whole."""
 _SEED_STRIDE = 1_000_003
 
 _log = structlog.get_logger("trainer")
@@ -65,7 +67,7 @@ class Versions:
         self._ranks.from_first(self._claims.give_back)
         head = self._ranks.from_first(self._client.head)
         garbage = self._ranks.from_first(lambda: self._publisher.collect(head))
-        state = self._publisher.restore(head, self._learner.model.named_weights())
+        state = self._publisher.restore(head, self._learner.model, self._learner.divided())
         if state is None and head.weights is not None:
             _log.warning("no trainer state was kept for the head: the optimiser starts fresh", version=head.version)
         check_format(state, head)
@@ -90,7 +92,7 @@ class Versions:
     ) -> Head:
         """Publishes the weights as they are and commits them as the successor of `head`, consuming `claim_id` and
         all kept claims. Raises Superseded where the proxy refuses; the weights written are removed then."""
-        tensors = gather_weights(self._learner.model.named_weights(), keep=self._ranks.is_first)
+        tensors = whole_weights(self._learner.model.named_weights(), self._ranks)
         state = state_after(self._learner, means)
         inputs = StepInputs(
             config=self._settings.mathematics(),
@@ -101,19 +103,21 @@ class Versions:
             fresh_optimizer=self._fresh,
         )
 
-        def publish_and_commit() -> Head:
-            claim_ids, consumed = self._claims.to_commit(claim_id, audits)
-            staged = self._publisher.stage(head, tensors, state)
-            self.told = {**metrics, **consumption(consumed)}
-            report = StepReport(
-                config_hash=self._settings.config_hash(),
-                seed=self.seed(head),
-                metrics=self.told,
-                audit=consumed,
-                tokens=tuple(tokens),
-                inputs=inputs,
-            )
+        self._ranks.from_first(lambda: self._claims.check(claim_id))
+        staged = self._publisher.stage(head, tensors, state)
+
+        def commit() -> Head:
             try:
+                claim_ids, consumed = self._claims.to_commit(claim_id, audits)
+                self.told = {**metrics, **consumption(consumed)}
+                report = StepReport(
+                    config_hash=self._settings.config_hash(),
+                    seed=self.seed(head),
+                    metrics=self.told,
+                    audit=consumed,
+                    tokens=tuple(tokens),
+                    inputs=inputs,
+                )
                 reply = self._client.commit(
                     CommitRequest(
                         claim_ids=claim_ids, parent_version=head.version, weights=staged.weights, step=report
@@ -126,7 +130,7 @@ class Versions:
             self._claims.consumed(claim_ids)
             return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
 
-        made = self._ranks.from_first(publish_and_commit)
+        made = self._ranks.from_first(commit)
         self._fresh = False
         self._ranks.from_first(lambda: self._remove_old(made))
         return made
@@ -148,7 +152,7 @@ class Versions:
 
 
 def state_after(learner: Learner, means: RunningMeans) -> TrainerState:
-    """What the step after this one depends on besides the weights. A collective; whole on the first rank alone."""
+    """What the step after this one depends on besides the weights, as this rank has it; no copies."""
     return {
         "format": _STATE_FORMAT,
         "means": {"session": means.session.value, "turn": means.turn.value},
@@ -162,5 +166,8 @@ def means_of(state: TrainerState | None, algorithm: Algorithm) -> RunningMeans:
 
 def check_format(state: TrainerState | None, head: Head) -> None:
     """Raises WeightsUnusable."""
-    if state is not None and state.get("format") != _STATE_FORMAT:
-        raise WeightsUnusable(f"version {head.version}: its trainer state is not of format {_STATE_FORMAT}")
+    if state is not None and state.get("format") not in _STATE_FORMATS_READ:
+        raise WeightsUnusable(
+            f"version {head.version}: its trainer state is of format {state.get('format')}, and this trainer reads"
+            f" {' and '.join(map(str, _STATE_FORMATS_READ))}"
+        )

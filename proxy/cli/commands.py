@@ -17,6 +17,7 @@ from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir,
 from proxy.cli.db_commands import db_app
 from proxy.cli.erase_commands import erase
 from proxy.cli.export_commands import export, import_sessions
+from proxy.cli.fit_commands import AS_THEY_ARE, fit
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
 from proxy.cli.steps_commands import steps_app
@@ -37,6 +38,7 @@ app.add_typer(claims_app, name="claims")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(db_app, name="db")
 app.command()(train)
+app.command(context_settings=AS_THEY_ARE)(fit)
 app.command()(replay)
 app.command()(erase)
 app.command()(export)

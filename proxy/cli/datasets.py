@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from proxy.cli.console import Refused
+from proxy.contract.export import PREFERENCE_FORMAT
 from proxy.trajectories.transfer.parquet import RecordWriter, read_records
-from proxy.trajectories.transfer.preferences import PREFERENCE_FORMAT, PreferenceRecord, decode_preference
+from proxy.trajectories.transfer.preferences import PreferenceRecord, decode_preference
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode, encode
 
 _SHARD_BYTES = 256 << 20
@@ -251,5 +252,5 @@ A turn's `parent` is an index into its side's `turns`; its full prompt is the fi
 parent's prompt and output, then `prompt_ids`. `masked` spans were redacted.
 
 Import them with `base-rl import`, after the sessions that they are about; train on them with
-`python -m trainer fit dpo` or `fit reward-model`.
+`base-rl fit dpo` or `base-rl fit reward-model`.
 """

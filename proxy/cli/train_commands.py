@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,12 +25,25 @@ _KILLED_AFTER = 3
 
 def train(
     config: Config = None,
-    run: Annotated[str | None, typer.Option(help="The run to train; default: [trainer] run, or [run] name.")] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="The run to train; several: in fair turns. Default: all of [trainer.runs], or [trainer] run, or"
+            " [run] name."
+        ),
+    ] = None,
     proxy: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of the proxy; default: the one of --data-dir.")
     ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(metavar="AXES", help="How the processes divide a model, as d2t2; default: [trainer] layout."),
+    ] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes that train together; default: [trainer] nproc, or 1.")
+        int | None,
+        typer.Option(
+            min=1, help="Processes that train together; default: [trainer] nproc, what the layout is for, or 1."
+        ),
     ] = None,
     assignments: Annotated[
         list[str] | None,
@@ -44,25 +57,32 @@ def train(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and end.")] = False,
 ) -> None:
-    """Train a run from its rewards, until Ctrl-C.
+    """Train a run from its rewards, or several in fair turns, until Ctrl-C.
 
     `base-rl up` does this by itself. Start the trainer apart to see its log, to give it more processes or a machine
     of its own, or to change what it does without a break in serving: `base-rl up --no-trainer` in one terminal,
     `base-rl train --nproc 2` in another. It may be ended and started at any time: what was committed stays, and it
     goes on from the head.
 
+    Several processes share the rows of a step and shard the model (`--nproc 2`). Models of which the trainer has
+    definitions of its own (backend archon) are divided along more axes: `--layout d2t2` is for four processes, two
+    shares of the rows (d) of which two processes divide heads and MLPs (t). c divides the tokens of a row, e the
+    experts, p the layers, and r repeats the whole. A layout that the model or --nproc does not fit is refused with
+    one that would.
+
     Beside a base-rl on this machine, address and key are those of its data directory. Elsewhere, name the proxy and
     give a trainer key of the run: `BASE_RL_TRAINER__API_KEY=… base-rl train --proxy https://…`. Weights are written
     where proxy and engine read them under the same path (`[trainer.weights] directory`).
     """
-    arguments = _arguments(config, run, proxy, nproc, assignments or [], profile=profile)
+    arguments = _arguments(config, run or [], proxy, layout, nproc, assignments or [], profile=profile)
     finish(lambda: _train(config, data_dir, arguments, dry_run=dry_run))
 
 
 def _arguments(
     config: Path | None,
-    run: str | None,
+    runs: Sequence[str],
     proxy: str | None,
+    layout: str | None,
     nproc: int | None,
     assignments: Sequence[str],
     *,
@@ -70,7 +90,9 @@ def _arguments(
 ) -> list[str]:
     """For `python -m trainer`. What has an option of its own goes before `--set` of the same."""
     arguments = ["--config", str(config.resolve())] if config is not None else []
-    for key, value in (("run", run), ("proxy_url", proxy), ("nproc", nproc)):
+    for run in runs:
+        arguments += ["--run", run]
+    for key, value in (("proxy_url", proxy), ("layout", layout), ("nproc", nproc)):
         assignments = [*assignments, f"{key}={value}"] if value is not None else assignments
     for assignment in assignments:
         arguments += ["--set", assignment]
@@ -78,8 +100,25 @@ def _arguments(
 
 
 def _train(config: Path | None, data_dir: Path | None, arguments: Sequence[str], *, dry_run: bool) -> int:
+    from proxy.cli.supervisor import WRONG_CONFIGURATION
+    from proxy.cli.trainer_process import trainer_command
+
+    environment, resolved = connected(config, data_dir, arguments)
+    processes = resolved["nproc"] or 1
+    if dry_run:
+        out.print_json(json.dumps({**resolved, "nproc": processes}))
+        return 0
+    code = supervised(trainer_command(processes, arguments), environment)
+    return _CLI_STATUS_OF_WRONG_CONFIGURATION if code == WRONG_CONFIGURATION else code
+
+
+def connected(
+    config: Path | None, data_dir: Path | None, arguments: Sequence[str]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """What a process of the trainer that is told `arguments` needs in its environment to find proxy and weights, and
+    the configuration that it has then, without the key. Raises Refused where there is no key for its proxy."""
     from proxy.cli.stack import read_address
-    from proxy.cli.trainer_process import resolved_by_trainer, trainer_command
+    from proxy.cli.trainer_process import resolved_by_trainer, runs_of
     from proxy.settings import load_settings
 
     settings = load_settings(config, {"server": {"data_dir": data_dir}} if data_dir is not None else {})
@@ -90,14 +129,11 @@ def _train(config: Path | None, data_dir: Path | None, arguments: Sequence[str],
     if address is not None:
         environment["BASE_RL_SERVER__PUBLIC_URL"] = address.url
     resolved = resolved_by_trainer(arguments, environment)
-    key = None if resolved.pop("api_key") else _own_key(directory, address, resolved["proxy_url"])
-    processes = resolved["nproc"] or 1
-    if dry_run:
-        out.print_json(json.dumps({**resolved, "nproc": processes}))
-        return 0
-    if key is not None:
-        environment["BASE_RL_TRAINER__API_KEY"] = key
-    return _supervised(trainer_command(processes, arguments), environment)
+    without_key = [run["proxy_url"] for run in runs_of(resolved) if not run.pop("api_key")]
+    keys = {_own_key(directory, address, url) for url in without_key}
+    if keys:
+        environment["BASE_RL_TRAINER__API_KEY"] = keys.pop()
+    return environment, resolved
 
 
 def _own_key(data_dir: Path, address: Address | None, proxy_url: str) -> str:
@@ -114,9 +150,9 @@ def _own_key(data_dir: Path, address: Address | None, proxy_url: str) -> str:
     return keys.trainer_key
 
 
-def _supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Runs it to its end, passes signals on; its exit status, or that of a shell where a signal killed it."""
-    from proxy.cli.supervisor import WRONG_CONFIGURATION, die_with_parent
+    from proxy.cli.supervisor import die_with_parent
 
     process: subprocess.Popen[bytes] | None = None
     received = 0
@@ -141,6 +177,4 @@ def _supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
     if received:
         process.terminate()
     code = process.wait()
-    if code == WRONG_CONFIGURATION:
-        return _CLI_STATUS_OF_WRONG_CONFIGURATION
     return code if code >= 0 else 128 - code

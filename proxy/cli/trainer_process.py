@@ -21,8 +21,9 @@ def trainer_command(processes: int, arguments: Sequence[str]) -> tuple[str, ...]
 
 
 def resolved_by_trainer(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration that the trainer would train with, told these over our own environment. `api_key` says only
-    whether there is one. Raises ConfigurationError with what the trainer says."""
+    """The configuration that the trainer would train with, told these over our own environment: of one run; of
+    several, what they have in common, and each in `runs`. `api_key` says only whether there is one. Raises
+    ConfigurationError with what the trainer says."""
     result = subprocess.run(
         trainer_command(1, [*arguments, "--dry-run"]),
         env={**os.environ, **environment},
@@ -35,3 +36,9 @@ def resolved_by_trainer(arguments: Sequence[str], environment: Mapping[str, str]
         raise ConfigurationError(result.stderr.strip() or result.stdout.strip())
     resolved: dict[str, Any] = json.loads(result.stdout)
     return resolved
+
+
+def runs_of(resolved: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs of such a configuration."""
+    runs: dict[str, dict[str, Any]] = resolved.get("runs", {"": resolved})
+    return list(runs.values())

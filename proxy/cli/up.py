@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 
 from proxy.cli.models import resolve_model
 from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment, wait_until_ready
-from proxy.cli.trainer_process import resolved_by_trainer
+from proxy.cli.trainer_process import resolved_by_trainer, runs_of
 from proxy.engines.scripted.script import BUILT_IN, MODEL, read_script
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, load_settings
 
@@ -114,7 +114,8 @@ def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:
     if options.nproc is not None:
         told["BASE_RL_TRAINER__NPROC"] = str(options.nproc)
     resolved = resolved_by_trainer(config, told)
-    del resolved["api_key"]
+    for run in runs_of(resolved):
+        del run["api_key"]
     return resolved
 
 

@@ -73,3 +73,24 @@ def test_trackio_goes_on_in_the_same_run(drive: Drive, tmp_path: Path) -> None:
     assert run["name"] == f"policy-{about(1).id}"
     found = [(row["step"], row["reward_mean"]) for row in run["history"] if "reward_mean" in row]
     assert found == rewards(1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("sink", ["wandb", "mlflow", "trackio"])
+def test_two_runs_of_one_trainer_stay_apart(drive: Drive, tmp_path: Path, sink: str) -> None:
+    offline = {"wandb": {"mode": "offline"}} if sink == "wandb" else {}
+    given = json.dumps({"sinks": [sink], "project": PROJECT, **offline})
+    ids = drive("together", str(tmp_path), given, "1", "2", "3")
+    place = str(tmp_path) if sink == "trackio" else str(tmp_path / sink)
+    found = drive("read", sink, place, TRACKIO_DIR=str(tmp_path / "trackio"))
+    names = {"wandb": ids, "mlflow": ["policy", "other"], "trackio": [f"policy-{ids[0]}", f"other-{ids[1]}"]}[sink]
+    told = {run["id" if sink == "wandb" else "name"]: sorted(_values(run["history"])) for run in found}
+    assert told == {
+        name: [pytest.approx(version / 10 + add) for version in (1, 2, 3)]
+        for name, add in zip(names, (0.0, 100.0), strict=True)
+    }
+
+
+def _values(history: list[Any]) -> list[float]:
+    """Rewards, however a sink keeps its rows."""
+    rows = [row for row in history if not isinstance(row, dict) or "reward_mean" in row]
+    return [row["reward_mean"] if isinstance(row, dict) else row[1] for row in rows]

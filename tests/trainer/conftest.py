@@ -27,17 +27,15 @@ Start = Callable[[TrainingProxy, TrainerSettings], InProcess]
 
 
 @pytest.fixture
-def start(tiny_model: Path) -> Iterator[Start]:
-    """Builds in-process trainers on the tiny model; their threads end with the test."""
+def start() -> Iterator[Start]:
+    """Builds in-process trainers; their threads end with the test."""
     started: list[InProcess] = []
 
     def start_one(proxy: TrainingProxy, configured: TrainerSettings) -> InProcess:
-        trainer = build(proxy, configured, tiny_model)
+        trainer = build(proxy, configured)
         started.append(trainer)
         return trainer
 
     yield start_one
     for trainer in started:
-        trainer.leases.stop()
-        if trainer.teacher is not None:
-            trainer.teacher.close()
+        trainer.parts.ending.close()

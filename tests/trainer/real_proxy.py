@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,20 +22,15 @@ from proxy.app import begin_stop, create_app
 from proxy.clock import system_clock
 from proxy.contract.identifiers import GroupId, SessionId
 from proxy.database.tables import Base, SessionRow
+from proxy.runs.service import RunView
 from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, ServerSettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.proxy.tokens.models import write_model
 from tests.proxy.trajectories.world import World
-from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, learner_of, load_tiny, save_tiny_model, settings
-from trainer.algorithm.presets import resolve
-from trainer.claims import ClaimsInHand
+from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, save_tiny_model, settings
+from trainer.assembly import Shared, assemble, connect
 from trainer.config import TrainerSettings
-from trainer.instruments import Instruments
-from trainer.leases import LeaseKeeper
-from trainer.loop import TrainingLoop
 from trainer.proxy_client import ProxyClient
-from trainer.versions import Versions
-from trainer.weights.disk import DiskPublisher
 
 ADMIN, TRAINER, RUN = "rl-admin-real", "rl-trainer-real", "policy"
 
@@ -55,7 +50,8 @@ class RealProxy:
     def __init__(self, directory: Path, base: Path) -> None:
         self.base = base
         self.weights = directory / "weights"
-        self._numbers = torch.Generator().manual_seed(0)
+        self._worlds: dict[str, World] = {}
+        self._numbers: dict[str, torch.Generator] = {}
         configured = Settings(
             server=ServerSettings(data_dir=directory / "data"),
             bootstrap=BootstrapSettings(admin_key=SecretStr(ADMIN), trainer_key=SecretStr(TRAINER)),
@@ -82,7 +78,17 @@ class RealProxy:
         self.do(self._started())
         (server,) = self._server.servers
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self.world = World(self.app.state.database, system_clock, self.app.state.run)  # type: ignore[arg-type]
+        self._know(self.app.state.run)
+        self.world = self._worlds[RUN]
+
+    def _know(self, run: RunView) -> None:
+        self._worlds[run.name] = World(self.app.state.database, system_clock, run)  # type: ignore[arg-type]
+        self._numbers[run.name] = torch.Generator().manual_seed(len(self._numbers))
+
+    def add_run(self, name: str) -> None:
+        """Beside the one that is served, as of an earlier start."""
+        wanted = RunSettings(name=name, model=str(self.base), group_timeout_seconds=0.01)
+        self._know(self.do(self.app.state.runs.ensure(wanted)))
 
     async def _started(self) -> None:
         async with asyncio.timeout(60):
@@ -100,8 +106,8 @@ class RealProxy:
             threading.Event().wait(0.01)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
-    def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/runs/{RUN}{path}", headers={"authorization": f"Bearer {ADMIN}"})
+    def get(self, path: str, run: str = RUN) -> Any:
+        answer = httpx.get(f"{self.url}/api/v1/runs/{run}{path}", headers={"authorization": f"Bearer {ADMIN}"})
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -110,9 +116,13 @@ class RealProxy:
         answer = httpx.post(f"{self.url}/api/v1/runs/{RUN}{path}", headers={"authorization": f"Bearer {ADMIN}"})
         assert answer.status_code == 200, answer.text
 
-    def problems(self) -> list[str]:
+    def health(self) -> dict[str, Any]:
         answer = httpx.get(f"{self.url}/api/v1/health", headers={"authorization": f"Bearer {ADMIN}"})
-        found: list[str] = answer.json()["problems"]
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def problems(self) -> list[str]:
+        found: list[str] = self.health()["problems"]
         return found
 
     def wait_for_version(self, version: int, going_on: Callable[[], bool]) -> None:
@@ -131,10 +141,10 @@ class RealProxy:
 
     # What agents do
 
-    def group(self, rewards: Sequence[float | None], *, version: int = 0) -> list[SessionId]:
+    def group(self, rewards: Sequence[float | None], *, version: int = 0, run: str = RUN) -> list[SessionId]:
         """A group of sessions of two turns each, by a policy of `version`, with random tokens."""
-        group_id = self.do(self.world.group(size=len(rewards)))
-        return [self.session(reward, version=version, group=group_id) for reward in rewards]
+        group_id = self.do(self._worlds[run].group(size=len(rewards)))
+        return [self.session(reward, version=version, group=group_id, run=run) for reward in rewards]
 
     def session(
         self,
@@ -144,34 +154,37 @@ class RealProxy:
         group: GroupId | None = None,
         turn_reward: float | None = None,
         highest: int = VOCABULARY,
+        run: str = RUN,
     ) -> SessionId:
+        world, numbers = self._worlds[run], self._numbers[run]
+
+        def ids(count: int, highest: int = VOCABULARY) -> list[int]:
+            drawn: list[int] = torch.randint(highest - 32, highest, (count,), generator=numbers).tolist()
+            return drawn
+
         async def make() -> SessionId:
-            session = await self.world.session(group=group)
-            first = await self.world.turn(
-                session, prompt_ids=self._ids(3), output_ids=self._ids(4, highest), version=version, conversation="a"
+            session = await world.session(group=group)
+            first = await world.turn(
+                session, prompt_ids=ids(3), output_ids=ids(4, highest), version=version, conversation="a"
             )
-            second = await self.world.turn(
+            second = await world.turn(
                 session,
                 parent=first,
                 prefix_tokens=7,
-                prompt_ids=self._ids(2),
-                output_ids=self._ids(5, highest),
+                prompt_ids=ids(2),
+                output_ids=ids(5, highest),
                 version=version,
                 conversation="b",
             )
             if turn_reward is not None:
-                await self.world.reward(session, turn_reward, turn_id=second.turn.id, final=False)
+                await world.reward(session, turn_reward, turn_id=second.turn.id, final=False)
             if reward is not None:
-                await self.world.reward(session, reward)
+                await world.reward(session, reward)
             else:
-                await self.world.end(session)
+                await world.end(session)
             return session
 
         return self.do(make())
-
-    def _ids(self, count: int, highest: int = VOCABULARY) -> list[int]:
-        ids: list[int] = torch.randint(highest - 32, highest, (count,), generator=self._numbers).tolist()
-        return ids
 
     def set_session(self, session: SessionId, **values: Any) -> None:
         self.change(SessionRow, SessionRow.id == session, **values)
@@ -205,42 +218,14 @@ class RealProxy:
         the mode that `parallel.mesh.join` puts it in: smallest numbers count as zero."""
         configured = self.settings(**changes)
         client = ProxyClient(self.url, configured.api_key.get_secret_value(), RUN)
-        leases = LeaseKeeper(client)
-        claims = ClaimsInHand(client, leases, configured.batch, configured.name, process)
-        algorithm = resolve(configured.algorithm)
-        model = load_tiny(self.base)
-        learner = learner_of(model, algorithm, configured.optimizer, self.base)
-        publisher = DiskPublisher(self.weights, self.base, configured.weights.keep_optimizer_states)
-        versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
-        instruments = Instruments(configured, algorithm, ALONE, self.base, client.head())
-        loop = TrainingLoop(
-            configured.batch,
-            algorithm,
-            ALONE,
-            claims,
-            versions,
-            learner,
-            instruments=instruments,
-            sample=configured.audit.sample,
-            pause_after=configured.optimizer.pause_after,
-        )
-        torch.set_flush_denormal(True)
-        try:
-            loop.resume()
-            yield InProcess(
-                loop=loop,
-                model=model,
-                learner=learner,
-                claims=claims,
-                leases=leases,
-                instruments=instruments,
-                pauses=[],
-            )
-        finally:
-            torch.set_flush_denormal(False)
-            leases.stop()
-            publisher.close()
-            client.close()
+        with ExitStack() as ending:
+            connection = connect(client, configured, process, ending)
+            shared = Shared(torch.device("cpu"))
+            parts = assemble(RUN, configured, ALONE, connection, client.head(), shared, ending)
+            torch.set_flush_denormal(True)
+            ending.callback(torch.set_flush_denormal, False)
+            parts.loop.resume()
+            yield InProcess(parts=parts, pauses=[])
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Starts `python -m trainer` as a real process against a fake proxy's address."""
+"""Starts `python -m trainer` as real processes against a fake proxy's address."""
 
 from __future__ import annotations
 
@@ -9,16 +9,57 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 from tests.fakes.training_proxy import KEY, RUN
+from tests.trainer.forked import ForkedTrainer, places
 
 MODULE = (sys.executable, "-m", "trainer")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "trainer")
 
 
 @contextmanager
 def trainer_process(
-    url: str, weights: Path, log: Path, *options: str, launcher: Sequence[str] = MODULE
+    url: str,
+    weights: Path,
+    log: Path,
+    *options: str,
+    launcher: Sequence[str],
+    run: str | None = RUN,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The process; killed at the end if it still runs. Its log is appended to `log`."""
+    """By a command line; killed at the end, with what it started, if it still runs. Its log is appended to `log`.
+    `run` None: the options name several."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*launcher, *_words(url, weights, run), *options], stdout=output, stderr=output, env=_environment()
+        )
+        try:
+            yield process
+        finally:
+            # A launcher's ranks have sessions of their own, and would outlive it.
+            left = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+            process.kill()
+            process.wait()
+            for child in left:
+                child.kill()
+
+
+@contextmanager
+def forked_trainer(
+    url: str, weights: Path, log: Path, *options: str, size: int = 1, run: str | None = RUN
+) -> Iterator[ForkedTrainer]:
+    """The same by fork, as so many ranks."""
+    with places(size) as environments:
+        words = [*_words(url, weights, run), *options]
+        forked = ForkedTrainer(words, [{**_environment(), **place} for place in environments], log)
+        try:
+            yield forked
+        finally:
+            forked.kill()
+            forked.wait()
+
+
+def _words(url: str, weights: Path, run: str | None) -> list[str]:
     values = {
         "threads": "1",
         "device": "cpu",
@@ -28,14 +69,10 @@ def trainer_process(
         "optimizer.learning_rate": "1e-3",
         "weights.directory": str(weights),
     }
-    command = [*launcher, "--proxy", url, "--set", f"run={RUN}"]
-    for key, value in values.items():
-        command += ["--set", f"{key}={value}"]
-    environment = {**os.environ, "BASE_RL_TRAINER__API_KEY": KEY, "OMP_NUM_THREADS": "1"}
-    with log.open("ab") as output:
-        process = subprocess.Popen([*command, *options], stdout=output, stderr=output, env=environment)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+    if run is not None:
+        values = {"run": run, **values}
+    return ["--proxy", url, *(word for key, value in values.items() for word in ("--set", f"{key}={value}"))]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "BASE_RL_TRAINER__API_KEY": KEY, "OMP_NUM_THREADS": "1"}

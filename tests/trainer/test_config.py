@@ -10,8 +10,9 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.algorithm.presets import PRESETS, resolve
-from trainer.config import AlgorithmSettings, Baseline, Scale, load_settings, parse_assignment
+from trainer.config import AlgorithmSettings, Baseline, Scale, load_runs, load_settings, parse_assignment
 from trainer.errors import ConfigurationError
+from trainer.metrics.sinks import check_directories
 
 FILE = """
 [run]
@@ -149,10 +150,43 @@ def test_a_wrong_configuration_ends_with_status_2(file: Path) -> None:
     assert "trainer.algorithm.scale: Input should be 'group_std', 'batch_std' or 'none'" in done.stderr
 
 
+_MAIN_TOLD = """
+import json, sys
+from trainer.__main__ import main
+statuses = [main(words) for words in json.loads(sys.argv[1])]
+print(json.dumps({"statuses": statuses, "torch": "torch" in sys.modules}))
+"""
+
+
+def test_what_is_wrong_is_said_before_torch_is_imported(tmp_path: Path) -> None:
+    """That takes seconds."""
+    (tmp_path / "there").touch()
+    told = [
+        (0, ["--dry-run"], ""),
+        (2, ["--set", "batch.size=3"], "trainer.batch.size: no such option"),
+        (2, ["--set", "algorithm.preset=gpro"], "'gpro' is not one of"),
+        (2, ["--set", "algorithm.preset=distillation"], "[trainer.teacher]"),
+        (2, ["--set", "backend=archon", "--set", "layout=d2q2"], "there is no axis q"),
+        (2, ["--set", "backend=archon", "--set", "layout=d2t2"], "d2t2 is for 4 processes"),
+        (2, ["--set", "nproc=2"], "trainer.nproc is 2"),
+        (2, ["fit", "sft"], "say which sessions"),
+        (2, ["fit", "reward-model", "--output", str(tmp_path)], "is there and not empty"),
+    ]
+    command = [sys.executable, "-c", _MAIN_TOLD, json.dumps([words for _, words, _ in told])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"statuses": [status for status, _, _ in told], "torch": False}
+    for _, words, said in told:
+        assert said in done.stderr, words
+
+
 def test_a_layout_belongs_to_archon() -> None:
     with pytest.raises(ConfigurationError, match=r"layout belongs to backend = \"archon\""):
-        load_settings(None, {"layout": "d2"}, {})
+        load_settings(None, {"layout": "d2", "backend": "fsdp"}, {})
     assert load_settings(None, {"layout": "d2", "backend": "archon"}, {}).layout == "d2"
+    assert load_settings(None, {"layout": "d2"}, {}).backend == "archon"
+    assert load_settings(None, {"layout": None}, {}).backend == "fsdp"
 
 
 def test_a_layout_that_cannot_be_read_is_refused_before_anything_is_started(
@@ -160,3 +194,125 @@ def test_a_layout_that_cannot_be_read_is_refused_before_anything_is_started(
 ) -> None:
     assert main(["--set", "backend=archon", "--set", "layout=d2q2", "--dry-run"]) == 2
     assert "trainer.layout: 'd2q2': there is no axis q" in capsys.readouterr().err
+
+
+SEVERAL = """
+[run]
+name = "calculator"
+
+[trainer]
+seed = 3
+batch = { trajectories = 64, at_least = 4 }
+
+[trainer.runs.shop]
+proxy_url = "http://shop:8080"
+api_key = "k-shop"
+batch = { trajectories = 32 }
+
+[trainer.runs.travel]
+run = "policy"
+algorithm = { preset = "rloo" }
+"""
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    path = tmp_path / "several.toml"
+    path.write_text(SEVERAL)
+    return path
+
+
+def test_each_run_has_what_is_said_of_it_over_what_is_said_of_all(several: Path) -> None:
+    environment = {"BASE_RL_TRAINER__RUNS__TRAVEL__API_KEY": "k-travel", "BASE_RL_TRAINER__SEED": "4"}
+    overrides = {"batch": {"at_least": "8", "trajectories": "16"}, "runs": {"travel": {"seed": "5"}}}
+    runs = load_runs(several, overrides, environment)
+    assert list(runs) == ["shop", "travel"]
+    shop, travel = runs.values()
+    assert (shop.run, shop.proxy_url, shop.seed) == ("shop", "http://shop:8080", 4)
+    assert (travel.run, travel.proxy_url, travel.seed) == ("policy", "http://127.0.0.1:8080", 5)
+    assert [run.api_key.get_secret_value() for run in (shop, travel)] == ["k-shop", "k-travel"]
+    # What is said of one run goes before what is said of all, wherever that was said.
+    assert [run.batch.trajectories for run in (shop, travel)] == [32, 16]
+    assert [run.batch.at_least for run in (shop, travel)] == [8, 8]
+    assert [run.algorithm.preset for run in (shop, travel)] == ["grpo", "rloo"]
+
+
+def test_the_weights_depend_on_nothing_that_another_run_is_told(several: Path) -> None:
+    shop = load_runs(several, {}, {})["shop"]
+    alone = load_settings(None, {"seed": 3, "batch": {"trajectories": 32, "at_least": 4}}, {})
+    assert shop.config_hash() == alone.config_hash()
+
+
+def test_chosen_runs_are_trained_alone(several: Path, file: Path) -> None:
+    assert list(load_runs(several, {}, {}, ["travel"])) == ["travel"]
+    assert [run.run for run in load_runs(file, {}, {}, ["b", "a"]).values()] == ["b", "a"]
+    assert [run.run for run in load_runs(file, {}, {}).values()] == ["calculator"]
+    # Where a command is about one run, that one's section counts.
+    assert load_settings(several, {"run": "shop"}, {}).batch.trajectories == 32
+    assert load_settings(several, {"run": "other"}, {}).batch.trajectories == 64
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"runs": {"shop": {"batch": {"size": 3}}}}, "trainer.runs.shop.batch.size: no such option"),
+        (
+            {"runs": {"shop": {"batch": {"at_least": 99}}}},
+            "trainer.runs.shop.batch: Value error, at_least (99)",
+        ),
+        (
+            {"runs": {"shop": {"layout": "d2", "backend": "fsdp"}}},
+            "trainer.runs.shop: Value error, layout belongs to backend",
+        ),
+        ({"optimizer": {"eps": 0}}, "trainer.optimizer.eps: Input should be greater than 0"),
+        (
+            {"runs": {"shop": {"threads": 2}}},
+            "trainer.runs.shop.threads: is the same for all runs",
+        ),
+        ({"runs": {"travel": {"proxy_url": "http://h"}}}, "trainer.runs.travel.api_key: must be given"),
+        ({"runs": {"travel": 3}}, "trainer.runs.travel: must be a section"),
+        ({"runs": ["a", "b"]}, "trainer.runs: write a section for each run"),
+        ({"run": "other"}, "trainer.run: 'other' is not one of trainer.runs (shop, travel)"),
+        ({"runs": {"again": {"run": "policy"}}}, "trainer.runs.again: is trainer.runs.travel, the run 'policy' of"),
+    ],
+)
+def test_what_is_wrong_with_one_of_several_runs_names_it(
+    several: Path, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load_runs(several, overrides, {})
+    assert str(raised.value).startswith(message)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_name_that_is_trained_is_no_error(several: Path) -> None:
+    """As `base-rl up` says it, of the run that it serves."""
+    assert len(load_runs(several, {"run": "policy"}, {})) == 2
+
+
+def test_contradictory_parts_of_one_of_several_runs_name_it(
+    several: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", str(several), "--set", "runs.shop.algorithm.scale=none", "--dry-run"]) == 0
+    resolved = json.loads(capsys.readouterr().out)
+    assert resolved["runs"]["shop"]["algorithm"]["scale"] == "none"
+    assert "threads" in resolved
+    assert "threads" not in resolved["runs"]["shop"]
+    assert main(["--config", str(several), "--set", "runs.shop.algorithm.baseline=none", "--dry-run"]) == 2
+    assert capsys.readouterr().err.startswith("run shop: trainer.algorithm")
+
+
+def test_trackio_has_one_directory_for_all_runs(several: Path) -> None:
+    given: dict[str, Any] = {"metrics": {"sinks": ["trackio"], "directory": "/a"}}
+    check_directories([run.metrics for run in load_runs(several, given, {}).values()])
+    given["runs"] = {"shop": {"metrics": {"directory": "/b"}}}
+    with pytest.raises(ConfigurationError, match="trackio has one directory in a process"):
+        check_directories([run.metrics for run in load_runs(several, given, {}).values()])
+
+
+def test_a_layout_says_how_many_processes_and_refuses_another_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--set", "layout=d2t2", "--dry-run"]) == 0
+    assert json.loads(capsys.readouterr().out)["nproc"] == 4
+    assert main(["--set", "layout=d2t2", "--set", "nproc=6", "--dry-run"]) == 2
+    said = "d2t2 is for 4 processes, and nproc is 6; leave nproc out, or write d3t2"
+    assert f"trainer.layout: {said}" in capsys.readouterr().err

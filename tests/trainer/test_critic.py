@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def test_a_state_brings_the_critic_back_and_none_begins_anew(tiny_model: Path) -
     algorithm = ppo(critic_warmup=1)
     learner = learner_for(algorithm, tiny_model)
     learn(learner, algorithm, batch())
-    state = learner.capture()
+    state = copy.deepcopy(learner.capture())
     policy = {name: weight.detach().clone() for name, weight in learner.model.named_weights()}
     later = learn(learner, algorithm, batch())
 

@@ -68,9 +68,9 @@ def rewards_of(
     return [commit.step.metrics["reward_mean"] for commit in proxy.commits]
 
 
-@pytest.mark.parametrize("delay", [0, 2])
-@pytest.mark.parametrize("proximal", ["recompute", "loglinear"])
+@pytest.mark.parametrize(("proximal", "delay"), [("recompute", 0), ("recompute", 2), ("loglinear", 2)])
 def test_reward_rises(start: Start, tiny_model: Path, tmp_path: Path, proximal: str, delay: int) -> None:
+    """Without a delay both proximal policies are the one that acted."""
     rewards = rewards_of(start, tiny_model, tmp_path, proximal=proximal, delay=delay)
     assert rewards[0] < 0.65
     assert sum(rewards[-3:]) / 3 > 0.9

@@ -119,7 +119,7 @@ def test_a_missing_optimiser_state_is_a_fresh_optimiser(start: Start, tiny_model
     trainer = start(proxy, settings(tmp_path))
     trainer.loop.resume()
     trainer.loop.step()
-    (Path(proxy.commits[0].weights.uri) / "trainer_state" / "state.pt").unlink()
+    (Path(proxy.commits[0].weights.uri) / "trainer_state" / "state.json").unlink()
     again = start(proxy, settings(tmp_path))
     again.loop.resume()
     assert again.learner.steps == 0

@@ -1,10 +1,9 @@
-"""`python -m trainer` as a real process: killed, asked to end, misconfigured, and as two processes."""
+"""The trainer as a real process: killed, asked to end, misconfigured, and as two processes."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,37 +12,41 @@ from safetensors.torch import load_file
 
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
-from tests.trainer.serve_trainer import trainer_process
+from tests.trainer.serve_trainer import forked_trainer
 from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import settings
 
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("forked")]
 
-@pytest.mark.parametrize("arrived", [True, False])
-def test_a_kill_in_the_middle_of_a_step_loses_and_repeats_nothing(
-    tiny_model: Path, tmp_path: Path, arrived: bool
-) -> None:
-    """Killed with the weights written and the commit on its way, which then reaches the proxy or does not."""
+
+def test_kills_in_the_middle_of_a_step_lose_and_repeat_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    """Killed with the weights written and the commit on its way, which then reaches the proxy; and so the next one,
+    whose commit does not."""
     source = random_groups()
     proxy = TrainingProxy(base_model=str(tiny_model), lease_seconds=2.0)
     offered = [source(version) for version in range(8)]
     proxy.offer(offered)
     victims: list[int] = []
+    arrived = [True, False]
 
     def kill_once() -> None:
         if victims:
             os.kill(victims.pop(), signal.SIGKILL)
-            if not arrived:
+            if not arrived.pop(0):
                 raise ConnectionAbortedError
 
     log = tmp_path / "log"
     with proxy.serve() as url:
-        with trainer_process(url, tmp_path / "weights", log) as process:
+        with forked_trainer(url, tmp_path / "weights", log) as process:
             proxy.wait_for(lambda: len(proxy.commits) == 1)
             proxy.before_commit = kill_once
             victims.append(process.pid)
             assert process.wait(60) == -signal.SIGKILL
-        proxy.before_commit = lambda: None
-        with trainer_process(url, tmp_path / "weights", log) as process:
+        with forked_trainer(url, tmp_path / "weights", log) as process:
+            victims.append(process.pid)
+            assert process.wait(60) == -signal.SIGKILL
+        assert arrived == []
+        with forked_trainer(url, tmp_path / "weights", log) as process:
             proxy.wait_for(lambda: len(proxy.consumed) == 40)
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
@@ -56,7 +59,7 @@ def test_the_end_is_prompt_and_gives_the_claim_back(tiny_model: Path, tmp_path: 
     """Asked to end while it waits for a proxy that cuts every commit off."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     log = tmp_path / "log"
-    with proxy.serve() as url, trainer_process(url, tmp_path / "weights", log) as process:
+    with proxy.serve() as url, forked_trainer(url, tmp_path / "weights", log) as process:
 
         def cut_off() -> None:
             process.send_signal(signal.SIGTERM)
@@ -82,15 +85,15 @@ def test_who_starts_after_a_kill_has_the_dead_ones_claims_at_once(tiny_model: Pa
 
     with proxy.serve() as url:
         proxy.before_commit = cut_off  # it holds its claim, and tries again
-        with trainer_process(url, weights, log, *wait) as killed:
+        with forked_trainer(url, weights, log, *wait) as killed:
             proxy.wait_for(lambda: len(proxy.leases) == 1)
             proxy.offer([random_groups()(1)])
-            with trainer_process(url, weights, log, *wait) as lives:
+            with forked_trainer(url, weights, log, *wait) as lives:
                 proxy.wait_for(lambda: len(proxy.leases) == 2)
                 first, second = proxy.claimed
                 killed.kill()
                 killed.wait()
-                with trainer_process(url, weights, log, *wait):
+                with forked_trainer(url, weights, log, *wait):
                     proxy.wait_for(lambda: len(proxy.claimed) == 3)
                 assert lives.poll() is None
                 assert proxy.released == [first]
@@ -103,7 +106,7 @@ def test_a_wrong_key_ends_it_with_the_reason(tiny_model: Path, tmp_path: Path) -
     log = tmp_path / "log"
     with (
         proxy.serve() as url,
-        trainer_process(url, tmp_path / "weights", log, "--set", "api_key=rl-other") as process,
+        forked_trainer(url, tmp_path / "weights", log, "--set", "api_key=rl-other") as process,
     ):
         assert process.wait(60) == 1
     assert "trainer.api_key is not a key of this proxy" in log.read_text()
@@ -128,19 +131,9 @@ def test_two_processes_equal_one(start: Start, tiny_model: Path, tmp_path: Path,
     first = start(proxy, settings(tmp_path / "together", **small))
     first.loop.resume()
     first.loop.step()
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "trainer",
-    )
     log = tmp_path / "log"
     bound = [word for option in ("batch.max_tokens_per_microbatch=32", *options) for word in ("--set", option)]
-    with proxy.serve() as url, trainer_process(url, tmp_path / "together", log, *bound, launcher=torchrun) as process:
+    with proxy.serve() as url, forked_trainer(url, tmp_path / "together", log, *bound, size=2) as process:
         proxy.wait_for(lambda: len(proxy.commits) >= steps or process.poll() is not None)
         process.terminate()
         process.wait(60)

@@ -10,7 +10,7 @@ from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import WeightsFormat, WeightsReference
 from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
 from tests.trainer.tiny import group_of, trajectory, turn
-from trainer.errors import ClaimLost, HeadMoved, ProxyRefused
+from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent
 from trainer.proxy_client import ProxyClient
 
 WEIGHTS = WeightsReference(uri="/w/v1", format=WeightsFormat.HUGGINGFACE, sha256="1", bytes=1)
@@ -50,6 +50,15 @@ def test_a_key_of_another_kind_is_said_at_once() -> None:
     client, _ = client_of(httpx.MockTransport(lambda request: httpx.Response(403, text="no")))
     with pytest.raises(ProxyRefused, match="not a trainer key of run 'policy'"):
         client.head()
+
+
+def test_a_client_without_patience_gives_up() -> None:
+    proxy = TrainingProxy(base_model="m", outage=3)
+    client, pauses = client_of(proxy.transport())
+    client.patience = 0.0
+    with pytest.raises(ProxySilent, match="503"):
+        client.head()
+    assert (proxy.outage, pauses) == (2, [])
 
 
 def test_an_answer_of_another_protocol_is_refused() -> None:

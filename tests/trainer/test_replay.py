@@ -20,7 +20,7 @@ from proxy.contract.claim import decode
 from proxy.contract.replay import StepBatch
 from proxy.database.tables import Base, ClaimedSessionRow, PolicyVersionRow, SessionRow
 from tests.trainer.real_proxy import ADMIN, RUN, TRAINER, RealProxy, real_proxy, write_real_model
-from tests.trainer.serve_trainer import trainer_process
+from tests.trainer.serve_trainer import forked_trainer
 from trainer.replay_command import DIFFERENT, IMPOSSIBLE, main
 
 STEPS = 8
@@ -294,13 +294,11 @@ def test_why_a_step_cannot_be_replayed(trained: RealProxy, capsys: pytest.Captur
         assert session in impossible(trained, 6, capsys)
 
 
-@pytest.mark.parametrize("version", [4, 6], ids=["tree", "packed"])
-def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(
-    trained: RealProxy, tmp_path: Path, version: int
-) -> None:
+def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(trained: RealProxy, tmp_path: Path) -> None:
+    """A step on the state after another one, of the policy and of the critic."""
     before = sorted(str(path) for path in trained.weights.rglob("*"))
     answered = subprocess.run(
-        [sys.executable, "-m", "proxy.cli", "replay", RUN, str(version), "--verify", "--url", trained.url, "--json"],
+        [sys.executable, "-m", "proxy.cli", "replay", RUN, "8", "--verify", "--url", trained.url, "--json"],
         capture_output=True,
         text=True,
         check=False,
@@ -312,28 +310,20 @@ def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(
     assert sorted(str(path) for path in trained.weights.rglob("*")) == before
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("forked")
 @pytest.mark.parametrize(
-    "options", [("backend=fsdp",), pytest.param(("backend=archon", "layout=c2"), marks=pytest.mark.archon)]
+    "options", [("backend=fsdp",), pytest.param(("backend=archon", "layout=p2"), marks=pytest.mark.archon)]
 )
 def test_a_step_of_two_processes_is_replayed_by_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    torchrun = (
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "trainer",
-    )
     all_options = (f"api_key={TRAINER}", "batch.max_tokens_per_microbatch=32", *options)
     words = [word for option in all_options for word in ("--set", option)]
     with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
         mixed(proxy, version=0)
         log = tmp_path / "log"
-        with trainer_process(proxy.url, proxy.weights, log, *words, launcher=torchrun) as process:
+        with forked_trainer(proxy.url, proxy.weights, log, *words, size=2) as process:
             proxy.wait_for_version(1, lambda: process.poll() is None)
             process.terminate()
             process.wait(60)

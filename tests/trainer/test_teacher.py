@@ -20,15 +20,15 @@ from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
 from tests.trainer.real_proxy import write_real_model
 from tests.trainer.tiny import ALONE, draw, group_of, load_tiny, save_tiny_model, settings, trajectory, turn
-from trainer.algorithm.presets import resolve
+from trainer.algorithm.presets import check_teacher, resolve
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, TeacherSettings
-from trainer.errors import ConfigurationError, TeacherUnusable
+from trainer.errors import ConfigurationError, TeacherSilent, TeacherUnusable
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import mini_batches
 from trainer.intake.sequences import linearise
 from trainer.intake.teaching import taught_of
 from trainer.models.huggingface import PolicyModel
-from trainer.teacher import Teacher, check_told, differing
+from trainer.teacher import Teacher, differing
 from trainer.update import Learner
 
 
@@ -109,9 +109,7 @@ def test_it_tells_what_its_model_gives_to_each_learnt_token(base: Path, master: 
 
 def step(base: Path, teacher: Teacher, members: list[Trajectory], **parts: Any) -> tuple[Any, PolicyModel]:
     model = load_tiny(base)
-    algorithm = resolve(
-        AlgorithmSettings.model_validate({"rl_coefficient": 0.0, "distill_coefficient": 1.0, **parts})
-    )
+    algorithm = resolve(AlgorithmSettings.model_validate({"preset": "distillation", **parts}))
     batch = Batch(trajectories=tuple(members), groups=tuple(range(len(members))), base_version=0)
     sequences = linearise(members)
     small = BatchSettings(max_tokens_per_microbatch=24)
@@ -145,18 +143,20 @@ def test_the_coefficients_weigh_both_parts(base: Path, teacher: Teacher) -> None
     assert twice.gradient_norm == pytest.approx(2 * once.gradient_norm, rel=1e-4)
 
 
+@pytest.mark.parametrize(("parts", "share"), [({"distill_coefficient": 0.5}, 0.5), ({"preset": "distillation"}, 1.0)])
 def test_the_loop_learns_from_it_where_rewards_say_nothing(
-    base: Path, engine: str, start: Start, tmp_path: Path
+    base: Path, engine: str, start: Start, tmp_path: Path, parts: dict[str, Any], share: float
 ) -> None:
+    """Equal rewards, beside a teacher; any, where it is alone."""
     members = drawn(load_tiny(base), 4, reward=1.0)
     proxy = TrainingProxy(base_model=str(base))
     proxy.offer([group_of(members)])
-    told = {"algorithm": {"distill_coefficient": 0.5}, "teacher": {"url": engine}}
+    told = {"algorithm": parts, "teacher": {"url": engine}}
     trainer = start(proxy, settings(tmp_path, **told))
     trainer.loop.resume()
     trainer.loop.step()
     (commit,) = proxy.commits
-    assert commit.step.metrics["loss"] == pytest.approx(0.5 * commit.step.metrics["kl_teacher"], abs=1e-4)
+    assert commit.step.metrics["loss"] == pytest.approx(share * commit.step.metrics["kl_teacher"], abs=1e-4)
     assert commit.step.metrics["skipped_no_signal"] == 0.0
 
 
@@ -192,15 +192,26 @@ def test_a_teacher_that_is_down_is_waited_for_and_one_that_refuses_is_not(base: 
     made.close()
 
 
+def test_a_teacher_that_is_down_is_given_up_where_others_wait(base: Path) -> None:
+    down = Teacher(
+        TeacherSettings(url="http://teacher"),
+        transport=httpx.MockTransport(lambda _: httpx.Response(503, text="soon")),
+    )
+    down.patience = 0.0
+    with pytest.raises(TeacherSilent, match="503: soon"):
+        down.check(base)
+    down.close()
+
+
 def test_a_coefficient_and_a_teacher_go_together() -> None:
     for parts, url, said in (
-        ({"distill_coefficient": 0.1}, None, "url"),
-        ({}, "http://teacher", "distill_coefficient"),
+        ({"distill_coefficient": 0.1}, None, r'\[trainer\.teacher\]\nurl = "http'),
+        ({"preset": "distillation"}, None, r'\[trainer\.teacher\]\nurl = "http'),
+        ({}, "http://teacher", 'preset = "distillation"'),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            check_told(TeacherSettings(url=url), resolve(AlgorithmSettings.model_validate(parts)))
-    with pytest.raises(ConfigurationError, match="rl_coefficient"):
-        resolve(AlgorithmSettings(rl_coefficient=0.5))
+            check_teacher(TeacherSettings(url=url), resolve(AlgorithmSettings.model_validate(parts)))
+    check_teacher(TeacherSettings(url="http://teacher"), resolve(AlgorithmSettings(preset="distillation")))
 
 
 def test_only_what_is_learnt_is_taught() -> None:

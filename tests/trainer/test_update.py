@@ -10,7 +10,7 @@ from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
 from tests.trainer.tiny import ALONE, draw, learner_of, load_tiny, save_tiny_model, trajectory, turn
 from trainer.algorithm.advantages import RunningMeans, assign
-from trainer.algorithm.presets import PRESETS, resolve
+from trainer.algorithm.presets import PRESETS, Algorithm, resolve
 from trainer.config import (
     AlgorithmSettings,
     BatchSettings,
@@ -23,6 +23,7 @@ from trainer.config import (
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MiniBatch, mini_batches
 from trainer.intake.sequences import linearise
+from trainer.intake.teaching import Taught
 from trainer.models.huggingface import PolicyModel
 from trainer.optimizer import learning_rate_at
 from trainer.update import Learner
@@ -38,6 +39,17 @@ def packed_of(
     parts = resolve(algorithm or AlgorithmSettings())
     advantages = assign(members, groups, parts, RunningMeans.fresh(0.9))
     return mini_batches(batch, advantages.turns, linearise(members), settings or BatchSettings(), parts)
+
+
+def taught(algorithm: Algorithm, members: list[Trajectory], told: list[float]) -> Taught | None:
+    """A teacher, where there is one, that gives to the tokens of trajectory i this much more than who drew them."""
+    if not algorithm.has_teacher:
+        return None
+    return {
+        (index, number): [logprob + told[index] for logprob in each.logprobs]
+        for index, member in enumerate(members)
+        for number, each in enumerate(member.turns)
+    }
 
 
 def logprob(model: PolicyModel, member: Trajectory) -> float:
@@ -62,27 +74,29 @@ def logprob(model: PolicyModel, member: Trajectory) -> float:
     ("preset", "proximal"),
     [
         (preset, proximal)
-        for preset in PRESETS
-        for proximal in Proximal
+        for preset, algorithm in PRESETS.items()
+        for proximal in (Proximal if algorithm.learns_from_rewards else [None])
         if (preset, proximal) != ("m2po", "behaviour")
     ],
 )
-def test_reward_moves_what_was_done_in_its_direction(
-    tiny_model: Path, preset: str, proximal: Proximal, sign: float, size: int
+def test_what_was_done_is_moved_in_the_direction_of_its_reward(
+    tiny_model: Path, preset: str, proximal: Proximal | None, sign: float, size: int
 ) -> None:
-    """One trajectory is rewarded with `sign`, the others of its group, if any, with nothing."""
+    """One trajectory is rewarded with `sign`, the others of its group, if any, with nothing; so too where it is a
+    teacher that says so, whatever the rewards are."""
     model = load_tiny(tiny_model)
     generator = torch.Generator().manual_seed(size)
     members = []
     for index in range(size):
         ((output, logprobs),) = draw(model, (1, 2, 3), 4, generator)
         node = turn(output, logprobs=logprobs)
-        members.append(trajectory(node, reward=sign if index == 0 else 0.0))
+        rewarded = sign if PRESETS[preset].learns_from_rewards else -sign
+        members.append(trajectory(node, reward=rewarded if index == 0 else 0.0))
     algorithm = AlgorithmSettings(preset=preset, proximal=proximal)
     packed = packed_of(members, [0] * size, algorithm)
     before = logprob(model, members[0])
     learner = learner_of(model, resolve(algorithm), OptimizerSettings(learning_rate=1e-4), tiny_model)
-    assert learner.update(packed).stepped
+    assert learner.update(packed, taught(resolve(algorithm), members, [sign] + [0.0] * (size - 1))).stepped
     assert (logprob(model, members[0]) - before) * sign > 1e-5
 
 
@@ -157,7 +171,7 @@ def test_micro_batches_change_nothing(tiny_model: Path, preset: str, bound: int)
         packed = packed_of(members, groups, algorithm, settings)
         optimizer = OptimizerSettings(learning_rate=1e-3, eps=1e-4)
         learner = learner_of(model, resolve(algorithm), optimizer, tiny_model)
-        outcome = learner.update(packed)
+        outcome = learner.update(packed, taught(resolve(algorithm), members, [0.5, -0.5, 0.0] * 4))
         assert outcome.tokens is not None
         assert len(outcome.tokens.logprobs_N) == 12 * 5
         critic = {} if learner.critic is None else dict(learner.critic.model.named_weights())

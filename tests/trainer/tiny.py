@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -16,8 +17,10 @@ from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, VersionSpan
 from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
+from tests.small_models import small_qwen3
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.presets import Algorithm, resolve
+from trainer.assembly import RunTrainer, Shared, assemble, connect
 from trainer.claims import ClaimsInHand
 from trainer.config import AlgorithmSettings, OptimizerSettings, Precision, TrainerSettings
 from trainer.instruments import Instruments
@@ -29,8 +32,6 @@ from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
 from trainer.teacher import Teacher
 from trainer.update import Learner
-from trainer.versions import Versions
-from trainer.weights.disk import DiskPublisher
 
 VOCABULARY = 64
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
@@ -41,21 +42,8 @@ _numbers = count()
 
 def save_tiny_model(directory: Path, seed: int = 0) -> None:
     """Qwen3 with 2 layers of 32, tied, in bfloat16 on disk as shipped checkpoints are."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    model: Any = Qwen3ForCausalLM(config)
+    model = small_qwen3(vocab_size=VOCABULARY)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -112,7 +100,7 @@ def load_tiny(directory: Path) -> PolicyModel:
 
 @torch.no_grad()
 def draw(
-    model: PolicyModel,
+    model: Any,
     prompt: Sequence[int],
     length: int,
     generator: torch.Generator,
@@ -156,52 +144,50 @@ def learner_of(model: PolicyModel, algorithm: Algorithm, optimizer: OptimizerSet
 class InProcess:
     """A trainer and the parts of it that tests look at."""
 
-    loop: TrainingLoop
-    model: PolicyModel
-    learner: Learner
-    claims: ClaimsInHand
-    leases: LeaseKeeper
-    instruments: Instruments
+    parts: RunTrainer
     pauses: list[float]
-    teacher: Teacher | None = None
+
+    @property
+    def loop(self) -> TrainingLoop:
+        return self.parts.loop
+
+    @property
+    def model(self) -> Any:
+        return self.parts.model
+
+    @property
+    def learner(self) -> Learner:
+        return self.parts.learner
+
+    @property
+    def claims(self) -> ClaimsInHand:
+        return self.parts.connection.claims
+
+    @property
+    def leases(self) -> LeaseKeeper:
+        return self.parts.connection.leases
+
+    @property
+    def instruments(self) -> Instruments:
+        return self.parts.instruments
+
+    @property
+    def teacher(self) -> Teacher | None:
+        return self.parts.teacher
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: parameter.detach().clone() for name, parameter in self.model.named_weights()}
 
 
-def build(proxy: TrainingProxy, configured: TrainerSettings, base: Path) -> InProcess:
-    """The parts as `python -m trainer` puts them together, over the fake proxy without a network."""
+def build(
+    proxy: TrainingProxy, configured: TrainerSettings, shared: Shared | None = None, ranks: Ranks = ALONE
+) -> InProcess:
+    """The parts as `python -m trainer` puts them together, over the fake proxy without a network, unannounced."""
     pauses: list[float] = []
     pause: Callable[[float], None] = pauses.append
     client = ProxyClient("http://proxy", KEY, RUN, transport=proxy.transport(), pause=pause)
-    leases = LeaseKeeper(client)
-    claims = ClaimsInHand(client, leases, configured.batch, "trainer", "a-process")
-    model = load_tiny(base)
-    algorithm = resolve(configured.algorithm)
-    learner = learner_of(model, algorithm, configured.optimizer, base)
-    publisher = DiskPublisher(configured.weights.directory, base, configured.weights.keep_optimizer_states)
-    versions = Versions(configured, algorithm, ALONE, client, claims, publisher, learner)
-    teacher = Teacher(configured.teacher) if algorithm.has_teacher else None
-    instruments = Instruments(configured, algorithm, ALONE, base, proxy.head)
-    loop = TrainingLoop(
-        configured.batch,
-        algorithm,
-        ALONE,
-        claims,
-        versions,
-        learner,
-        instruments=instruments,
-        sample=configured.audit.sample,
-        pause_after=configured.optimizer.pause_after,
-        teacher=teacher,
-    )
-    return InProcess(
-        loop=loop,
-        model=model,
-        learner=learner,
-        claims=claims,
-        leases=leases,
-        instruments=instruments,
-        pauses=pauses,
-        teacher=teacher,
-    )
+    ending = ExitStack()
+    connection = connect(client, configured, "a-process", ending)
+    shared = shared or Shared(ranks.device)
+    parts = assemble(configured.run, configured, ranks, connection, proxy.head, shared, ending)
+    return InProcess(parts=parts, pauses=pauses)

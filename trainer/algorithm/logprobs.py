@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = 1 << 24
 """64 MiB of float32."""
+LOGITS_PER_CHUNK_ON_CUDA = 1 << 27
+"""512 MiB: each chunk reads the head's weights and adds to their gradient, so it must have many tokens."""
 
 
 def token_logprobs(
@@ -22,13 +24,15 @@ def token_logprobs(
     targets_N: Tensor,
     temperature_N: Tensor,
     vocabulary: int,
-    logits_per_chunk: int = LOGITS_PER_CHUNK,
+    logits_per_chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(log softmax(head(h) / temperature)[target], entropy in nats of the same distribution), shape N, float32.
 
     The entropy carries no gradient. More tokens than fit a chunk are computed chunk by chunk, and once more in the
     backward pass, so that no more than one chunk's logits are alive.
     """
+    if logits_per_chunk is None:
+        logits_per_chunk = LOGITS_PER_CHUNK_ON_CUDA if hidden_ND.is_cuda else LOGITS_PER_CHUNK
     chunk = max(1, logits_per_chunk // vocabulary)
     if hidden_ND.shape[0] <= chunk:
         return _chunk(head, hidden_ND, targets_N, temperature_N)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.algorithm.objective import Objective
 from trainer.config import Surrogate
 
 
@@ -32,21 +33,6 @@ class PolicyLossInputs:
     advantages_N: Tensor
     answer_N: Tensor
     share_N: Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Objective:
-    """The ratio is clipped to [1 − clip_low, 1 + clip_high]. `dual_clip` bounds −ρA for A < 0 by −dual_clip · A;
-    None: unbounded. `gate_positive` and `gate_negative` are the temperatures of SAPO's gate. `importance_cap`
-    truncates the weight exp(prox − behave)."""
-
-    surrogate: Surrogate
-    clip_low: float
-    clip_high: float
-    dual_clip: float | None
-    gate_positive: float
-    gate_negative: float
-    importance_cap: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainer.algorithm.losses import Objective
+from trainer.algorithm.objective import Objective
 from trainer.config import (
     AlgorithmSettings,
     Baseline,
@@ -19,6 +19,7 @@ from trainer.config import (
     RewardSettings,
     Scale,
     Surrogate,
+    TeacherSettings,
 )
 from trainer.errors import ConfigurationError
 
@@ -99,6 +100,10 @@ class Algorithm:
         return self.distill_coefficient > 0
 
     @property
+    def learns_from_rewards(self) -> bool:
+        return self.rl_coefficient > 0
+
+    @property
     def pays_divergence_in_reward(self) -> bool:
         return self.has_reference and self.kl_form is Divergence.K1
 
@@ -160,9 +165,37 @@ PRESETS: dict[str, Algorithm] = {
     "m2po": _row(_GRPO, second_moment=0.04, importance_cap=10.0),
     # Schulman et al. 2017, with the estimate of Schulman et al. 2016: a critic says what each token was worth.
     "ppo": _row(_GRPO, baseline=Baseline.CRITIC, scale=Scale.BATCH_STD, mini_batches=2, value_clip=0.2),
+    # Agarwal et al. 2024 (GKD, on-policy with the reverse divergence): what the policy said itself, judged token by
+    # token by a teacher. Rewards teach nothing.
+    "distillation": _row(
+        _GRPO, baseline=Baseline.NONE, scale=Scale.NONE, rl_coefficient=0.0, distill_coefficient=1.0
+    ),
 }
 
 _PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
+_OF_REWARDS = (
+    "surrogate",
+    "baseline",
+    "scale",
+    "clip_low",
+    "clip_high",
+    "dual_clip",
+    "gate_positive",
+    "gate_negative",
+    "kl_coefficient",
+    "kl_form",
+    "turn_discount",
+    "gae_lambda",
+    "discount",
+    "value_clip",
+    "critic_rate",
+    "critic_warmup",
+    "running_mean_decay",
+    "overlong_factor",
+    "overlong_tokens",
+    "overlong_tail",
+    "reward",
+)
 _GROUP_BASELINES = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
 
 
@@ -196,6 +229,20 @@ def resolve(settings: AlgorithmSettings) -> Algorithm:
     return _checked(dataclasses.replace(preset, **parts))
 
 
+def check_teacher(settings: TeacherSettings, algorithm: Algorithm) -> None:
+    """Raises ConfigurationError for a teacher that nothing is learnt from, or one that is missing."""
+    if algorithm.has_teacher and settings.url is None:
+        raise ConfigurationError(
+            "trainer.teacher.url: distill_coefficient is above 0, and no teacher is named; write the address of the"
+            ' engine that serves it:\n[trainer.teacher]\nurl = "http://127.0.0.1:30000"'
+        )
+    if settings.url is not None and not algorithm.has_teacher:
+        raise ConfigurationError(
+            "trainer.teacher.url: nothing is learnt from it while distill_coefficient is 0; to learn from it alone"
+            ' set trainer.algorithm.preset = "distillation", to learn from rewards too set distill_coefficient'
+        )
+
+
 def _checked(algorithm: Algorithm) -> Algorithm:
     if algorithm.scale is Scale.GROUP_STD and algorithm.baseline not in _GROUP_BASELINES:
         raise ConfigurationError(
@@ -215,6 +262,16 @@ def _checked(algorithm: Algorithm) -> Algorithm:
     if algorithm.has_critic and algorithm.drop_degenerate:
         raise ConfigurationError(
             "trainer.algorithm.drop_degenerate: with a critic no trajectory is without advantages; set it to false"
+        )
+    if not algorithm.learns_from_rewards and not algorithm.has_teacher:
+        raise ConfigurationError(
+            "trainer.algorithm.distill_coefficient: with rl_coefficient at 0 too nothing would be learnt; set one"
+        )
+    if not algorithm.learns_from_rewards and (algorithm.has_critic or algorithm.has_reference):
+        model = "critic" if algorithm.has_critic else "reference model"
+        raise ConfigurationError(
+            f"trainer.algorithm.rl_coefficient: at 0 nothing is learnt with the {model} that this would have; to"
+            ' learn from a teacher alone choose preset = "distillation"'
         )
     if algorithm.overlong_tail >= algorithm.overlong_tokens:
         raise ConfigurationError(
@@ -238,7 +295,7 @@ def _refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
             f"the denominator {algorithm.denominator.value} does not use it",
         ),
         "importance_cap": (
-            algorithm.proximal is not Proximal.BEHAVIOUR,
+            algorithm.has_teacher or algorithm.proximal is not Proximal.BEHAVIOUR,
             "with proximal = behaviour there is no weight to cap",
         ),
     }
@@ -254,6 +311,11 @@ def _refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
         )
     for name in ("overlong_tokens", "overlong_tail"):
         uses[name] = (algorithm.overlong_factor > 0, "nothing is penalised while overlong_factor is 0")
+    if algorithm.has_teacher and algorithm.drop_degenerate:
+        uses["drop_degenerate"] = (False, "a teacher has something to say of every trajectory")
+    if not algorithm.learns_from_rewards:
+        uses |= dict.fromkeys(_OF_REWARDS, (False, "rewards teach nothing while rl_coefficient is 0"))
+        uses["proximal"] = (algorithm.second_moment is not None, "a teacher is listened to without it")
     for name, (used, reason) in uses.items():
-        if not used and getattr(settings, name) is not None:
+        if not used and getattr(settings, name) != AlgorithmSettings.model_fields[name].default:
             raise ConfigurationError(f"trainer.algorithm.{name}: {reason}")

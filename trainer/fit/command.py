@@ -1,4 +1,4 @@
-"""`python -m trainer fit sft|dpo|reward-model [--config FILE] [--from PATH] …`
+"""`base-rl fit`, or `python -m trainer fit sft|dpo|reward-model [--config FILE] [--from PATH] …`
 
 Reads sessions or preferences of the run from the proxy, or from what `base-rl export` wrote, and fits the newest
 weights to them. `sft` and `dpo` make the run's next version; `reward-model` writes a directory. It needs the run's
@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -30,6 +30,7 @@ from trainer import log
 from trainer.config import TrainerSettings, load_settings
 from trainer.errors import ConfigurationError, HeadMoved, NothingToFit, TrainerError
 from trainer.fit.options import RATES, REWARD_MODEL, SFT, check, overrides_of, parse
+from trainer.metrics.sinks import check_installed
 from trainer.proxy_client import ProxyClient
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         check(options)
         settings = load_settings(options.config, overrides_of(options))
+        check_installed(settings.metrics.sinks)
         log.configure(settings.log_level)
         outcome = _fit(options, settings)
     except KeyboardInterrupt:
@@ -83,7 +85,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
 
-    from trainer.loading import load_trained
+    from trainer.loading import load_learnt
     from trainer.models.huggingface import resolve_directory
     from trainer.parallel.mesh import join
     from trainer.weights.disk import DiskPublisher
@@ -97,18 +99,19 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
     with ExitStack() as ending:
         client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
         ending.callback(client.close)
-        ranks = join(settings.device)
+        ranks = join(settings.device, offload=settings.offload)
+        ending.callback(ranks.leave)
         head = client.head()
         base = resolve_directory(head.base_model)
         seed = settings.seed + head.version
         if options.kind == REWARD_MODEL:
             return _reward_model(options, settings, client, head, base, seed, ranks.device)
-        publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states)
+        model = load_learnt(base, settings, ranks)
+        publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states, model)
         ending.callback(publisher.close)
         for name in publisher.collect(head):
             _log.info("what an earlier process left uncommitted is removed", directory=name)
-        model = load_trained(base, settings, ranks)
-        state = publisher.restore(head, model.named_weights())
+        state = publisher.restore(head, model)
         found = _read(options, client, model.vocabulary)
         if options.dry_run:
             return _told(options, settings, head, found)
@@ -125,7 +128,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
             )
             objective.remember([*found.learnt, *found.held_out])
         began = time.perf_counter()
-        course, before, after = _train(options, settings, model, objective, found, seed)
+        course, before, after = _train(options, settings, head, model, objective, found, seed)
         metrics = _metrics(course, before, after, found, time.perf_counter() - began)
         from trainer.fit.publishing import publish
 
@@ -147,16 +150,16 @@ def _reward_model(
     import msgspec
 
     from trainer.fit.fitting import Ranking
-    from trainer.fit.reward_model import check_output, load_reward_model, save_reward_model
+    from trainer.fit.reward_model import load_reward_model, save_reward_model
 
-    check_output(options.output)
     model = load_reward_model(head, base, settings.precision, seed).to(device)
     found = _read(options, client, model.vocabulary)
     told = _told(options, settings, head, found)
     if options.dry_run:
         return told
     began = time.perf_counter()
-    course, before, after = _train(options, settings, model, Ranking(model, settings.batch, device), found, seed)
+    objective = Ranking(model, settings.batch, device)
+    course, before, after = _train(options, settings, head, model, objective, found, seed)
     metrics = _metrics(course, before, after, found, time.perf_counter() - began)
     fit = msgspec.to_builtins(_record(options, settings, found, course))
     about = {"run": head.run_name, "version": head.version, "metrics": metrics, "fit": fit}
@@ -197,12 +200,14 @@ def _from_proxy(options: argparse.Namespace, client: ProxyClient, selection: Sel
 def _train(
     options: argparse.Namespace,
     settings: TrainerSettings,
+    head: Head,
     model: Any,
     objective: Objective[Any],
     found: _Found,
     seed: int,
 ) -> tuple[Course, Figures, Figures]:
     """The course, and how the model did on what was held out, before and after."""
+    from trainer.fit.curve import Curve
     from trainer.fit.fitting import train
 
     def report(progress: Progress) -> None:
@@ -213,19 +218,24 @@ def _train(
             loss=round(progress.loss, 5),
             gradient_norm=round(progress.gradient_norm, 4),
         )
+        curve.went_on(progress)
 
-    before = objective.evaluate(found.held_out) if found.held_out else {}
-    course = train(
-        model,
-        objective,
-        found.learnt,
-        settings.optimizer,
-        epochs=options.epochs,
-        batch=options.batch,
-        seed=seed,
-        report=report,
-    )
-    return course, before, objective.evaluate(found.held_out) if found.held_out else {}
+    with closing(Curve(settings, head, options.kind, _options_told(options, settings))) as curve:
+        before = objective.evaluate(found.held_out) if found.held_out else {}
+        curve.evaluated(before)
+        course = train(
+            model,
+            objective,
+            found.learnt,
+            settings.optimizer,
+            epochs=options.epochs,
+            batch=options.batch,
+            seed=seed,
+            report=report,
+        )
+        after = objective.evaluate(found.held_out) if found.held_out else {}
+        curve.evaluated(after)
+    return course, before, after
 
 
 def _metrics(course: Course, before: Figures, after: Figures, found: _Found, seconds: float) -> dict[str, float]:
@@ -245,19 +255,24 @@ def _metrics(course: Course, before: Figures, after: Figures, found: _Found, sec
 def _record(options: argparse.Namespace, settings: TrainerSettings, found: _Found, course: Course) -> Fit:
     from trainer.fit.records import preferences_in, sessions_in
 
-    names = ("epochs", "batch", "held_out", "since", "until", "version", "min_reward", "task", "source")
-    told = {name: getattr(options, name) for name in (*names, "loss", "beta", "label_smoothing") if name in options}
-    told |= {"learning_rate": settings.optimizer.learning_rate, "held_out_examples": len(found.held_out)}
-    if options.from_ is not None:
-        told["from"] = options.from_.name
     return Fit(
         kind=options.kind,
-        options={name: value for name, value in told.items() if value is not None},
+        options={**_options_told(options, settings), "held_out_examples": len(found.held_out)},
         sessions=sessions_in(found.learnt),
         preferences=preferences_in(found.learnt),
         epochs=options.epochs,
         steps=course.steps,
     )
+
+
+def _options_told(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
+    """Those that say what is learnt, and how."""
+    names = ("epochs", "batch", "held_out", "since", "until", "version", "min_reward", "task", "source")
+    told = {name: getattr(options, name) for name in (*names, "loss", "beta", "label_smoothing") if name in options}
+    told["learning_rate"] = settings.optimizer.learning_rate
+    if options.from_ is not None:
+        told["from"] = options.from_.name
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _told(options: argparse.Namespace, settings: TrainerSettings, head: Head, found: _Found) -> dict[str, Any]:

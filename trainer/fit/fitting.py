@@ -27,7 +27,7 @@ from trainer.fit.records import Example, Pair
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MicroBatch, pack
 from trainer.intake.sequences import linearise
-from trainer.models.huggingface import PolicyModel
+from trainer.models.policy import Policy
 from trainer.optimizer import learning_rate_at
 
 _Item = TypeVar("_Item", Example, Pair)
@@ -55,6 +55,7 @@ class Progress:
     of: int
     loss: float
     gradient_norm: float
+    learning_rate: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,7 @@ class Course:
 
 
 def train(
-    model: nn.Module,
+    model: Policy | nn.Module,
     objective: Objective[_Item],
     items: Sequence[_Item],
     settings: OptimizerSettings,
@@ -110,7 +111,16 @@ def train(
                 steps, largest = steps + 1, max(largest, norm)
             else:
                 skipped += 1
-            report(Progress(epoch=epoch + 1, step=number, of=total, loss=losses[-1], gradient_norm=norm))
+            report(
+                Progress(
+                    epoch=epoch + 1,
+                    step=number,
+                    of=total,
+                    loss=losses[-1],
+                    gradient_norm=norm,
+                    learning_rate=rate,
+                )
+            )
     optimizer.zero_grad(set_to_none=True)
     if not steps:
         raise NothingToFit("no gradient was finite, so the weights are as before; try a smaller --learning-rate")
@@ -126,7 +136,7 @@ def train(
 class Imitation:
     """The negative log-likelihood of the examples' outputs, a mean over the tokens of a batch."""
 
-    def __init__(self, model: PolicyModel, settings: BatchSettings, device: torch.device) -> None:
+    def __init__(self, model: Policy, settings: BatchSettings, device: torch.device) -> None:
         self._model = model
         self._settings = settings.taken_by(model.packings)
         self._device = device
@@ -157,7 +167,7 @@ class Preferences:
 
     def __init__(
         self,
-        model: PolicyModel,
+        model: Policy,
         settings: BatchSettings,
         device: torch.device,
         form: PreferenceForm,
@@ -289,7 +299,7 @@ def packed(trajectories: Sequence[Trajectory], settings: BatchSettings) -> list[
     return pack(batch, advantages, linearise(trajectories), settings, _PACKING)
 
 
-def logprobs_of(model: PolicyModel, batch: MicroBatch) -> Tensor:
+def logprobs_of(model: Policy, batch: MicroBatch) -> Tensor:
     """N, at each token's temperature."""
     logprobs_N: Tensor = model(
         batch.input_ids_BT,

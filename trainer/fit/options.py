@@ -1,4 +1,4 @@
-"""What `python -m trainer fit` can be told."""
+"""What `base-rl fit`, or `python -m trainer fit`, can be told."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ def check(options: argparse.Namespace) -> None:
         value = getattr(options, name, None)
         if value is not None and not value > 0:
             raise ConfigurationError(f"--{name.replace('_', '-')}: a number above 0")
+    if options.kind == REWARD_MODEL:
+        there: Path = options.output
+        if there.exists() and (not there.is_dir() or any(there.iterdir())):
+            raise ConfigurationError(f"--output: {there} is there and not empty: name another folder")
     if options.kind == DPO:
         if not 0 <= options.label_smoothing < 0.5:
             raise ConfigurationError(
@@ -69,12 +73,17 @@ def _moment(text: str) -> float:
 _ABOUT = """\
 Fits the run's newest weights to what somebody chose, in one process beside the proxy.
 
-  python -m trainer fit sft --config base-rl.toml --min-reward 0.9
-  python -m trainer fit dpo --config base-rl.toml --epochs 2
-  python -m trainer fit reward-model --config base-rl.toml --output judge/
+  base-rl fit sft --min-reward 0.9           imitate the sessions that went well
+  base-rl fit dpo --epochs 2                 follow the preferences that were posted
+  base-rl fit reward-model --output judge/   learn to score answers from them
+
+Beside a base-rl on this machine, address, key and weights are those of its data directory (--data-dir, default
+.base-rl). Elsewhere name the proxy with --proxy and give a trainer key of the run in BASE_RL_TRAINER__API_KEY.
+`python -m trainer fit` is the same without looking for a data directory.
 
 sft and dpo make the run's next version, which is served and listed like any other. Stop or pause the run's trainer
-meanwhile: where it makes a version first, nothing is made here. --dry-run says what would be learnt from.
+meanwhile: where it makes a version first, nothing is made here. --dry-run says what would be learnt from; every step
+is logged, and told to the sinks of [trainer.metrics]. Ctrl-C ends it and leaves nothing half done.
 """
 
 _SFT = "Imitates sessions: raises the log-probability of their outputs, token by token, as they were recorded."
@@ -86,7 +95,7 @@ _REWARD = "Learns to score answers from preferences, into a directory that AutoM
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m trainer fit", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="base-rl fit", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="sft|dpo|reward-model")
     sft = kinds.add_parser(SFT, help=_SFT, description=_SFT)

@@ -12,7 +12,7 @@ from proxy.contract.step import Fit, StepInputs
 from trainer.conditions import conditions
 from trainer.config import TrainerSettings
 from trainer.errors import ProxyRefused, Superseded
-from trainer.models.huggingface import PolicyModel
+from trainer.models.policy import Policy
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
@@ -25,7 +25,7 @@ def publish(
     client: ProxyClient,
     publisher: WeightPublisher,
     head: Head,
-    model: PolicyModel,
+    model: Policy,
     state: TrainerState | None,
     metrics: Mapping[str, float],
     fit: Fit,

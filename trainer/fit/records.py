@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,54 +16,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.contract.arrays import pack_ids, pack_logprobs
+from proxy.contract.export import (
+    PREFERENCE_FORMAT,
+    SESSION_FORMAT,
+    ExportedPreference,
+    ExportedSession,
+    ExportedSide,
+    ExportedTurn,
+    plain_spans,
+)
 from proxy.contract.identifiers import PreferenceId, SessionId, TurnId
 from proxy.contract.trajectory import Purpose, Trajectory, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, TurnState, VersionSpan
 from trainer.errors import NothingToFit
 from trainer.intake.staleness import is_trained, well_formed
-
-SESSIONS, PREFERENCES = "base-rl/1", "base-rl-preference/1"
-"""Formats of lines (`proxy/trajectories/transfer`)."""
-
-
-class _Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """`preferred` is of preferences: whether its output is what one is about."""
-
-    id: str
-    parent: int | None
-    prefix_tokens: int
-    prompt_ids: tuple[int, ...]
-    output_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[tuple[int, int, int], ...]
-    masked: tuple[tuple[int, int], ...] = ()
-    state: TurnState
-    preferred: bool = True
-
-
-class _Session(msgspec.Struct, frozen=True, kw_only=True):
-    session_id: str
-    task: str | None
-    purpose: Purpose
-    state: str
-    reward: float | None
-    created_at: float
-    turns: tuple[_Turn, ...]
-
-
-class _Side(msgspec.Struct, frozen=True, kw_only=True):
-    session_id: str
-    purpose: Purpose
-    reward: float | None
-    turns: tuple[_Turn, ...]
-
-
-class _Preference(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    source: str
-    created_at: float
-    chosen: _Side
-    rejected: _Side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +56,7 @@ class Selection:
         named = [("session", session_id) for session_id in self.sessions or ()]
         return [(key, str(value)) for key, value in wanted.items() if value is not None] + named
 
-    def takes(self, session: _Session) -> bool:
+    def takes(self, session: ExportedSession) -> bool:
         """Sessions for evaluation are never learnt from, and open ones are not whole yet."""
         versions = [version for turn in session.turns for version, _start, _end in turn.versions]
         return (
@@ -103,7 +69,7 @@ class Selection:
             and (self.sessions is None or session.session_id in self.sessions)
         )
 
-    def takes_preference(self, preference: _Preference) -> bool:
+    def takes_preference(self, preference: ExportedPreference) -> bool:
         return (
             preference.chosen.purpose is Purpose.TRAIN
             and preference.rejected.purpose is Purpose.TRAIN
@@ -151,11 +117,8 @@ _Kept = TypeVar("_Kept", Example, Pair)
 
 def examples_of(lines: Iterable[bytes], selection: Selection, vocabulary: int) -> Examples:
     """For a model of so many token ids. Raises NothingToFit for a line that is no session."""
-    sessions = [session for session in _decoded(lines, SESSIONS, _Session) if selection.takes(session)]
-    examples = [
-        Example(id=each.session_id, trajectory=_trajectory(each.session_id, each.turns, each.reward))
-        for each in sessions
-    ]
+    sessions = [session for session in _decoded(lines, SESSION_FORMAT, ExportedSession) if selection.takes(session)]
+    examples = [Example(id=each.session_id, trajectory=_of_session(each)) for each in sessions]
     kept = tuple(each for each in examples if _is_learnable(each.trajectory, vocabulary))
     return Examples(examples=kept, dropped=len(examples) - len(kept))
 
@@ -163,7 +126,9 @@ def examples_of(lines: Iterable[bytes], selection: Selection, vocabulary: int) -
 def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, last_alone: bool = False) -> Pairs:
     """For a model of so many token ids; with `last_alone`, of a session that is a side only its last answer is
     trained. Raises NothingToFit for a line that is no preference."""
-    taken = [each for each in _decoded(lines, PREFERENCES, _Preference) if selection.takes_preference(each)]
+    taken = [
+        each for each in _decoded(lines, PREFERENCE_FORMAT, ExportedPreference) if selection.takes_preference(each)
+    ]
     pairs = [
         Pair(id=each.id, chosen=_of_side(each.chosen, last_alone), rejected=_of_side(each.rejected, last_alone))
         for each in taken
@@ -217,7 +182,7 @@ def _decoded(lines: Iterable[bytes], wanted: str, kind: type[_Record]) -> Iterat
             value = json.loads(line)
             found = value.get("format") if isinstance(value, dict) else None
             if found != wanted:
-                what = "sessions" if wanted == SESSIONS else "preferences (base-rl export --preferences)"
+                what = "sessions" if wanted == SESSION_FORMAT else "preferences (base-rl export --preferences)"
                 raise NothingToFit(f"record {number} is of format {found!r}, not {wanted!r}: {what} are wanted here")
             yield msgspec.convert(value, kind)
         except (ValueError, RecursionError) as error:
@@ -242,29 +207,33 @@ def _rows_of(path: Path) -> Iterator[bytes]:
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=16):
             for row in batch.to_pylist():
-                for turn in row.get("turns") or ():
-                    turn["versions"] = [(span["version"], span["start"], span["end"]) for span in turn["versions"]]
-                    turn["masked"] = [(span["start"], span["end"]) for span in turn["masked"]]
+                try:
+                    for turn in row.get("turns") or ():
+                        plain_spans(turn)
+                except (KeyError, TypeError) as error:
+                    raise NothingToFit(f"{path}: these rows are none that base-rl exported: {error!r}") from error
                 yield json.dumps(row).encode()
 
 
-def _of_side(side: _Side, last_alone: bool) -> Trajectory:
-    turns = side.turns
-    if last_alone:
-        learnable = [index for index, turn in enumerate(turns) if turn.preferred and _has_output(turn)]
-        turns = tuple(
-            msgspec.structs.replace(turn, preferred=index == learnable[-1]) if learnable else turn
-            for index, turn in enumerate(turns)
-        )
-    return _trajectory(side.session_id, turns, side.reward)
+def _of_session(session: ExportedSession) -> Trajectory:
+    answered = [index for index, turn in enumerate(session.turns) if _has_output(turn)]
+    return _trajectory(session.session_id, session.turns, answered, session.reward)
 
 
-def _has_output(turn: _Turn) -> bool:
+def _of_side(side: ExportedSide, last_alone: bool) -> Trajectory:
+    preferred = [index for index, turn in enumerate(side.turns) if turn.preferred and _has_output(turn)]
+    return _trajectory(side.session_id, side.turns, preferred[-1:] if last_alone else preferred, side.reward)
+
+
+def _has_output(turn: ExportedTurn) -> bool:
     return turn.state is not TurnState.FAILED and bool(turn.output_ids)
 
 
-def _trajectory(session_id: str, turns: Sequence[_Turn], reward: float | None) -> Trajectory:
-    """At temperature 1, at which the policy itself is fitted, however a turn was drawn; so greedy turns count too."""
+def _trajectory(
+    session_id: str, turns: Sequence[ExportedTurn], learnt: Collection[int], reward: float | None
+) -> Trajectory:
+    """`learnt` are the places of the turns whose outputs are trained. At temperature 1, at which the policy itself is
+    fitted, however a turn was drawn; so greedy turns count too."""
     return Trajectory(
         session_id=SessionId(session_id),
         group_id=None,
@@ -283,10 +252,10 @@ def _trajectory(session_id: str, turns: Sequence[_Turn], reward: float | None) -
                 ),
                 temperature=1.0,
                 convention=LogprobConvention.SAMPLED,
-                trainable=turn.preferred and _has_output(turn),
+                trainable=index in learnt,
                 masked=turn.masked,
             )
-            for turn in turns
+            for index, turn in enumerate(turns)
         ),
     )
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from proxy.contract.policy import Head
 from trainer.config import Precision
-from trainer.errors import ConfigurationError, UnsupportedModel, WeightsUnusable
-from trainer.models.state_dict import digest
+from trainer.errors import UnsupportedModel, WeightsUnusable
+from trainer.models.state_dict import adapter_in, digest
 
 _TOLERANCE = 1e-3
 _NOT_OF_THE_MODEL = {"config.json", "generation_config.json"}
@@ -59,6 +59,11 @@ def load_reward_model(head: Head, base: Path, precision: Precision, seed: int) -
         directory = Path(head.weights.uri)
         if digest(directory)[0] != head.weights.sha256:
             raise WeightsUnusable(f"{directory}: the files are not those of version {head.version} (SHA-256 differs)")
+        if adapter_in(directory) is not None:
+            raise WeightsUnusable(
+                f"version {head.version} is an adapter, and a reward model begins from whole weights: publish one"
+                " with trainer.adapter.publish = merged first"
+            )
     cast("Any", logging).disable_progress_bar()
     verbosity = logging.get_verbosity()
     cast("Any", logging).set_verbosity_error()  # that the scoring head is new need not be said
@@ -102,12 +107,6 @@ def save_reward_model(model: RewardModel, base: Path, output: Path, about: dict[
         raise WeightsUnusable(f"cannot write {output}: {error}") from error
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def check_output(output: Path) -> None:
-    """Raises ConfigurationError for a place that is in use."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigurationError(f"--output: {output} is there and not empty: name another folder")
 
 
 def _check(model: RewardModel) -> None:

@@ -26,6 +26,7 @@ from trainer.config import BatchSettings, Denominator, Packing
 from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence
 from trainer.intake.tree import Row, even_parts, single_row, tree_rows
+from trainer.models.passes import Rows
 
 _Value = TypeVar("_Value")
 
@@ -77,6 +78,18 @@ class MicroBatch:
     lengths_B: Tensor
     sequence_tokens: int
     reach_BT: Tensor | None = None
+
+    @property
+    def rows(self) -> Rows:
+        """What a policy scores of it."""
+        return Rows(
+            self.input_ids_BT,
+            self.position_ids_BT,
+            self.predictor_N,
+            self.targets_N,
+            self.temperature_N,
+            self.reach_BT,
+        )
 
     def forced(self) -> Tensor:
         """Which of the N tokens nobody chose."""

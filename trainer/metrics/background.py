@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import partial
 
 import structlog
@@ -35,7 +36,9 @@ class BackgroundSink:
         self._changed = threading.Condition()
         self._closing = False
         self._in_trouble = False
-        self._thread = threading.Thread(target=self._work, name=f"{_THREAD}{name}", daemon=True)
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._work,), name=f"{_THREAD}{name}", daemon=True
+        )
         self._thread.start()
 
     def put(self, step: StepMetrics) -> None:

@@ -56,6 +56,7 @@ UNITS: Mapping[str, str] = {
     "engine_idle_ratio": _SHARE,
     "mfu": _SHARE,
     "seconds_claim": _SECONDS,
+    "seconds_other_runs": _SECONDS,
     "seconds_prepare": _SECONDS,
     "seconds_update": _SECONDS,
     "seconds_publish_and_commit": _SECONDS,

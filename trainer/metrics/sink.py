@@ -10,12 +10,14 @@ from typing import Any, NamedTuple, Protocol
 @dataclass(frozen=True, kw_only=True)
 class RunAbout:
     """`id` is the run's in its store, never used for another: a trainer that starts again goes on in what it names.
-    `next_version` is the first that will be told; `config` is the trainer's, nested, without keys and addresses."""
+    `next_version` is the first that will be told; `config` is the trainer's, nested, without keys and addresses.
+    `axis` is what its numbers count: of a fit, a run of its own, optimiser steps in the place of versions."""
 
     id: str
     name: str
     next_version: int
     config: Mapping[str, Any]
+    axis: str = "version"
 
 
 class StepMetrics(NamedTuple):

@@ -24,19 +24,25 @@ class Sinks:
 
     def __init__(self, sinks: Mapping[str, Sink], run: RunAbout) -> None:
         self._sinks = [BackgroundSink(name, sink, run) for name, sink in sinks.items()]
+        self._deadline: float | None = None
 
     def put(self, version: int, metrics: Mapping[str, float]) -> None:
         step = StepMetrics(version, time.time(), dict(metrics))
         for sink in self._sinks:
             sink.put(step)
 
-    def close(self) -> None:
-        """Waits `CLOSE_SECONDS` at most for what was put to be written."""
+    def finish(self) -> None:
+        """They have `CLOSE_SECONDS` from now on to write what was put. Of several runs' sinks, all are told before
+        one is waited for."""
         for sink in self._sinks:
             sink.finish()
-        deadline = time.monotonic() + CLOSE_SECONDS
+        self._deadline = self._deadline or time.monotonic() + CLOSE_SECONDS
+
+    def close(self) -> None:
+        """Waits for that."""
+        self.finish()
         for sink in self._sinks:
-            sink.join(deadline)
+            sink.join(self._deadline or 0.0)
 
 
 def open_sinks(settings: MetricsSettings, run: RunAbout) -> Sinks:
@@ -51,6 +57,16 @@ def check_installed(names: Sequence[SinkName]) -> None:
                 f"trainer.metrics.sinks: {name.value} needs a package that is not installed:"
                 f" pip install 'base-rl[{name.value}]'"
             )
+
+
+def check_directories(runs: Sequence[MetricsSettings]) -> None:
+    """Of the runs of one trainer. Raises ConfigurationError where they must have the same one, and do not."""
+    directories = sorted({str(each.directory) for each in runs if SinkName.TRACKIO in each.sinks})
+    if len(directories) > 1:
+        raise ConfigurationError(
+            "trainer.metrics.directory: trackio has one directory in a process, and the runs name"
+            f" {' and '.join(directories)}; give them the same one"
+        )
 
 
 def make_sink(name: SinkName, settings: MetricsSettings) -> Sink:

@@ -13,13 +13,14 @@ _SECONDS = 60
 
 
 class WandbSink:
-    """Charts are over `version`. W&B's own step only ever grows, so a version that is made again has another one."""
+    """Charts are over versions. W&B's own step only ever grows, so a version that is made again has another one."""
 
     def __init__(self, directory: Path, project: str, settings: WandbSettings) -> None:
         self._directory = directory
         self._project = project
         self._settings = settings
         self._run: Any = None
+        self._axis = ""
 
     def open(self, run: RunAbout) -> None:
         library: Any = importlib.import_module("wandb")
@@ -43,13 +44,15 @@ class WandbSink:
                 init_timeout=_SECONDS,
                 login_timeout=_SECONDS,
                 finish_timeout=_SECONDS,
+                reinit="create_new",  # a trainer of several runs has several here; else they would be one
             ),
         )
-        self._run.define_metric("version")
-        self._run.define_metric("*", step_metric="version")
+        self._axis = run.axis
+        self._run.define_metric(run.axis)
+        self._run.define_metric("*", step_metric=run.axis)
 
     def write(self, step: StepMetrics) -> None:
-        values = {"version": step.version, **step.metrics}
+        values = {self._axis: step.version, **step.metrics}
         self._run.log(values, step=max(step.version, self._run.step), commit=True)
 
     def close(self) -> None:

@@ -5,19 +5,22 @@ Axes: B rows, T tokens, N trained tokens, D hidden.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.config import Packing, Precision
-from trainer.errors import UnsupportedModel
+from trainer.errors import UnsupportedModel, WeightsUnusable
+from trainer.models.attention import attend_by_blocks, block_mask, of_packed_rows, sequence_reach, tree_mask
 from trainer.models.layouts import packings_of
-from trainer.models.state_dict import stored_names
+from trainer.models.passes import Passes
+from trainer.models.state_dict import adapter_in, load_weights, stored_names
 
+_BLOCKS_OR_SDPA = "blocks_or_sdpa"
 _WEIGHT_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
@@ -25,11 +28,11 @@ TokenLogprobs = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, in
 """(head, hidden_ND, targets_N, temperature_N, vocabulary) → (log-probabilities, entropies): `algorithm.logprobs`."""
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(Passes, nn.Module):
     """A transformers model that computes log-probabilities of chosen tokens and never all logits at once.
 
     Everything goes through `forward`, so that a sharded model gathers its output head as well. `packings` are those
-    that it computes rightly.
+    that it computes rightly; `by_blocks` is how attention under a tree's mask is, and on CUDA under any.
     """
 
     def __init__(self, inner: nn.Module, precision: Precision, token_logprobs: TokenLogprobs) -> None:
@@ -37,6 +40,7 @@ class PolicyModel(nn.Module):
         self.inner = inner
         self.precision = precision
         self.packings: frozenset[Packing] = frozenset(Packing)
+        self.by_blocks = False
         self._token_logprobs = token_logprobs
 
     @property
@@ -56,6 +60,20 @@ class PolicyModel(nn.Module):
         """Parameters under their Hugging Face names; tied ones once."""
         yield from self.inner.named_parameters()
 
+    def load_base(self, directory: Path) -> None:
+        """Copies the weights of the base model into this one. Raises WeightsUnusable."""
+        load_weights(self.named_weights(), directory)
+
+    def load_version(self, directory: Path) -> None:
+        """Copies the weights of a version into this model. Raises WeightsUnusable."""
+        if (adapter := adapter_in(directory)) is not None:
+            raise WeightsUnusable(
+                f"{directory} has an adapter of rank {adapter.get('r')} over the base model, and no whole weights:"
+                " train with [trainer.adapter] as it was, or publish a version with trainer.adapter.publish = merged"
+                " first"
+            )
+        load_weights(self.named_weights(), directory)
+
     def forward(
         self,
         input_ids_BT: Tensor,
@@ -72,18 +90,85 @@ class PolicyModel(nn.Module):
         the whole mask.
         """
         halved = self.precision is Precision.BFLOAT16
-        mask_B1TT = None
-        if reach_BT is not None:
-            mask_B1TT = tree_mask(reach_BT, torch.bfloat16 if halved else next(self.parameters()).dtype)
         with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=halved):
-            hidden_BTD = self._transformer.get_decoder()(
-                input_ids=input_ids_BT, attention_mask=mask_B1TT, position_ids=position_ids_BT, use_cache=False
-            ).last_hidden_state
+            hidden_BTD = self.hidden(input_ids_BT, position_ids_BT, reach_BT)
             head = self._transformer.get_output_embeddings()
             hidden_ND = hidden_BTD.flatten(0, 1)[predictor_N]
             return self._token_logprobs(
                 head, hidden_ND, targets_N, temperature_N, self._transformer.config.vocab_size
             )
+
+    def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, reach_BT: Tensor | None = None) -> Tensor:
+        """The last hidden state of every token, BTD."""
+        decoder = self._transformer.get_decoder()
+        return hidden_states(
+            decoder, input_ids_BT, position_ids_BT, reach_BT, self.precision, by_blocks=self.by_blocks
+        )
+
+    def accept_block_masks(self) -> None:
+        """Attention takes them from now on, beside masks of other kinds."""
+        accept_block_masks(self._transformer)
+
+
+def hidden_states(
+    decoder: Any,
+    input_ids_BT: Tensor,
+    position_ids_BT: Tensor,
+    reach_BT: Tensor | None,
+    precision: Precision,
+    *,
+    by_blocks: bool,
+) -> Tensor:
+    """The last hidden states of a decoder of transformers, BTD. Rows without a reach, and without a sequence that
+    begins behind another, need no mask."""
+    halved = precision is Precision.BFLOAT16
+    mask: Tensor | BlockMask | None = None
+    if by_blocks and reach_BT is None and of_packed_rows(input_ids_BT.device):
+        reach_BT = sequence_reach(position_ids_BT)
+        if int(reach_BT.amin()) < reach_BT.shape[1]:
+            mask = block_mask(reach_BT)
+    elif by_blocks and reach_BT is not None:
+        mask = block_mask(reach_BT)
+    elif reach_BT is not None:
+        mask = tree_mask(reach_BT, torch.bfloat16 if halved else next(decoder.parameters()).dtype)
+    with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=halved):
+        found: Tensor = decoder(
+            input_ids=input_ids_BT, attention_mask=mask, position_ids=position_ids_BT, use_cache=False
+        ).last_hidden_state
+    return found
+
+
+def accept_block_masks(transformer: Any) -> None:
+    """transformers' own flex_attention would make masks of T × T, and compile its kernel anew for each mode."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(_BLOCKS_OR_SDPA, _blocks_or_sdpa)
+    AttentionMaskInterface.register(_BLOCKS_OR_SDPA, sdpa_mask)
+    transformer.set_attn_implementation(_BLOCKS_OR_SDPA)
+
+
+def _blocks_or_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | BlockMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls attention. Raises UnsupportedModel."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if not isinstance(attention_mask, BlockMask):
+        found: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
+        )
+        return found
+    if dropout or any(others.get(part) is not None for part in ("softcap", "s_aux", "position_bias")):
+        raise UnsupportedModel("the model's attention does more than attention by blocks does here")
+    return attend_by_blocks(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 
 def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
@@ -92,23 +177,6 @@ def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
     if len(lists) != 1:
         raise UnsupportedModel(f"{type(decoder).__name__}: found {len(lists)} lists of decoder layers, not one")
     return lists[0]
-
-
-def tree_mask(reach_BT: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tree_sight` as an additive mask, shape (B, 1, T, T): 0 or −∞.
-
-    In the type of the queries: of booleans, attention would make and keep such a tensor in every layer.
-    """
-    seen_BTT = tree_sight(reach_BT)
-    mask_BTT = torch.zeros(seen_BTT.shape, dtype=dtype, device=reach_BT.device)
-    return mask_BTT.masked_fill_(~seen_BTT, -math.inf)[:, None]
-
-
-def tree_sight(reach_BT: Tensor) -> Tensor:
-    """Whether token i sees token j, at [row, i, j]: where j ≤ i < reach[j], and itself."""
-    place_T = torch.arange(reach_BT.shape[1], device=reach_BT.device)
-    ahead_TT = place_T[:, None] - place_T
-    return ((ahead_TT >= 0) & (place_T[:, None] < reach_BT[:, None, :])) | (ahead_TT == 0)
 
 
 def resolve_directory(model: str) -> Path:

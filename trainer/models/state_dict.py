@@ -10,11 +10,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.errors import WeightsUnusable
+from trainer.parallel.mesh import Ranks
 from trainer.parallel.tensor import NamedWeights, like, whole
 
 
@@ -28,6 +30,11 @@ def gather_weights(weights: NamedWeights, *, keep: bool) -> dict[str, Tensor]:
             for on_disk, part in zip(names_on_disk(name, len(parts)), parts, strict=True):
                 gathered[on_disk] = part.to("cpu", copy=True).contiguous()
     return gathered
+
+
+def whole_weights(weights: NamedWeights, ranks: Ranks) -> dict[str, Tensor]:
+    """The same of a model whose layers may be at places of a pipeline; nothing on all ranks but the first."""
+    return ranks.join_stages(gather_weights(weights, keep=ranks.leads_stage))
 
 
 def names_on_disk(name: str, count: int) -> list[str]:
@@ -77,6 +84,24 @@ def put_weights(weights: NamedWeights, stored: Mapping[str, Tensor], place: str)
                     raise WeightsUnusable(f"{place}: {each} should be {tuple(shape)}, found {found}")
             tensor = torch.stack([stored[each] for each in names]) if "*" in name else stored[name]
             parameter.copy_(like(tensor, parameter))
+
+
+ADAPTER_DIRECTORY = "adapter"
+"""Where a version that was published merged has its adapter."""
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+def adapter_in(directory: Path) -> dict[str, Any] | None:
+    """The configuration of a directory that holds an adapter in peft's form; None of any other. Raises
+    WeightsUnusable."""
+    try:
+        found: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise WeightsUnusable(f"{directory / ADAPTER_CONFIG}: {error}") from error
+    return found
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import Packing, Precision
-from trainer.models.huggingface import PolicyModel, decoder_layers, load_transformer, tree_mask
+from trainer.models.huggingface import (
+    PolicyModel,
+    accept_block_masks,
+    decoder_layers,
+    hidden_states,
+    load_transformer,
+)
 from trainer.models.layouts import packings_of, plain_logprobs
 from trainer.models.state_dict import load_weights
 
@@ -36,9 +42,14 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.value_head.bias)
         self.precision = precision
         self.packings = packings
+        self.by_blocks = False
         self._directory = directory
         self._names = [known[id(parameter)] for parameter in self.decoder.parameters()]
         self._layers = transformer.config.num_hidden_layers
+
+    @property
+    def vocabulary(self) -> int:
+        return int(cast("Any", self.decoder).get_input_embeddings().weight.shape[0])
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -67,14 +78,18 @@ class ValueModel(nn.Module):
 
         What a token of a row sees is as in `PolicyModel`.
         """
-        halved = self.precision is Precision.BFLOAT16
-        mask_B1TT = None if reach_BT is None else tree_mask(reach_BT, torch.bfloat16 if halved else torch.float32)
-        with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=halved):
-            hidden_BTD = self.decoder(
-                input_ids=input_ids_BT, attention_mask=mask_B1TT, position_ids=position_ids_BT, use_cache=False
-            ).last_hidden_state
-        hidden_ND = hidden_BTD.flatten(0, 1)[predictor_N].float()
+        hidden_ND = self.hidden(input_ids_BT, position_ids_BT, reach_BT).flatten(0, 1)[predictor_N].float()
         return functional.linear(hidden_ND, self.value_head.weight, self.value_head.bias)[:, 0]
+
+    def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, reach_BT: Tensor | None = None) -> Tensor:
+        """The last hidden state of every token, BTD."""
+        return hidden_states(
+            self.decoder, input_ids_BT, position_ids_BT, reach_BT, self.precision, by_blocks=self.by_blocks
+        )
+
+    def accept_block_masks(self) -> None:
+        """Attention takes them from now on, beside masks of other kinds."""
+        accept_block_masks(self.decoder)
 
 
 def load_value(directory: Path, precision: Precision, *, activation_checkpointing: bool) -> ValueModel:

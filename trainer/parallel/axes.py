@@ -94,8 +94,13 @@ def assemble(mine: Tensor, places: Tensor, count: int, axis: Axis) -> Tensor:
     return _apply(_Sum, mine.new_zeros(count).index_copy(0, places, mine), axis)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _uncompiled(function: Any, *arguments: Any) -> Any:
+    return function.apply(*arguments)
+
+
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    return cast("Tensor", cast("Any", function).apply(*arguments))
+    return cast("Tensor", _uncompiled(function, *arguments))
 
 
 class _GatherTokens(torch.autograd.Function):

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from trainer.parallel.mesh import Ranks
 
 
-def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Ranks) -> None:
-    """Shards in place: each layer is a unit, what is left is gathered by the model's own forward.
+def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Ranks, *, offload: bool = False) -> None:
+    """Shards in place: each layer is a unit, what is left is gathered by the model's own forward. With `offload` the
+    shards, their gradients and so the optimiser's state are in the CPU's memory.
 
     Gradients are summed over the ranks, not averaged: the loss already has the batch's global denominator.
     """
     mesh = ranks.mesh(shard=ranks.size)
+    policy = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if offload else OffloadPolicy()
     for layer in layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, offload_policy=policy)
     # The root would stay gathered after a forward pass that no backward follows, and the next one would run on the
     # weights from before the optimiser's step.
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
     sum_gradients(model, ranks.layout.copy)
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainer.errors import ConfigurationError
 from trainer.parallel.layout import Layout
 
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 # The first rank waits for trajectories, or for a proxy that is down, as long as it takes; the others wait for it.
@@ -42,7 +44,7 @@ class Ranks:
         self.size = size
         self.device = device
         self.layout = layout or Layout(data=size)
-        self.data_rank = rank // self.layout.copy
+        self.data_rank = rank % self.layout.stage // self.layout.row
         self.data_size = size // self.layout.copy
         self._control = control
         self._meshes = {} if meshes is None else meshes
@@ -60,6 +62,11 @@ class Ranks:
         if layout is not None:
             layout.check_world(self.size)
         return Ranks(self.rank, self.size, self.device, self._control, layout, self._meshes)
+
+    @property
+    def control(self) -> dist.ProcessGroup | None:
+        """All ranks, for what is not a tensor on their device; None where there is one."""
+        return self._control
 
     @property
     def is_first(self) -> bool:
@@ -87,23 +94,59 @@ class Ranks:
             return [value]
         values: list[_Value | None] | None = [None] * self.size if self.is_first else None
         dist.gather_object(value, values, dst=0, group=self._control)
-        return cast("list[_Value]", (values or [])[:: self.layout.copy])
+        return cast("list[_Value]", (values or [])[: self.layout.stage : self.layout.row])
+
+    @property
+    def leads_stage(self) -> bool:
+        """Whether this is the first of the ranks that have the same place in the pipeline."""
+        return self.rank % self.layout.stage == 0
+
+    def join_stages(self, tensors: dict[_Key, Tensor]) -> dict[_Key, Tensor]:
+        """On the first rank all that those ranks give which lead the stages of a pipeline, whole tensors on the CPU;
+        nothing on the others. A collective."""
+        others = range(self.layout.stage, self.size, self.layout.stage)
+        if self.rank in others:
+            mine = [(key, tensor.shape, tensor.dtype) for key, tensor in tensors.items()]
+            dist.send_object_list([mine], dst=0, group=self._control)
+            for tensor in tensors.values():
+                dist.send(tensor.contiguous(), dst=0, group=self._control)
+        for leader in others if self.is_first else ():
+            told: list[Any] = [None]
+            dist.recv_object_list(told, src=leader, group=self._control)
+            for key, shape, dtype in told[0]:
+                tensor = torch.empty(shape, dtype=dtype)
+                dist.recv(tensor, src=leader, group=self._control)
+                tensors.setdefault(key, tensor)
+        return tensors if self.is_first else {}
 
     def leave(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def join(device: Literal["auto", "cpu", "cuda"], layout: Layout | None = None) -> Ranks:
+def join(device: Literal["auto", "cpu", "cuda"], layout: Layout | None = None, *, offload: bool = False) -> Ranks:
     """Joins the peers that torchrun's environment names; alone without it. Without a layout each has its own share.
+    With `offload` models are sharded even among one, and their shards may be on the CPU.
 
-    Raises ConfigurationError where `cuda` is asked for and there is none, and where the layout is for other peers.
+    Raises ConfigurationError where `cuda` is asked for and there is none, where this machine has fewer devices than
+    processes, where there is no memory but the CPU's to offload from, and where the layout is for other peers: at
+    every rank, so that none waits for one that refused.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(
             "trainer.device: cuda was asked for, and torch finds no CUDA device; use auto or cpu"
         )
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    if offload and kind == "cpu":
+        raise ConfigurationError(
+            "trainer.offload: weights and optimiser state are in the CPU's memory already, as nothing is trained on a"
+            " CUDA device here; leave it out"
+        )
+    if kind == "cuda" and (here := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > torch.cuda.device_count():
+        raise ConfigurationError(
+            f"trainer.nproc: {here} processes are on this machine, and torch finds {torch.cuda.device_count()} CUDA"
+            " devices; start one for each, or set trainer.device to cpu"
+        )
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if layout is not None:
         layout.check_world(size)
@@ -113,8 +156,11 @@ def join(device: Literal["auto", "cpu", "cuda"], layout: Layout | None = None) -
     else:
         place = torch.device("cpu")
         torch.set_flush_denormal(True)
+    backend = "cpu:gloo,cuda:nccl" if offload else "nccl" if kind == "cuda" else "gloo"
     if size == 1:
+        if offload:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         return Ranks(0, 1, place, None, layout)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    dist.init_process_group(backend)
     control = dist.new_group(backend="gloo", timeout=_PATIENCE)
     return Ranks(dist.get_rank(), size, place, control, layout)

@@ -33,8 +33,21 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def like(tensor: Tensor, reference: Tensor) -> Tensor:
-    """A whole tensor in the dtype, on the device and with the sharding of another one of its shape."""
+    """A tensor in the dtype, on the device and with the sharding of another one of its shape. A collective where it
+    is sharded otherwise."""
+    if isinstance(tensor, DTensor) and not _is_divided_as(tensor, reference):
+        tensor = tensor.full_tensor()
     tensor = tensor.to(reference.device, reference.dtype)
+    if isinstance(tensor, DTensor):
+        return tensor
     if isinstance(reference, DTensor):
-        return distribute_tensor(tensor, reference.device_mesh, reference.placements, src_data_rank=None)
+        shards = distribute_tensor(tensor, reference.device_mesh, reference.placements, src_data_rank=None)
+        return shards.to(reference.device)  # which is the CPU's, where they are offloaded from the mesh's device
     return tensor
+
+
+def _is_divided_as(tensor: DTensor, reference: Tensor) -> bool:
+    return isinstance(reference, DTensor) and (tensor.device_mesh, tensor.placements) == (
+        reference.device_mesh,
+        reference.placements,
+    )

@@ -3,17 +3,24 @@
 ```
 model.safetensors            all weights, float32, under their Hugging Face names
 config.json …                the base model's own files, with the dtype of the weights
-trainer_state/state.pt       optimiser, running means, counters
-.uncommitted                 until the proxy's commit is known; locked by the trainer that waits for it
+adapter/                     where they are merged with an adapter: that, in peft's form
+trainer_state/               optimiser, running means, counters (`parallel/checkpoint.py`); every rank writes its own
+.uncommitted                 until the proxy's commit is known; locked by the ranks that write, and the one that waits
 ```
+Of an adapter that is published alone there are, in place of weights and companions, `adapter_model.safetensors` and
+`adapter_config.json`, which names the base model.
+
 A directory is written under a hidden name, flushed to the disk and renamed, so under its own name it is whole. With
 `.uncommitted` in it and nobody holding its lock it is the leaving of a dead trainer: a version if the proxy's head
 refers to it, garbage if not. A trainer settles the head before it trains on, so ancestors of the head never carry the
-mark. Only the first rank stages, settles, discards and collects; every rank restores.
+mark. Every rank stages and restores; only the first settles, discards and collects.
+
+Earlier trainers kept their state whole, in `trainer_state/state.pt`, which is still read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -29,13 +36,19 @@ import torch
 from torch import Tensor
 
 from proxy.contract.policy import Head, WeightsFormat, WeightsReference
+from trainer.config import AdapterPublish
 from trainer.errors import WeightsUnusable
-from trainer.models.state_dict import digest, float32_config, load_weights, save_weights
-from trainer.parallel.tensor import NamedWeights
+from trainer.models.adapters import AdaptedPolicy
+from trainer.models.policy import Policy
+from trainer.models.state_dict import ADAPTER_DIRECTORY, digest, float32_config, save_weights
+from trainer.parallel.checkpoint import INDEX, load_state, save_state
+from trainer.parallel.mesh import Ranks
+from trainer.weights.adapters import merged, save_adapter
 from trainer.weights.publisher import Staged, TrainerState
 
 _MARK = ".uncommitted"
-_STATE = Path("trainer_state") / "state.pt"
+_STATE = "trainer_state"
+_WHOLE = "state.pt"
 _COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 
 _log = structlog.get_logger("trainer.weights")
@@ -44,13 +57,24 @@ _log = structlog.get_logger("trainer.weights")
 class DiskPublisher:
     """A WeightPublisher over storage that trainer, proxy and engines share.
 
-    `base` is the base model's directory, whose tokenizer and config files every version repeats.
+    `base` is the base model's directory, whose tokenizer and config files every version of whole weights repeats.
+    What is staged are weights of `policy`, which is told by what it is: an adapter's, or whole ones. Without `ranks`
+    this process is alone.
     """
 
-    def __init__(self, directory: Path, base: Path, keep_optimizer_states: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        base: Path,
+        keep_optimizer_states: int,
+        policy: Policy | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
         self._directory = directory.resolve()
         self._base = base
+        self._adapted = policy if isinstance(policy, AdaptedPolicy) else None
         self._keep = keep_optimizer_states
+        self._ranks = ranks or _alone()
         self._locks: dict[str, IO[bytes]] = {}
 
     def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
@@ -61,29 +85,52 @@ class DiskPublisher:
             raise WeightsUnusable(f"cannot write version {head.version + 1} to {self._directory}: {error}") from error
 
     def _write(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
+        hidden = self._ranks.from_first(lambda: self._begin(head))
+        try:
+            if state is not None:
+                with _mark(hidden):
+                    save_state(state, hidden / _STATE, self._ranks)
+            return self._ranks.from_first(lambda: self._finish(head, hidden, tensors))
+        except BaseException:
+            if self._ranks.is_first:
+                _remove_marked(hidden)
+                self._release(str(hidden))
+            raise
+
+    def _begin(self, head: Head) -> Path:
+        """A hidden directory that is locked."""
         run = self._directory / head.run_id
         _make_durable_directory(run)
-        name = f"v{head.version + 1:06d}-{secrets.token_hex(4)}"
-        hidden, final = run / f".{name}", run / name
+        hidden = run / f".v{head.version + 1:06d}-{secrets.token_hex(4)}"
         hidden.mkdir()
-        lock = _mark(hidden)
-        try:
-            save_weights(tensors, hidden)
-            self._copy_companions(hidden)
-            if state is not None:
-                (hidden / _STATE).parent.mkdir()
-                torch.save(state, hidden / _STATE)
-            _flush(hidden)
-            sha256, size = digest(hidden)
-            hidden.rename(final)
-            _sync(run)
-        except BaseException:
-            lock.close()
-            shutil.rmtree(hidden, ignore_errors=True)
-            raise
-        reference = WeightsReference(uri=str(final), format=WeightsFormat.HUGGINGFACE, sha256=sha256, bytes=size)
-        self._locks[reference.uri] = lock
+        self._locks[str(hidden)] = _mark(hidden)
+        return hidden
+
+    def _finish(self, head: Head, hidden: Path, tensors: Mapping[str, Tensor]) -> Staged:
+        """Every rank has written what it has."""
+        form = self._save(head, tensors, hidden)
+        _flush(hidden)
+        sha256, size = digest(hidden)
+        final = hidden.with_name(hidden.name.removeprefix("."))
+        hidden.rename(final)
+        _sync(final.parent)
+        self._locks[str(final)] = self._locks.pop(str(hidden))
+        reference = WeightsReference(uri=str(final), format=form, sha256=sha256, bytes=size)
         return Staged(parent=head.weights, weights=reference)
+
+    def _save(self, head: Head, tensors: Mapping[str, Tensor], directory: Path) -> WeightsFormat:
+        adapted = self._adapted
+        if adapted is None:
+            save_weights(tensors, directory)
+        elif adapted.shape.publish is AdapterPublish.MERGED:
+            save_weights(merged(tensors, adapted.config, self._base), directory)
+            (directory / ADAPTER_DIRECTORY).mkdir()
+            save_adapter(tensors, adapted.config, head.base_model, directory / ADAPTER_DIRECTORY)
+        else:
+            save_adapter(tensors, adapted.config, head.base_model, directory)
+            return WeightsFormat.ADAPTER
+        self._copy_companions(directory)
+        return WeightsFormat.HUGGINGFACE
 
     def settle(self, staged: Staged) -> None:
         directory = Path(staged.weights.uri)
@@ -91,7 +138,7 @@ class DiskPublisher:
         self._prune(directory)
 
     def discard(self, staged: Staged) -> None:
-        shutil.rmtree(staged.weights.uri, ignore_errors=True)
+        _remove_marked(Path(staged.weights.uri))
         self._release(staged.weights.uri)
 
     def collect(self, head: Head) -> list[str]:
@@ -103,7 +150,7 @@ class DiskPublisher:
         for mark in sorted(run.glob(f"*/{_MARK}")):
             directory = mark.parent
             if directory != current and not _is_locked(mark):
-                shutil.rmtree(directory, ignore_errors=True)
+                _remove_marked(directory)
                 removed.append(directory.name)
         return removed
 
@@ -113,7 +160,7 @@ class DiskPublisher:
         return tuple(
             str(directory)
             for directory in sorted(run.glob("v*"))
-            if str(directory) != current and not (directory / _MARK).exists() and not (directory / _STATE).exists()
+            if str(directory) != current and not (directory / _MARK).exists() and _state_of(directory) is None
         )
 
     def remove(self, uris: Sequence[str]) -> None:
@@ -122,8 +169,10 @@ class DiskPublisher:
             if directory.is_relative_to(self._directory):
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def restore(self, head: Head, weights: NamedWeights) -> TrainerState | None:
-        return restore_version(head, self._base, weights)
+    def restore(
+        self, head: Head, policy: Policy, divided: Mapping[str, Tensor | None] | None = None
+    ) -> TrainerState | None:
+        return restore_version(head, self._base, policy, self._ranks, divided)
 
     def close(self) -> None:
         for uri in list(self._locks):
@@ -150,24 +199,39 @@ class DiskPublisher:
 
     def _prune(self, newest: Path) -> None:
         """Removes the optimiser states beyond the newest few, in order of writing, never the newest version's."""
-        states = [path for path in newest.parent.glob(f"v*/{_STATE}") if not (path.parent.parent / _MARK).exists()]
+        settled = [each for each in newest.parent.glob("v*") if not (each / _MARK).exists()]
+        states = [state for each in settled if (state := _state_of(each)) is not None]
         states.sort(key=lambda path: (path.parent.parent == newest, path.stat().st_mtime_ns), reverse=True)
         for state in states[self._keep :]:
-            shutil.rmtree(state.parent, ignore_errors=True)
+            state.unlink(missing_ok=True)  # the rest, if this is the end, is nobody's from here on
+        for each in settled:
+            if _state_of(each) is None:
+                shutil.rmtree(each / _STATE, ignore_errors=True)
 
 
-def restore_version(head: Head, base: Path, weights: NamedWeights) -> TrainerState | None:
-    """Copies a version's weights into a model; returns its trainer state, None where that was not kept, and for the
-    base model. Raises WeightsUnusable."""
+def restore_version(
+    head: Head,
+    base: Path,
+    policy: Policy,
+    ranks: Ranks | None = None,
+    divided: Mapping[str, Tensor | None] | None = None,
+) -> TrainerState | None:
+    """Makes a policy that version; returns its trainer state, None where that was not kept, for the base model, and
+    where it is of other weights: an adapter's, of a version that is trained on whole. Its tensors are sharded as
+    `load_state` has it. A collective. Raises WeightsUnusable."""
     if head.weights is None:
-        load_weights(weights, base)
+        policy.load_base(base)
         return None
     directory = Path(head.weights.uri)
     sha256, _ = digest(directory)
     if sha256 != head.weights.sha256:
         raise WeightsUnusable(f"{directory}: the files are not those of version {head.version} (SHA-256 differs)")
-    load_weights(weights, directory)
-    return _read_state(directory / _STATE)
+    policy.load_version(directory)
+    state = _read_state(directory, ranks or _alone(), divided or {})
+    known = policy.elsewhere | {name for name, _ in policy.named_weights()}
+    if state is None or set(state.get("optimizer", ())) <= known:
+        return state
+    return None
 
 
 def has_weights(weights: WeightsReference) -> bool:
@@ -177,14 +241,28 @@ def has_weights(weights: WeightsReference) -> bool:
 
 def has_state(weights: WeightsReference) -> bool:
     """Whether a version's trainer state was kept."""
-    return (Path(weights.uri) / _STATE).is_file()
+    return _state_of(Path(weights.uri)) is not None
 
 
-def _read_state(path: Path) -> TrainerState | None:
+def _alone() -> Ranks:
+    return Ranks(0, 1, torch.device("cpu"), None)
+
+
+def _state_of(directory: Path) -> Path | None:
+    """The file without which a version has no trainer state."""
+    return next((path for name in (INDEX, _WHOLE) if (path := directory / _STATE / name).is_file()), None)
+
+
+def _read_state(directory: Path, ranks: Ranks, divided: Mapping[str, Tensor | None]) -> TrainerState | None:
+    state = _state_of(directory)
+    if state is None:
+        return None
+    return _read_whole(state) if state.name == _WHOLE else load_state(state.parent, ranks, divided)
+
+
+def _read_whole(path: Path) -> TrainerState:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        return None
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise WeightsUnusable(f"{path}: {error}") from error
     if not isinstance(state, dict):
@@ -193,10 +271,21 @@ def _read_state(path: Path) -> TrainerState | None:
 
 
 def _mark(directory: Path) -> IO[bytes]:
-    """Marks a directory as uncommitted, for as long as this process lives and the file is open."""
+    """Marks a directory as uncommitted, for as long as this process lives and the file is open. Ranks share it."""
     lock = (directory / _MARK).open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
+
+
+def _remove_marked(directory: Path) -> None:
+    """The mark goes last: what is left where this ends in the middle is still garbage."""
+    for each in directory.glob("*"):
+        if each.is_dir():
+            shutil.rmtree(each, ignore_errors=True)
+        elif each.name != _MARK:
+            with contextlib.suppress(OSError):
+                each.unlink()
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_locked(mark: Path) -> bool:

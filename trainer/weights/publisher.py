@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from proxy.contract.policy import Head, WeightsReference
-from trainer.parallel.tensor import NamedWeights
+from trainer.models.policy import Policy
 
 TrainerState = dict[str, Any]
 """Plain values and tensors: everything beside the weights that the next step depends on."""
@@ -30,7 +30,8 @@ class Staged:
 
 class WeightPublisher(Protocol):
     def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
-        """Makes the successor of `head` reachable and durable. `state` None: there is none to go on from."""
+        """Makes the successor of `head` reachable and durable. `state` None: there is none to go on from. A
+        collective: the first rank has the weights, and each has its part of the state."""
         ...
 
     def settle(self, staged: Staged) -> None:
@@ -53,8 +54,11 @@ class WeightPublisher(Protocol):
         """Deletes versions that the proxy has marked as removed; those that are gone already are passed over."""
         ...
 
-    def restore(self, head: Head, weights: NamedWeights) -> TrainerState | None:
-        """Copies the head's weights into a model; returns its trainer state, None if that was not kept.
+    def restore(
+        self, head: Head, policy: Policy, divided: Mapping[str, Tensor | None] | None = None
+    ) -> TrainerState | None:
+        """Makes a policy the head's; returns its trainer state, None if that was not kept. Tensors of the state are
+        sharded as what `divided` has for their place in it, else whole. A collective.
 
         Raises WeightsUnusable.
         """

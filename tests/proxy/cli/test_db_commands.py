@@ -76,6 +76,7 @@ def test_a_store_that_is_whole(run: Callable[..., Any], database_url: str) -> No
         ("UPDATE claims SET state = 'expired'", "leased"),
         ("UPDATE sessions SET training = 'consumed' WHERE training = 'leased'", "consumed once"),
         ("UPDATE claims SET state = 'committed', committed_version = 9", "committed"),
+        ("UPDATE claimed_sessions SET session_id = 'ses_gone'", "lineage"),
         ("UPDATE turns SET output_logprobs = conversation_hash", "arrays"),
         ("UPDATE turns SET prefix_tokens = 7", "arrays"),
         ("UPDATE alembic_version SET version_num = '0001'", "revision"),

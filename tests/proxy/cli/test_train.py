@@ -90,6 +90,38 @@ def test_options_go_before_the_file_and_the_file_before_the_data_directory(data_
     assert [resolved[key] for key in ("proxy_url", "run", "nproc", "seed")] == ["http://h:2", "s", 3, 4]
 
 
+def test_several_runs_are_resolved_each(data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    elsewhere = '[trainer.runs.b]\nproxy_url = "http://h:1"\n'
+    file.write_text(f"[trainer]\nnproc = 2\n[trainer.runs.a]\nseed = 1\n{elsewhere}")
+    given = ("--config", str(file))
+    assert "trainer.runs.b.api_key: must be given" in refused("--data-dir", str(data_dir), *given)
+    resolved = dry(data_dir, *given, "--set", "runs.b.api_key=k")
+    assert resolved["nproc"] == 2
+    assert {name: run["proxy_url"] for name, run in resolved["runs"].items()} == {"a": LOCAL, "b": "http://h:1"}
+    assert all("api_key" not in run for run in resolved["runs"].values())
+    assert list(dry(data_dir, "--run", "c", "--run", "d")["runs"]) == ["c", "d"]
+    assert dry(data_dir, *given, "--run", "a")["run"] == "a"
+
+
+def test_a_layout_brings_its_processes_and_its_backend_and_refuses_others(data_dir: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[trainer]\nlayout = "c2"\n')
+    configured = ("--config", str(file))
+    for options, wanted in (
+        (("--layout", "d2t2"), ("d2t2", 4)),
+        (("--layout", "d2t2", "--nproc", "4"), ("d2t2", 4)),
+        (configured, ("c2", 2)),
+        ((*configured, "--layout", "d3"), ("d3", 3)),
+    ):
+        resolved = dry(data_dir, *options)
+        assert (resolved["layout"], resolved["nproc"], resolved["backend"]) == (*wanted, "archon")
+    said = refused("--data-dir", str(data_dir), "--layout", "d2t2", "--nproc", "2")
+    assert "d2t2 is for 4 processes, and nproc is 2; leave nproc out, or write t2" in said
+    said = refused("--data-dir", str(data_dir), "--layout", "d2", "--set", "backend=fsdp")
+    assert "leave one of them out" in said
+
+
 def test_the_key_of_the_data_directory_goes_to_its_own_proxy_alone(data_dir: Path) -> None:
     said = refused("--data-dir", str(data_dir), "--proxy", "http://elsewhere:8080")
     assert "no trainer key for http://elsewhere:8080: set BASE_RL_TRAINER__API_KEY" in said
@@ -130,6 +162,7 @@ def training(data_dir: Path, log: Path, *options: str) -> Iterator[subprocess.Po
             process.wait()
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("number", "options"), [(signal.SIGINT, ("--nproc", "2")), (signal.SIGTERM, ())])
 def test_it_trains_until_a_signal_and_gives_its_claim_back(
     tiny_model: Path, data_dir: Path, tmp_path: Path, number: signal.Signals, options: Sequence[str]
@@ -140,7 +173,8 @@ def test_it_trains_until_a_signal_and_gives_its_claim_back(
     with proxy.serve() as url:
         is_up_at(data_dir, url)
         with training(data_dir, log, *options) as process:
-            proxy.wait_for(lambda: len(proxy.commits) == 1, 110)
+            proxy.wait_for(lambda: len(proxy.commits) == 1 or process.poll() is not None, 240)
+            assert proxy.commits, log.read_text()
 
             def never() -> None:
                 process.send_signal(number)
@@ -154,11 +188,12 @@ def test_it_trains_until_a_signal_and_gives_its_claim_back(
     assert "Traceback" not in log.read_text()
 
 
+@pytest.mark.timeout(300)
 def test_a_trainer_that_cannot_go_on_says_why(tiny_model: Path, data_dir: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model))
     log = tmp_path / "log"
     with proxy.serve() as url:
         is_up_at(data_dir, url)
-        with training(data_dir, log, "--nproc", "2", "--set", "api_key=rl-other") as process:
-            assert process.wait(110) == 1
+        with training(data_dir, log, "--set", "api_key=rl-other") as process:
+            assert process.wait(240) == 1
     assert "trainer.api_key is not a key of this proxy" in log.read_text()

@@ -49,6 +49,25 @@ async def test_what_a_script_has_no_use_for_is_refused(options: dict[str, Any], 
         await dry({"engine": {"kind": "scripted"}}, **options)
 
 
+async def test_the_run_that_is_served_is_one_of_those_that_are_trained(tmp_path: Path) -> None:
+    model, file = tmp_path / "model", tmp_path / "config.toml"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    overrides: dict[str, dict[str, Any]] = {"run": {"model": str(model)}, "server": {"data_dir": tmp_path / "d"}}
+    other = '[trainer.runs.other]\nproxy_url = "http://h:1"\napi_key = "k"\n'
+    file.write_text(f'[run]\nname = "mine"\n{other}')
+    with pytest.raises(ConfigurationError, match=r"trainer.run: 'mine' is not one of trainer.runs \(other\)"):
+        await dry(overrides, config=file)
+    file.write_text(f'[run]\nname = "mine"\n{other}[trainer.runs.mine]\nseed = 4\n')
+    runs = (await dry(overrides, config=file))["trainer"]["runs"]
+    assert [(name, run["proxy_url"], run["seed"]) for name, run in runs.items()] == [
+        ("other", "http://h:1", 0),
+        ("mine", "http://127.0.0.1:8080", 4),
+    ]
+    assert all("api_key" not in run for run in runs.values())
+
+
 async def test_a_wrong_script_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "script.toml").write_text("[[rule]]\n")
     with pytest.raises(ConfigurationError, match="rule 1: it says no answer"):

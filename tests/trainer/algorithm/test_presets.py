@@ -61,11 +61,27 @@ def test_a_part_that_is_not_known_is_refused() -> None:
         ({"preset": "ppo", "running_mean_decay": 0.5}, "running_mean_decay: baseline critic compares nothing"),
         ({"baseline": "critic"}, "scale: group_std divides by the spread"),
         ({"preset": "dapo", "baseline": "critic", "scale": "none"}, "drop_degenerate: with a critic no trajectory"),
+        ({"preset": "distillation", "kl_coefficient": 0.1}, "kl_coefficient: rewards teach nothing"),
+        ({"preset": "distillation", "reward": {"scale": 2.0}}, "reward: rewards teach nothing"),
+        ({"preset": "distillation", "proximal": "loglinear"}, "proximal: a teacher is listened to without it"),
+        ({"preset": "distillation", "drop_degenerate": True}, "drop_degenerate: a teacher has something to say"),
+        ({"preset": "distillation", "distill_coefficient": 0.0}, "distill_coefficient: with rl_coefficient at 0 too"),
+        ({"preset": "ppo", "rl_coefficient": 0, "distill_coefficient": 1}, "with the critic that"),
+        ({"preset": "reinforce_pp", "rl_coefficient": 0, "distill_coefficient": 1}, "with the reference model that"),
+        ({"rl_coefficient": 0.5}, "rl_coefficient: there is no teacher"),
     ],
 )
 def test_parts_that_contradict_each_other_or_change_nothing_are_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         resolve(AlgorithmSettings(**given))
+
+
+def test_a_teacher_stands_alone_or_beside_rewards() -> None:
+    alone = resolve(AlgorithmSettings(preset="distillation", importance_cap=4.0, mini_batches=2))
+    assert (alone.has_teacher, alone.learns_from_rewards, alone.importance_cap) == (True, False, 4.0)
+    beside = resolve(AlgorithmSettings(preset="sapo", distill_coefficient=0.1, importance_cap=4.0))
+    assert (beside.has_teacher, beside.learns_from_rewards) == (True, True)
+    assert [name for name, each in PRESETS.items() if each.has_teacher] == ["distillation"]
 
 
 def test_parts_may_be_combined() -> None:

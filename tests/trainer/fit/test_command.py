@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import subprocess
@@ -11,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import structlog
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from proxy.cli.datasets import DatasetWriter
+from proxy.cli.local_keys import LocalKeys
+from proxy.cli.stack import Address
 from proxy.contract.claim import CommitReply, CommitRequest
 from proxy.contract.identifiers import SessionId
 from proxy.database.tables import SessionRow
@@ -111,11 +116,15 @@ def preferences(proxy: RealProxy) -> Pairs:
     return pairs_of(exported(proxy, "/export/preferences"), Selection(), 64)
 
 
-def test_imitated_sessions_are_more_likely_afterwards(proxy: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_imitated_sessions_are_more_likely_afterwards(
+    proxy: RealProxy, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     good = [proxy.session(1.0) for _ in range(8)]
     for reward in (0.0, None):
         proxy.session(reward)
-    outcome = fit(proxy, capsys, "sft", "--min-reward", "0.5", "--epochs", "4", "--batch", "4", "--held-out", "0.25")
+    curves = ("--set", 'metrics.sinks=["tensorboard"]', "--set", f"metrics.directory={tmp_path / 'curves'}")
+    words = ("--min-reward", "0.5", "--epochs", "4", "--batch", "4", "--held-out", "0.25", *curves)
+    outcome = fit(proxy, capsys, "sft", *words)
     assert (outcome["version"], outcome["fitted"], outcome["held_out"], outcome["dropped"]) == (1, 6, 2, 0)
     likelihood = []
     for weights in (None, outcome["weights"]):
@@ -135,6 +144,18 @@ def test_imitated_sessions_are_more_likely_afterwards(proxy: RealProxy, capsys: 
     assert outcome["held_out_loss_before"] == pytest.approx(before, rel=1e-4)
     assert replay([RUN, "1", "--proxy", proxy.url]) == IMPOSSIBLE
     assert "fitted to 6 sessions (sft)" in capsys.readouterr().err
+
+    (curve,) = (tmp_path / "curves" / "tensorboard").iterdir()
+    events = EventAccumulator(str(curve))
+    events.Reload()
+    losses = [event.value for event in events.Scalars("loss")]
+    assert [event.step for event in events.Scalars("learning_rate")] == list(range(1, 9))
+    assert sum(losses[-2:]) / 2 == pytest.approx(outcome["loss"], rel=1e-5)
+    found = [(event.step, event.value) for event in events.Scalars("held_out_loss")]
+    assert found == [
+        (0, pytest.approx(outcome["held_out_loss_before"])),
+        (8, pytest.approx(outcome["held_out_loss"])),
+    ]
 
 
 def test_preferences_widen_the_margin(proxy: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,9 +220,19 @@ def test_from_files_as_from_the_proxy(proxy: RealProxy, capsys: pytest.CaptureFi
     told = refused(proxy, capsys, CANNOT, "sft", "--all", "--from", str(tmp_path / "pairs"))
     assert "base-rl-preference/1" in told
     assert "no .jsonl" in refused(proxy, capsys, CANNOT, "sft", "--all", "--from", str(tmp_path / "nowhere"))
+    _write_rows(tmp_path / "foreign.parquet", [{"format": "base-rl/1", "turns": [{"text": "hello"}]}])
+    assert "none that base-rl exported" in refused(
+        proxy, capsys, CANNOT, "sft", "--all", "--from", str(tmp_path / "foreign.parquet")
+    )
     outcome = fit(proxy, capsys, "sft", "--from", str(tmp_path / "rows"), "--session", good[2], "--held-out", "0")
     assert (outcome["version"], outcome["fitted"]) == (1, 1)
     assert proxy.get("/steps/1")["inputs"]["fit"]["options"]["from"] == "rows"
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(rows), path)
 
 
 def _tokens(found: Examples) -> Any:
@@ -311,13 +342,19 @@ def test_what_makes_no_sense_is_told(
 
 
 @pytest.mark.end_to_end
-def test_it_ends_cleanly_when_asked_to(proxy: RealProxy) -> None:
-    """A real process, told to end in the middle of its epochs."""
+def test_it_ends_cleanly_when_asked_to(proxy: RealProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`base-rl fit`, which finds proxy, key and weights by the data directory, told to end in the middle of its
+    epochs."""
     for _ in range(4):
         proxy.session(1.0)
-    words = arguments(proxy, "sft", "--all", "--epochs", "1000000")
+    data_dir = proxy.weights.parent
+    keys = LocalKeys(admin_key=ADMIN, run_key="rl-run", trainer_key=TRAINER)
+    (data_dir / "keys.json").write_bytes(msgspec.json.encode(keys))
+    (data_dir / "address.json").write_bytes(msgspec.json.encode(Address(url=proxy.url, pid=1)))
+    monkeypatch.delenv("BASE_RL_TRAINER__API_KEY")
+    words = ["sft", "--data-dir", str(data_dir), "--all", "--epochs", "1000000", "--set", "threads=1"]
     with subprocess.Popen(
-        [sys.executable, "-m", "trainer", "fit", *words], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "proxy.cli", "fit", *words], stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:

@@ -15,6 +15,7 @@ from torch import Tensor
 from proxy.contract.trajectory import Trajectory
 from tests.trainer.intake.test_sequences import trees
 from tests.trainer.tiny import GRPO, load_tiny, trajectory, turn
+from tests.trainer.weighted import Place, learn, weight
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import BatchSettings, Packing, TrainerSettings
 from trainer.intake.grouping import Batch
@@ -24,7 +25,8 @@ from trainer.intake.tree import Row, common_prefix, even_parts, tree_row, tree_r
 from trainer.models.archon.attention import positions_of
 from trainer.models.archon.model import ArchonModel
 from trainer.models.archon.weights import load_archon
-from trainer.models.huggingface import PolicyModel, tree_mask
+from trainer.models.attention import tree_mask
+from trainer.models.huggingface import PolicyModel
 
 token_lists = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=9)
 
@@ -134,17 +136,12 @@ def test_in_float32_a_deep_tree_has_the_gradient_of_its_branches(tiny_model: Pat
     torch.testing.assert_close(gradient, wanted, atol=1e-6 * float(wanted.abs().max()), rtol=0)
 
 
-def weight(trajectory: int, turn: int, position: int) -> float:
-    """Of a token in the loss: another one for each."""
-    return 1 + trajectory - 0.3 * turn + 0.1 * position
-
-
 def singly(
     model: PolicyModel, members: list[Trajectory], sequences: list[TrainingSequence]
-) -> tuple[dict[tuple[int, int, int], float], Tensor]:
+) -> tuple[dict[Place, float], Tensor]:
     """What the transformer itself says of each sequence, and the gradient of the weighted sum."""
     model.zero_grad(set_to_none=True)
-    values = {}
+    values: dict[Place, float] = {}
     for sequence in sequences:
         logits_TV = logits_of(model, torch.tensor([sequence.ids]))[0]
         terms = []
@@ -170,27 +167,11 @@ def logits_of(model: PolicyModel, ids_BT: Tensor) -> Tensor:
 
 def laid_out(
     model: PolicyModel, batch: Batch, sequences: list[TrainingSequence], settings: BatchSettings
-) -> tuple[dict[tuple[int, int, int], float], Tensor]:
+) -> tuple[dict[Place, float], Tensor]:
     """The same by micro-batches."""
     model.zero_grad(set_to_none=True)
     advantages = [[1.0] * len(member.turns) for member in batch.trajectories]
-    values: dict[tuple[int, int, int], float] = {}
-    for each in pack(batch, advantages, sequences, settings, GRPO):
-        logprobs_N, _ = model(
-            each.input_ids_BT,
-            each.position_ids_BT,
-            each.predictor_N,
-            each.targets_N,
-            each.temperature_N,
-            each.reach_BT,
-        )
-        places: list[tuple[int, int, int]] = []
-        for member, number in zip(each.trajectory_N.tolist(), each.turn_N.tolist(), strict=True):
-            same = bool(places) and places[-1][:2] == (member, number)
-            places.append((member, number, places[-1][2] + 1 if same else 0))
-        values.update(zip(places, logprobs_N.tolist(), strict=True))
-        weights_N = torch.tensor([weight(*place) for place in places], dtype=logprobs_N.dtype)
-        torch.autograd.backward((weights_N * logprobs_N).sum())
+    values = learn(model, pack(batch, advantages, sequences, settings, GRPO))
     return values, gradient_of(model)
 
 

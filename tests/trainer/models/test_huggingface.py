@@ -7,6 +7,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
+from tests.small_models import SMALL
 from tests.trainer.tiny import ALONE, GRPO, load_tiny, trajectory, turn
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import BatchSettings, Packing, Precision, TrainerSettings
@@ -116,18 +117,6 @@ def test_a_model_that_makes_masks_of_its_own_does_not_take_trees(
 
     monkeypatch.setattr(qwen3, "create_causal_mask", ignoring)
     assert load_tiny(tiny_model).packings == {Packing.PADDED, Packing.PACKED}
-
-
-SMALL: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "intermediate_size": 64,
-    "max_position_embeddings": 512,
-}
 
 
 def test_a_model_with_a_window_does_not_take_trees_and_says_what_it_gets(

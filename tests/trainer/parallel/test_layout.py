@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError
-from trainer.parallel.layout import Layout, ModelShape
+from trainer.parallel.layout import Layout, ModelShape, layout_of
 
-SHAPE = ModelShape(heads=8, kv_heads=2, intermediate=48, experts=4)
-LETTERS = {"r": "replicas", "d": "data", "c": "context", "t": "tensor"}
+SHAPE = ModelShape(layers=6, heads=8, kv_heads=2, intermediate=48, experts=4)
+LETTERS = {"r": "replicas", "d": "data", "c": "context", "t": "tensor", "p": "pipeline"}
 sizes = st.integers(1, 8)
 
 
@@ -26,14 +27,15 @@ def layouts(draw: st.DrawFn) -> Layout:
 @given(layouts(), st.randoms())
 def test_what_is_written_is_what_is_read_in_any_order(layout: Layout, random: Any) -> None:
     assert Layout.parse(str(layout)) == layout
-    parts = re.findall(r"[a-z]\d+", f"{layout}p1")
+    parts = re.findall(r"[a-z]\d+", str(layout))
+    parts += [f"{letter}1" for letter in "rdctpe" if letter not in str(layout)]
     random.shuffle(parts)
     assert Layout.parse("".join(parts)) == layout
 
 
 @given(layouts())
 def test_the_world_is_all_axes_but_the_experts(layout: Layout) -> None:
-    assert layout.world == layout.replicas * layout.data * layout.context * layout.tensor
+    assert layout.world == layout.replicas * layout.data * layout.context * layout.tensor * layout.pipeline
     layout.check_world(layout.world)
     assert layout.world % layout.copy == 0
     assert layout.sharing % layout.expert == 0
@@ -51,11 +53,15 @@ def test_what_is_said_to_fit_another_number_of_processes_does(layout: Layout, pr
         Layout.parse(suggested[1]).check_world(processes)
 
 
-@given(layouts(), st.builds(ModelShape, heads=sizes, kv_heads=sizes, intermediate=sizes, experts=st.integers(0, 8)))
+@given(
+    layouts(),
+    st.builds(ModelShape, layers=sizes, heads=sizes, kv_heads=sizes, intermediate=sizes, experts=st.integers(0, 8)),
+)
 def test_a_layout_that_is_taken_divides_the_model(layout: Layout, shape: ModelShape) -> None:
     heads, kv_heads = shape.heads // layout.tensor, max(1, shape.kv_heads // layout.tensor)
     divides = (
-        all(size % layout.tensor == 0 for size in (shape.heads, shape.kv_heads, shape.intermediate))
+        layout.pipeline <= shape.layers
+        and all(size % layout.tensor == 0 for size in (shape.heads, shape.kv_heads, shape.intermediate))
         and heads % layout.context == 0
         and (kv_heads % layout.context == 0 or layout.context % kv_heads == 0)
         and (layout.expert == 1 or (shape.experts > 0 and shape.experts % layout.expert == 0))
@@ -77,7 +83,6 @@ def test_a_layout_that_is_taken_divides_the_model(layout: Layout, shape: ModelSh
         ("d2x2", "there is no axis x; the axes are r, d, t, p, c, e"),
         ("d2t2d1", "d stands there twice"),
         ("d0", "d must be 1 or more"),
-        ("d2p2", "pipelines are not offered"),
         ("d2c2e3", "of which there are 4; e may be 1 or 2 or 4"),
     ],
 )
@@ -92,6 +97,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(text: str, said: str) ->
         ("t4", "t4 does not divide the model's 8 heads, 2 KV heads and an MLP 48 wide; t may be 1 or 2"),
         ("c3", "c3 cannot share 8 heads with 2 KV heads; c may be 1 or 2 or 4 or 8"),
         ("t2c8", "c8 cannot share 4 heads with 1 KV heads of each rank of t; c may be 1 or 2 or 4"),
+        ("p8", "p8 needs a layer for each stage, and the model has 6 layers; p may be up to 6"),
         ("d3e3", "e3 does not divide the model's 4 experts; e may be 1"),
     ],
 )
@@ -100,9 +106,30 @@ def test_what_does_not_fit_the_model_is_refused_with_what_would(text: str, said:
         Layout.parse(text).check_model(SHAPE)
 
 
+def test_a_schedule_of_two_stages_a_rank_needs_two_layers_a_rank() -> None:
+    Layout.parse("p3").check_model(SHAPE, stages_per_rank=2)
+    said = "p4 needs a layer for each stage in 2 stages for each rank of p, and the model has 6 layers; p may be 1 or"
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        Layout.parse("p4").check_model(SHAPE, stages_per_rank=2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "schedule", "said"),
+    [
+        (None, "1f1b", "1f1b is an order of work in a pipeline, and trainer.layout has no p"),
+        ("d2", "interleaved", "interleaved is an order of work in a pipeline, and trainer.layout has no p"),
+        ("d2p2", "zbv", "with it the layout is p alone, and not d2p2"),
+    ],
+)
+def test_a_schedule_that_has_nothing_to_order_is_refused(layout: str | None, schedule: str, said: str) -> None:
+    settings = TrainerSettings.model_validate({"backend": "archon", "layout": layout, "pipeline_schedule": schedule})
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        layout_of(settings)
+
+
 def test_experts_are_divided_only_where_there_are_some() -> None:
     with pytest.raises(ConfigurationError, match="no experts; leave e out"):
-        Layout.parse("d2e2").check_model(ModelShape(heads=8, kv_heads=2, intermediate=48, experts=0))
+        Layout.parse("d2e2").check_model(ModelShape(layers=6, heads=8, kv_heads=2, intermediate=48, experts=0))
 
 
 def test_another_number_of_processes_is_refused_with_what_would_fit() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,8 +19,24 @@ from proxy.contract.policy import Head
 from tests.trainer.tiny import load_tiny
 from trainer.errors import WeightsUnusable
 from trainer.models.state_dict import gather_weights
-from trainer.weights.disk import DiskPublisher
+from trainer.weights.disk import DiskPublisher, has_state
 from trainer.weights.publisher import Staged
+
+
+def state_of(head: Head) -> dict[str, Any]:
+    moments = {
+        "model.norm.weight": {
+            "step": torch.tensor(2.0),
+            "exp_avg": torch.arange(6.0).reshape(2, 3) / 7 + head.version,
+        }
+    }
+    return {"format": 2, "steps": head.version, "means": {"turn": None, "session": 1 / 3}, "optimizer": moments}
+
+
+def same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict):
+        return found.keys() == wanted.keys() and all(same(found[key], each) for key, each in wanted.items())
+    return torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else bool(found == wanted)
 
 
 class World:
@@ -36,7 +54,7 @@ class World:
 
     def stage(self, publisher: DiskPublisher | None = None) -> Staged:
         tensors = gather_weights(self.model.named_weights(), keep=True)
-        return (publisher or self.publisher).stage(self.head, tensors, {"steps": self.head.version})
+        return (publisher or self.publisher).stage(self.head, tensors, state_of(self.head))
 
     def commit(self, staged: Staged) -> None:
         self.head = msgspec.structs.replace(self.head, version=self.head.version + 1, weights=staged.weights)
@@ -64,14 +82,14 @@ def test_a_version_is_whole_and_its_digest_is_of_its_safetensors(world: World) -
 
 
 def test_the_state_comes_back(world: World) -> None:
-    staged = world.stage()
+    staged, before = world.stage(), state_of(world.head)
     world.publisher.settle(staged)
     world.commit(staged)
     other = load_tiny(world.base)
     with torch.no_grad():
         for _, parameter in other.named_weights():
             parameter.zero_()
-    assert world.new_publisher().restore(world.head, other.named_weights()) == {"steps": 0}
+    assert same(world.new_publisher().restore(world.head, other), before)
     for (_, wanted), (_, found) in zip(world.model.named_weights(), other.named_weights(), strict=True):
         assert torch.equal(wanted, found)
 
@@ -159,12 +177,42 @@ def test_only_the_newest_optimiser_states_are_kept(world: World) -> None:
         staged.append(world.stage())
         world.publisher.settle(staged[-1])
         world.commit(staged[-1])
-    kept = [(Path(each.weights.uri) / "trainer_state" / "state.pt").exists() for each in staged]
-    assert kept == [False, False, True, True]
+    kept = [(Path(each.weights.uri) / "trainer_state").exists() for each in staged]
+    assert kept == [False, False, True, True] == [has_state(each.weights) for each in staged]
     assert all((Path(each.weights.uri) / "model.safetensors").exists() for each in staged)
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "other"])
+def test_a_state_of_an_earlier_trainer_is_read_and_goes_as_others_do(world: World) -> None:
+    staged = []
+    for version in range(4):
+        staged.append(world.stage())
+        if version < 2:
+            written = Path(staged[-1].weights.uri) / "trainer_state"
+            shutil.rmtree(written)
+            written.mkdir()
+            torch.save({**state_of(world.head), "format": 1}, written / "state.pt")
+        world.publisher.settle(staged[-1])
+        world.commit(staged[-1])
+        if version == 1:
+            before = {**state_of(msgspec.structs.replace(world.head, version=1)), "format": 1}
+            assert same(world.publisher.restore(world.head, world.model), before)
+    assert [has_state(each.weights) for each in staged] == [False, False, True, True]
+    assert not (Path(staged[0].weights.uri) / "trainer_state").exists()
+
+
+def test_what_a_dead_trainer_left_half_removed_is_no_state_and_goes(world: World) -> None:
+    staged = world.stage()
+    world.publisher.settle(staged)
+    world.commit(staged)
+    (Path(staged.weights.uri) / "trainer_state" / "state.json").unlink()
+    assert not has_state(staged.weights)
+    assert world.publisher.restore(world.head, world.model) is None
+    successor = world.stage()
+    world.publisher.settle(successor)
+    assert not (Path(staged.weights.uri) / "trainer_state").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "state.json", ".metadata", "__0_0.distcp"])
 def test_damaged_weights_are_refused(world: World, damage: str) -> None:
     staged = world.stage()
     world.publisher.settle(staged)
@@ -175,9 +223,9 @@ def test_damaged_weights_are_refused(world: World, damage: str) -> None:
     elif damage == "truncated":
         file.write_bytes(file.read_bytes()[:-10])
     else:
-        (Path(staged.weights.uri) / "trainer_state" / "state.pt").write_bytes(b"not a state")
+        (Path(staged.weights.uri) / "trainer_state" / damage).write_bytes(b"not a state")
     with pytest.raises(WeightsUnusable):
-        world.publisher.restore(world.head, world.model.named_weights())
+        world.publisher.restore(world.head, world.model)
 
 
 def test_what_may_be_removed_has_no_state_no_mark_and_is_not_the_head(world: World) -> None:
@@ -189,7 +237,7 @@ def test_what_may_be_removed_has_no_state_no_mark_and_is_not_the_head(world: Wor
         made.append(staged.weights.uri)
     uncommitted = world.stage()
     assert world.publisher.removable(world.head) == tuple(made[:2])
-    (Path(made[3]) / "trainer_state" / "state.pt").unlink()
+    (Path(made[3]) / "trainer_state" / "state.json").unlink()
     assert world.publisher.removable(world.head) == tuple(made[:2])
     world.publisher.discard(uncommitted)
 

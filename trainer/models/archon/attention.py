@@ -10,10 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask
 
 from trainer.models.archon.config import ModelConfig
 from trainer.models.archon.norm import RMSNorm
-from trainer.models.huggingface import tree_sight
+from trainer.models.attention import attend_by_blocks, block_mask, of_packed_rows, sequence_reach, tree_sight
 from trainer.parallel.axes import Axes, gather_tokens, heads_to_tokens, local, scatter_tokens, tokens_to_heads
 
 
@@ -22,23 +23,23 @@ class Positions(NamedTuple):
 
     cos_BTK: Tensor
     sin_BTK: Tensor
-    mask_B1TT: Tensor
+    mask_B1TT: Tensor | BlockMask
 
 
-def positions_of(position_ids_BT: Tensor, config: ModelConfig, reach_BT: Tensor | None = None) -> Positions:
-    """A sequence begins where the position is not the one before plus one; a token sees its own sequence up to itself
-    (SDPA's dense mask: flex_attention has no backward pass on a CPU). With `reach_BT` rows are trees instead."""
+def positions_of(
+    position_ids_BT: Tensor, config: ModelConfig, reach_BT: Tensor | None = None, *, by_blocks: bool = False
+) -> Positions:
+    """A sequence begins where the position is not the one before plus one; a token sees its own up to itself. With
+    `reach_BT` rows are trees instead. `by_blocks`: the mask of trees is made of blocks, and on CUDA any."""
     device = position_ids_BT.device
     with torch.autocast(device.type, enabled=False):
         even_K = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
         angles_BTK = position_ids_BT[..., None].float() / config.rope_theta ** (even_K / config.head_dim)
         angles_BTK = torch.cat([angles_BTK, angles_BTK], dim=-1)
-    if reach_BT is not None:
-        return Positions(angles_BTK.cos(), angles_BTK.sin(), tree_sight(reach_BT)[:, None])
-    begins_BT = functional.pad(position_ids_BT[:, 1:] != position_ids_BT[:, :-1] + 1, (1, 0))
-    sequence_BT = begins_BT.cumsum(-1)
-    same_BTT = sequence_BT[:, :, None] == sequence_BT[:, None, :]
-    return Positions(angles_BTK.cos(), angles_BTK.sin(), same_BTT.tril()[:, None])
+    by_blocks = by_blocks and (reach_BT is not None or of_packed_rows(device))
+    reach_BT = sequence_reach(position_ids_BT) if reach_BT is None else reach_BT
+    mask = block_mask(reach_BT) if by_blocks else tree_sight(reach_BT)[:, None]
+    return Positions(angles_BTK.cos(), angles_BTK.sin(), mask)
 
 
 class Attention(nn.Module):
@@ -56,7 +57,8 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
+    def inputs(self, hidden_BTD: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the tokens of the rows, BTHK, each rank's own heads."""
         hidden_BTD = gather_tokens(hidden_BTD, self.axes.tensor)
         q_BTHK = self._heads(hidden_BTD, self.q_proj, self.q_norm)
         k_BTHK = self._heads(hidden_BTD, self.k_proj, self.k_norm)
@@ -66,8 +68,11 @@ class Attention(nn.Module):
             copies = context.size // k_BTHK.shape[2]
             k_BTHK, v_BTHK = (each.repeat_interleave(copies, dim=2) for each in (k_BTHK, v_BTHK))
         q_BTHK, k_BTHK, v_BTHK = (tokens_to_heads(each, context) for each in (q_BTHK, k_BTHK, v_BTHK))
-        seen_BTHK = _attend(_rotated(q_BTHK, positions), _rotated(k_BTHK, positions), v_BTHK, positions.mask_B1TT)
-        seen_BTHK = heads_to_tokens(seen_BTHK, context)
+        return _rotated(q_BTHK, cos_BTK, sin_BTK), _rotated(k_BTHK, cos_BTK, sin_BTK), v_BTHK
+
+    def output(self, seen_BTHK: Tensor) -> Tensor:
+        """From what `attend` gives to the tokens that are here, BTD."""
+        seen_BTHK = heads_to_tokens(seen_BTHK, self.axes.context)
         output_BTD = functional.linear(seen_BTHK.flatten(2), local(self.o_proj.weight))
         output_BTD = scatter_tokens(output_BTD, self.axes.tensor)
         return output_BTD if self.o_proj.bias is None else output_BTD + local(self.o_proj.bias)
@@ -81,13 +86,17 @@ class Attention(nn.Module):
         return heads_BTHK
 
 
-def _rotated(heads_BTHK: Tensor, positions: Positions) -> Tensor:
+def _rotated(heads_BTHK: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
     first, second = heads_BTHK.chunk(2, dim=-1)
     turned_BTHK = torch.cat([-second, first], dim=-1)
-    return heads_BTHK * positions.cos_BTK[:, :, None] + turned_BTHK * positions.sin_BTK[:, :, None]
+    return heads_BTHK * cos_BTK[:, :, None] + turned_BTHK * sin_BTK[:, :, None]
 
 
-def _attend(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, mask_B1TT: Tensor) -> Tensor:
+def attend(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, mask_B1TT: Tensor | BlockMask) -> Tensor:
+    """What each query sees, BTHK."""
+    if isinstance(mask_B1TT, BlockMask):
+        q_BHTK, k_BHTK, v_BHTK = (each.transpose(1, 2) for each in (q_BTHK, k_BTHK, v_BTHK))
+        return attend_by_blocks(q_BHTK, k_BHTK, v_BHTK, mask_B1TT).transpose(1, 2)
     groups = q_BTHK.shape[2] // k_BTHK.shape[2]
     k_BHTK, v_BHTK = (each.repeat_interleave(groups, dim=2).transpose(1, 2) for each in (k_BTHK, v_BTHK))
     seen_BHTK = functional.scaled_dot_product_attention(q_BTHK.transpose(1, 2), k_BHTK, v_BHTK, attn_mask=mask_B1TT)

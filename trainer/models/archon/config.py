@@ -48,6 +48,7 @@ class ModelConfig:
     def shape(self) -> ModelShape:
         dense = any(not self.is_sparse(layer) for layer in range(self.layers))
         return ModelShape(
+            layers=self.layers,
             heads=self.heads,
             kv_heads=self.kv_heads,
             intermediate=self.intermediate if dense else 0,

@@ -15,24 +15,44 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
+from trainer.config import PipelineSchedule
 from trainer.models.archon.attention import Attention
 from trainer.models.archon.mlp import MLP
-from trainer.models.archon.model import ArchonModel
+from trainer.models.archon.model import ArchonModel, CausalModel
 from trainer.models.archon.moe import Experts, MixtureOfExperts
+from trainer.models.archon.pipelined import PipelinedModel
+from trainer.models.huggingface import PolicyModel
 from trainer.parallel.axes import Axes, Axis
 from trainer.parallel.fsdp import sum_gradients
 from trainer.parallel.mesh import Ranks
+from trainer.parallel.pipeline import Pipeline, stages_per_rank
 
 # Rows of a weight that come from one rank each are outputs of a layer, columns are inputs.
 _HEADS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1}
 _WIDTH = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
 
 
-def divide(model: ArchonModel, ranks: Ranks) -> None:
-    """In place. A collective. Raises ConfigurationError where the layout does not fit the model."""
+def divide(model: ArchonModel, ranks: Ranks, schedule: PipelineSchedule) -> PolicyModel:
+    """What this rank has of a model, on its device; the model given is not to be used any more. A collective.
+
+    Raises ConfigurationError where the layout does not fit the model.
+    """
     layout = ranks.layout
-    layout.check_model(model.config.shape)
-    if layout.world == 1:
+    layout.check_model(model.config.shape, stages_per_rank(schedule))
+    if layout.pipeline == 1:
+        _divide(model.to(ranks.device).causal, ranks)
+        return model
+    axis = _axis(ranks.mesh(pipeline=layout.pipeline, stage=layout.stage), "pipeline")
+    part = PipelinedModel(model, Pipeline(axis=axis, schedule=schedule, device=ranks.device)).to(ranks.device)
+    for stage in part.stages:
+        _divide(stage, ranks)
+    return part
+
+
+def _divide(model: CausalModel, ranks: Ranks) -> None:
+    """In place, among the ranks that have the same layers."""
+    layout = ranks.layout
+    if layout.stage == 1:
         return
     # It advises to merge collectives over two axes, which sharding twice along one dimension does not allow.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -40,7 +60,7 @@ def divide(model: ArchonModel, ranks: Ranks) -> None:
     everyone = _mesh(ranks, shard=layout.sharing)
     experts = _mesh(ranks, shard=layout.sharing // layout.expert, expert=layout.expert)
     _place(model, _axes(ranks))
-    for layer in model.layers:
+    for layer in model.model.layers.values():
         if layout.tensor > 1:
             _divide_layer(layer, shards["tensor"])
         for module in layer.modules():
@@ -55,8 +75,8 @@ def divide(model: ArchonModel, ranks: Ranks) -> None:
 
 
 def _mesh(ranks: Ranks, *, shard: int, **inner: int) -> DeviceMesh:
-    """(replica, shard, inner): `shard` always, the others where they are more than one."""
-    sizes = {"replica": ranks.layout.replicas, "shard": shard, **inner}
+    """(pipeline, replica, shard, inner): `shard` always, the others where they are more than one."""
+    sizes = {"pipeline": ranks.layout.pipeline, "replica": ranks.layout.replicas, "shard": shard, **inner}
     return ranks.mesh(**{name: size for name, size in sizes.items() if size > 1 or name == "shard"})
 
 
@@ -70,7 +90,8 @@ def _sharding(mesh: DeviceMesh) -> DeviceMesh:
 
 def _axes(ranks: Ranks) -> Axes:
     layout = ranks.layout
-    rows = layout.replicas * layout.data
+    # Of the groups that are made here, none is across stages.
+    rows = layout.pipeline * layout.replicas * layout.data
     tensor = context = expert = Axis()
     if layout.tensor > 1:
         tensor = _axis(_mesh(ranks, shard=layout.data * layout.context, tensor=layout.tensor), "tensor")
@@ -80,7 +101,7 @@ def _axes(ranks: Ranks) -> Axes:
         expert = _axis(_mesh(ranks, shard=layout.sharing // layout.expert, expert=layout.expert), "expert")
     tokens = context if layout.tensor == 1 else tensor
     if layout.tensor > 1 and layout.context > 1:
-        tokens = _axis(ranks.mesh(rows=rows, tokens=layout.copy), "tokens")
+        tokens = _axis(ranks.mesh(rows=rows, tokens=layout.row), "tokens")
     return Axes(tensor=tensor, context=context, expert=expert, tokens=tokens)
 
 
@@ -88,9 +109,9 @@ def _axis(mesh: DeviceMesh, name: str) -> Axis:
     return Axis(size=mesh[name].size(), rank=mesh[name].get_local_rank(), group=mesh.get_group(name))
 
 
-def _place(model: ArchonModel, axes: Axes) -> None:
+def _place(model: CausalModel, axes: Axes) -> None:
     for module in model.modules():
-        if isinstance(module, ArchonModel | Attention | MLP | MixtureOfExperts):
+        if isinstance(module, CausalModel | Attention | MLP | MixtureOfExperts):
             module.axes = axes
 
 

@@ -5,7 +5,8 @@ Axes: B rows, T tokens, N trained tokens, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import cast
 
 import torch
@@ -14,17 +15,23 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from trainer.config import Precision
-from trainer.models.archon.attention import Attention, Positions, positions_of
+from trainer.models.archon.attention import Attention, Positions, attend, positions_of
 from trainer.models.archon.config import ModelConfig
 from trainer.models.archon.mlp import MLP
 from trainer.models.archon.moe import Experts, MixtureOfExperts
 from trainer.models.archon.norm import RMSNorm
 from trainer.models.huggingface import PolicyModel, TokenLogprobs
+from trainer.models.passes import Rows, Scores
 from trainer.parallel.axes import Axes, assemble
+
+EMBEDDING, TIED_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each normed before and added to what came in. It computes on the tokens that are here."""
+    """Attention and an MLP, each normed before and added to what came in. It computes on the tokens that are here.
+
+    Where it is `compiled`, what is before attention and what is behind it are a graph each.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
@@ -36,6 +43,7 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.checkpointed = False
+        self.compiled = False
 
     def forward(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
         if self.checkpointed and torch.is_grad_enabled():
@@ -43,46 +51,144 @@ class Block(nn.Module):
         return self._compute(hidden_BTD, positions)
 
     def _compute(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
-        hidden_BTD = hidden_BTD + self.self_attn(self.input_layernorm(hidden_BTD), positions)
+        before, behind = compiled_parts() if self.compiled else (Block.before, Block.behind)
+        q_BTHK, k_BTHK, v_BTHK = before(self, hidden_BTD, positions.cos_BTK, positions.sin_BTK)
+        return behind(self, hidden_BTD, attend(q_BTHK, k_BTHK, v_BTHK, positions.mask_B1TT))
+
+    def before(self, hidden_BTD: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.self_attn.inputs(self.input_layernorm(hidden_BTD), cos_BTK, sin_BTK)
+
+    def behind(self, hidden_BTD: Tensor, seen_BTHK: Tensor) -> Tensor:
+        hidden_BTD = hidden_BTD + self.self_attn.output(seen_BTHK)
         output: Tensor = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
         return output
 
 
+@cache
+def compiled_parts() -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., Tensor]]:
+    """`before` and `behind` of all blocks of a process, compiled where they are first called; sizes may change."""
+    # With and without gradient, by frozen weights, on one row and on several, of dense layers and of sparse ones.
+    torch.compiler.config.recompile_limit = 64
+    return torch.compile(Block.before, dynamic=True), torch.compile(Block.behind, dynamic=True)
+
+
 class Decoder(nn.Module):
+    """The layers of `layers`, with what comes before and after where they are the first and the last of the model."""
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocabulary, config.hidden)
-        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.norm = RMSNorm(config.hidden, config.norm_eps)
+        self.embed_tokens: nn.Module = nn.Embedding(config.vocabulary, config.hidden)
+        self.layers = nn.ModuleDict({str(layer): Block(config, layer) for layer in range(config.layers)})
+        self.norm: nn.Module = RMSNorm(config.hidden, config.norm_eps)
 
-    def forward(self, input_ids_BT: Tensor, positions: Positions) -> Tensor:
-        hidden_BTD = self.embed_tokens(input_ids_BT)
-        for layer in self.layers:
+    def forward(self, inputs: Tensor, positions: Positions) -> Tensor:
+        """`inputs` are token ids, or the hidden_BTD of the layers before."""
+        hidden_BTD = self.embed_tokens(inputs)
+        for layer in self.layers.values():
             hidden_BTD = layer(hidden_BTD, positions)
         normed: Tensor = self.norm(hidden_BTD)
         return normed
 
 
 class CausalModel(nn.Module):
-    """`model` and `lm_head`, which may be the embedding's own weight."""
+    """`model` and `lm_head`, which may be the embedding's own weight; or a stage of it: some consecutive layers,
+    without the embedding, or without norm and head, where they are not the first or the last.
 
-    def __init__(self, config: ModelConfig) -> None:
+    Its rows may be divided among ranks: each has some tokens of every row, embeds them, and scores what they predict.
+    Embedding and head are never divided by vocabulary, so a tied one is no special case.
+    """
+
+    def __init__(self, config: ModelConfig, precision: Precision, token_logprobs: TokenLogprobs) -> None:
         super().__init__()
+        self.config = config
+        self.precision = precision
+        self.axes = Axes()
+        self.by_blocks = False
+        self.token_logprobs = token_logprobs
         self.model = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        self.lm_head: nn.Module = nn.Linear(config.hidden, config.vocabulary, bias=False)
         if config.tied:
-            self.lm_head.weight = self.model.embed_tokens.weight
+            self.tie()
+
+    def tie(self) -> None:
+        self.lm_head.register_parameter("weight", self.model.embed_tokens.get_parameter("weight"))
+
+    def stage(self, layers: range) -> CausalModel:
+        """Those layers, the same modules as here."""
+        with torch.device("meta"):
+            part = CausalModel(self.config, self.precision, self.token_logprobs)
+        part.by_blocks = self.by_blocks
+        part.model.layers = nn.ModuleDict({str(layer): self.model.layers[str(layer)] for layer in layers})
+        ends = layers.stop == self.config.layers
+        part.model.embed_tokens = self.model.embed_tokens if layers.start == 0 else nn.Identity()
+        part.model.norm = self.model.norm if ends else nn.Identity()
+        part.lm_head = self.lm_head if ends else nn.Identity()
+        return part
+
+    @property
+    def is_first(self) -> bool:
+        return not isinstance(self.model.embed_tokens, nn.Identity)
+
+    @property
+    def is_last(self) -> bool:
+        return not isinstance(self.lm_head, nn.Identity)
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters under their Hugging Face names, tied ones once. Stacked experts, which are one tensor each on
+        the disk, have `*` in the place of their number."""
+        known = {
+            f"{name}.{part}": f"{name}.*.{part}.weight"
+            for name, module in self.named_modules()
+            if isinstance(module, Experts)
+            for part, _ in module.named_parameters()
+        }
+        if self.config.tied:
+            known[TIED_HEAD] = EMBEDDING
+        for name, parameter in self.named_parameters():
+            yield known.get(name, name), parameter
+
+    def tokens_here(self, rows: Rows) -> int:
+        """Of each row."""
+        return -(-rows.input_ids_BT.shape[1] // self.axes.tokens.size)
+
+    def forward(self, rows: Rows, hidden_BTD: Tensor | None = None) -> Tensor | Scores:
+        """Scores of the N targets, on every rank of the stage that sees these rows; of a stage that is not the last
+        its hidden_BTD. A stage that is not the first takes that of the one before, of the tokens that are here."""
+        tokens, width = self.axes.tokens, rows.input_ids_BT.shape[1]
+        here = self.tokens_here(rows)
+        # Padding is a sequence of its own at each token, so nothing sees it.
+        padding = (0, here * tokens.size - width)
+        position_ids_BT = functional.pad(rows.position_ids_BT, padding)
+        reach_BT = None if rows.reach_BT is None else functional.pad(rows.reach_BT, padding)
+        first = here * tokens.rank
+        device = rows.input_ids_BT.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
+            positions = positions_of(position_ids_BT, self.config, reach_BT, by_blocks=self.by_blocks)
+            if hidden_BTD is None:
+                hidden_BTD = functional.pad(rows.input_ids_BT, padding)[:, first : first + here]
+            hidden_BTD = self.model(hidden_BTD, positions)
+            if not self.is_last:
+                return hidden_BTD
+            row_N, column_N = rows.predictor_N // width, rows.predictor_N % width
+            places_M = torch.nonzero(column_N // here == tokens.rank)[:, 0]
+            hidden_MD = hidden_BTD.flatten(0, 1)[(row_N * here + column_N - first)[places_M]]
+            logprobs_M, entropies_M = self.token_logprobs(
+                self.lm_head,
+                hidden_MD,
+                rows.targets_N[places_M],
+                rows.temperature_N[places_M],
+                self.config.vocabulary,
+            )
+        count = len(rows.predictor_N)
+        return Scores(assemble(logprobs_M, places_M, count, tokens), assemble(entropies_M, places_M, count, tokens))
 
 
 class ArchonModel(PolicyModel):
-    """A policy whose rows may be divided among ranks: each has some tokens of every row, embeds them, and scores what
-    they predict. Embedding and head are never divided by vocabulary, so a tied one is no special case."""
+    """The whole of a model as a policy."""
 
     def __init__(self, config: ModelConfig, precision: Precision, token_logprobs: TokenLogprobs) -> None:
-        inner = CausalModel(config)
-        super().__init__(inner, precision, token_logprobs)
+        super().__init__(CausalModel(config, precision, token_logprobs), precision, token_logprobs)
         self.config = config
-        self.axes = Axes()
 
     @property
     def causal(self) -> CausalModel:
@@ -94,19 +200,10 @@ class ArchonModel(PolicyModel):
 
     @property
     def layers(self) -> nn.ModuleList:
-        return self.causal.model.layers
+        return nn.ModuleList(self.causal.model.layers.values())
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names, tied ones once. Stacked experts, which are one tensor each on
-        the disk, have `*` in the place of their number."""
-        stacked = {
-            f"{name}.{part}": f"{name}.*.{part}.weight"
-            for name, module in self.inner.named_modules()
-            if isinstance(module, Experts)
-            for part, _ in module.named_parameters()
-        }
-        for name, parameter in self.inner.named_parameters():
-            yield stacked.get(name, name), parameter
+        yield from self.causal.named_weights()
 
     def forward(
         self,
@@ -118,21 +215,24 @@ class ArchonModel(PolicyModel):
         reach_BT: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(log-probabilities, entropies) of the N targets, float32, on every rank that sees these rows."""
-        tokens, width = self.axes.tokens, input_ids_BT.shape[1]
-        here = -(-width // tokens.size)
-        # Padding is a sequence of its own at each token, so nothing sees it.
-        padding = (0, here * tokens.size - width)
-        ids_BT, position_ids_BT = functional.pad(input_ids_BT, padding), functional.pad(position_ids_BT, padding)
-        reach_BT = None if reach_BT is None else functional.pad(reach_BT, padding)
-        first = here * tokens.rank
-        row_N, column_N = predictor_N // width, predictor_N % width
-        places_M = torch.nonzero(column_N // here == tokens.rank)[:, 0]
+        rows = Rows(input_ids_BT, position_ids_BT, predictor_N, targets_N, temperature_N, reach_BT)
+        found: tuple[Tensor, Tensor] = self.causal(rows)
+        return found
+
+    @property
+    def by_blocks(self) -> bool:
+        return self.causal.by_blocks
+
+    @by_blocks.setter
+    def by_blocks(self, chosen: bool) -> None:
+        self.causal.by_blocks = chosen
+
+    def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, reach_BT: Tensor | None = None) -> Tensor:
+        """The last hidden state of every token, BTD, of a model that is not divided."""
         with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
-            positions = positions_of(position_ids_BT, self.config, reach_BT)
-            hidden_BTD = self.causal.model(ids_BT[:, first : first + here], positions)
-            hidden_MD = hidden_BTD.flatten(0, 1)[(row_N * here + column_N - first)[places_M]]
-            logprobs_M, entropies_M = self._token_logprobs(
-                self.causal.lm_head, hidden_MD, targets_N[places_M], temperature_N[places_M], self.config.vocabulary
-            )
-        count = len(predictor_N)
-        return assemble(logprobs_M, places_M, count, tokens), assemble(entropies_M, places_M, count, tokens)
+            positions = positions_of(position_ids_BT, self.config, reach_BT, by_blocks=self.by_blocks)
+            found: Tensor = self.causal.model(input_ids_BT, positions)
+        return found
+
+    def accept_block_masks(self) -> None:
+        """It does."""

@@ -43,7 +43,9 @@ class MixtureOfExperts(nn.Module):
         self.gate = nn.Linear(hidden, config.count, bias=False)
         self.experts = Experts(hidden, config)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Not compiled: each number of tokens that an expert gets would be a graph of its own."""
         hidden_MD = hidden_BTD.flatten(0, 1)
         odds_ME = functional.linear(hidden_MD, local(self.gate.weight)).softmax(-1, dtype=torch.float32)
         weights, chosen = odds_ME.topk(self.per_token, dim=-1)

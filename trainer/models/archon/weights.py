@@ -9,11 +9,9 @@ import torch
 from trainer.config import Precision
 from trainer.errors import UnsupportedModel, WeightsUnusable
 from trainer.models.archon.config import read_config
-from trainer.models.archon.model import ArchonModel, Block
+from trainer.models.archon.model import TIED_HEAD, ArchonModel, Block
 from trainer.models.huggingface import TokenLogprobs
 from trainer.models.state_dict import load_weights, names_on_disk, stored_names
-
-_TIED_HEAD = "lm_head.weight"
 
 
 def load_archon(
@@ -30,10 +28,10 @@ def load_archon(
         model = ArchonModel(config, precision, token_logprobs)
     model.to_empty(device="cpu")
     if config.tied:
-        model.causal.lm_head.weight = model.causal.model.embed_tokens.weight
+        model.causal.tie()
     try:
         ours = {on_disk for name, weight in model.named_weights() for on_disk in names_on_disk(name, len(weight))}
-        stored = stored_names(directory) - ({_TIED_HEAD} if config.tied else set())
+        stored = stored_names(directory) - ({TIED_HEAD} if config.tied else set())
         if ours != stored:
             odd = sorted(ours ^ stored)[0]
             said = "is missing from the files" if odd in ours else "is in the files and not in the definition"

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tests.small_models import small_qwen3
+
 VOCABULARY = 64
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -27,9 +29,7 @@ def _qwen2(**changes: Any) -> Any:
 
 
 def _qwen3(**changes: Any) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM(Qwen3Config(**{**_COMMON, "head_dim": 16, "tie_word_embeddings": True, **changes}))
+    return small_qwen3(**{**_COMMON, **changes})
 
 
 def _qwen3_biased(**changes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Models divided among four processes on gloo take the steps that one process takes (`make test-archon`)."""
+"""Models divided among four processes on gloo take the steps that one process takes (`make test-ranks`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.trainer.models.archon.divided import beside, divided, published, refused
-from tests.trainer.models.archon.shapes import save_random
 from tests.trainer.models.archon.steps import compare, settings_of, two_updates
 from tests.trainer.models.archon.together import together
 from tests.trainer.tiny import ALONE
@@ -20,19 +19,6 @@ pytestmark = [pytest.mark.archon, pytest.mark.timeout(900)]
 DENSE = ["d4", "c4", "r4", "d2t2", "d2c2", "t2c2", "r2d2", "r2t2", "r2c2"]
 """c4 has more ranks than the model has KV heads."""
 SPARSE = ["d4", "d4e4", "c4e4", "d2t2", "d4e2", "d2c2e2", "d2t2e2", "t2c2e4", "r2d2e2", "r2t2e2", "r2c2"]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The directory of a model."""
-
-    @cache
-    def saved(name: str, **changes: Any) -> Path:
-        directory = tmp_path_factory.mktemp(name)
-        save_random(directory, name, **changes)
-        return directory
-
-    return saved
 
 
 @pytest.fixture(scope="module")

@@ -1,56 +1,47 @@
 """Processes on gloo that run a function together.
 
-Each time new ones, which a server forks that has imported everything: groups of processes have threads that are never
-given back, and imports are what takes the time.
+Each time new ones, as groups of processes have threads that are never given back.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from tests.trainer.forked import context, places
 from trainer.parallel.mesh import join
 
-_IMPORTED = [
-    "tests.trainer.models.archon.divided",
-    "trainer.models.archon.dividing",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen3_moe.configuration_qwen3_moe",
-]
 
-
-def together(size: int, function: Callable[..., Any], *arguments: Any, patience_s: float = 300) -> Any:
+def together(
+    size: int, function: Callable[..., Any], *arguments: Any, patience_s: float = 300, leaving: bool = False
+) -> Any:
     """Calls a module's function with the ranks and the arguments in `size` processes; what the first one returns.
+    With `leaving` each ends when it is done, which the others notice; else when all are.
 
     Raises AssertionError with what one of them raised, or if they take too long.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_IMPORTED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    members = []
-    for rank in range(size):
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(rank, size, port, there, function, arguments), daemon=True)
-        process.start()
-        there.close()
-        members.append((process, here))
-    try:
-        return _result({pipe: rank for rank, (_, pipe) in enumerate(members)}, patience_s)
-    finally:
-        for process, pipe in members:
-            pipe.close()
-            process.kill()
-            process.join()
+    with places(size) as environments:
+        members = []
+        for environment in environments:
+            here, there = context().Pipe()
+            process = context().Process(
+                target=_run, args=(environment, there, patience_s, leaving, function, arguments), daemon=True
+            )
+            process.start()
+            there.close()
+            members.append((process, here))
+        try:
+            return _result({pipe: rank for rank, (_, pipe) in enumerate(members)}, patience_s)
+        finally:
+            for process, pipe in members:
+                pipe.close()
+                process.kill()
+                process.join()
 
 
 def _result(waiting: dict[Any, int], patience_s: float) -> Any:
@@ -70,12 +61,16 @@ def _result(waiting: dict[Any, int], patience_s: float) -> Any:
 
 
 def _run(
-    rank: int, size: int, port: int, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    environment: dict[str, str],
+    pipe: Connection,
+    patience_s: float,
+    leaving: bool,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
 
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()})
+    os.environ.update(environment)
     torch.set_num_threads(1)
     try:
         ranks = join("cpu")
@@ -84,3 +79,6 @@ def _run(
         outcome = (None, traceback.format_exc())
     # Not by `send`, which would share tensors' memory with a process that ends here.
     pipe.send_bytes(pickle.dumps(outcome))
+    # Nobody leaves before all have said theirs: others may still be joining the groups that this one has joined.
+    if not leaving:
+        pipe.poll(patience_s)

@@ -1,0 +1,52 @@
+"""`base-rl fit`: fits the newest weights to what somebody chose, in a process of the trainer's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proxy.cli.console import Config, finish
+
+AS_THEY_ARE = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+"""Options that only the trainer knows, `--help` among them, are its to read: it has them in one place."""
+_ASKS_FOR_HELP = {"--help", "-h"}
+
+
+def fit(
+    context: typer.Context,
+    config: Config = None,
+    run: Annotated[str | None, typer.Option(help="The run; default: [trainer] run, or [run] name.")] = None,
+    proxy: Annotated[
+        str | None, typer.Option(metavar="URL", help="Address of the proxy; default: the one of --data-dir.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of [trainer].")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Of the base-rl whose run it is; default: [server] data_dir.")
+    ] = None,
+) -> None:
+    """Fit a run's newest weights to chosen sessions or to preferences: `base-rl fit sft|dpo|reward-model`.
+
+    Each has a `--help` of its own.
+    """
+    told = ["--config", str(config.resolve())] if config is not None else []
+    told += ["--run", run] if run is not None else []
+    given = [f"proxy_url={proxy}"] if proxy is not None else []
+    for assignment in [*(assignments or []), *given]:
+        told += ["--set", assignment]
+    finish(lambda: _fit(config, data_dir, context.args, told))
+
+
+def _fit(config: Path | None, data_dir: Path | None, words: list[str], told: list[str]) -> int:
+    """`told` are options that the trainer takes for training too."""
+    from proxy.cli.train_commands import connected, supervised
+
+    command = (sys.executable, "-m", "trainer", "fit", *words)
+    if not words or _ASKS_FOR_HELP.intersection(words):
+        return supervised(command, {})
+    environment, _ = connected(config, data_dir, told)
+    return supervised((*command, *told), environment)

@@ -1,0 +1,23 @@
+"""How a process that serves looks for garbage, and how its threads take turns."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+GARBAGE_THRESHOLDS = (10_000, 20, 20)
+"""Objects, and collections of the generation before. A call leaves next to none behind, and has thousands in hand."""
+
+SWITCH_SECONDS = 0.0002
+"""How long a thread that computes keeps others waiting. One that writes to the store comes back from the database
+many times in a transaction, and would wait for Python's five milliseconds each time that another decodes what it
+read: the slowest of 48 claims took 75 ms so, and takes 42."""
+
+
+def settle_interpreter() -> None:
+    """To be called when everything has started. What is there then (modules, tokenizer, templates) stays as long as
+    the process: a full collection that looks at all of it takes a tenth of a second, in which no call is answered."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_SECONDS)

@@ -1,0 +1,33 @@
+"""`python -m tests.tracking.together DIRECTORY SETTINGS VERSION…`: as `tell`, by one trainer of two runs, in turns.
+Prints the runs' ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+from tests.trainer.metrics.telling import about, metrics
+from trainer.config import MetricsSettings
+from trainer.metrics.sinks import Sinks, open_sinks
+
+
+def main(directory: str, given: str, *versions: str) -> None:
+    settings = MetricsSettings.model_validate({"directory": directory, **json.loads(given)})
+    first = about(int(versions[0]))
+    runs = [first, dataclasses.replace(first, id=f"{first.id[:-1]}1", name="other")]
+    sinks: list[Sinks] = [open_sinks(settings, run) for run in runs]
+    for version in map(int, versions):
+        for number, each in enumerate(sinks):
+            each.put(version, metrics(version, add=100.0 * number))
+    for each in sinks:
+        for sink in each._sinks:
+            sink.finish()
+    for each in sinks:
+        for sink in each._sinks:
+            sink._thread.join(90)
+    sys.stdout.write(f"\n{json.dumps([run.id for run in runs])}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,46 @@
+"""Adapters over a base that is divided by FSDP among processes on gloo: the steps that one process takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.models.archon.divided import divided
+from tests.trainer.models.archon.shapes import save_random
+from tests.trainer.models.archon.steps import compare, settings_of, two_updates
+from tests.trainer.models.archon.together import together
+from tests.trainer.tiny import ALONE
+
+pytestmark = [pytest.mark.archon, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [(2, {}), (4, {}), (2, {"activation_checkpointing": True})],
+    ids=["2", "4", "2-checkpointing"],
+)
+def test_two_updates_of_an_adapter_are_those_of_one_process(
+    tmp_path: Path, size: int, changes: dict[str, Any]
+) -> None:
+    """Held to the base, which is the model without the adapter."""
+    save_random(tmp_path, "qwen3")
+    settings = settings_of(backend="fsdp", adapter={"rank": 3, "alpha": 6}, **changes)
+    wanted = two_updates(tmp_path, settings, ALONE)
+    assert wanted is not None
+    assert all("lora_" in name for name in wanted["weights"])
+    compare(together(size, divided, tmp_path, settings), wanted)
+
+
+@pytest.mark.parametrize("adapter", [None, {"rank": 3, "alpha": 6}], ids=["whole", "adapter"])
+def test_two_updates_with_offloaded_shards_are_those_of_one_process(
+    tmp_path: Path, adapter: dict[str, Any] | None
+) -> None:
+    """On a CPU shards are offloaded from where they are to where they are: FSDP's way, without the distance."""
+    save_random(tmp_path, "qwen3")
+    settings = settings_of(backend="fsdp", adapter=adapter)
+    offloaded = settings_of(backend="fsdp", adapter=adapter, offload=True)
+    wanted = two_updates(tmp_path, settings, ALONE)
+    assert wanted is not None
+    compare(together(2, divided, tmp_path, offloaded), wanted)

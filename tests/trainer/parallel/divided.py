@@ -1,0 +1,101 @@
+"""What the processes of a gang run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+from proxy.contract.policy import Head
+from tests.trainer.models.archon.steps import batch_of, two_updates
+from trainer.algorithm.advantages import RunningMeans
+from trainer.algorithm.presets import resolve
+from trainer.config import TrainerSettings
+from trainer.errors import WeightsUnusable
+from trainer.loading import load_critic, load_learnt
+from trainer.models.state_dict import whole_weights
+from trainer.parallel.layout import layout_of
+from trainer.parallel.mesh import Ranks
+from trainer.update import Learner
+from trainer.versions import state_after
+from trainer.weights.disk import DiskPublisher
+
+
+def divided(ranks: Ranks, directory: Path, settings: TrainerSettings) -> dict[str, Any] | None:
+    return two_updates(directory, settings, ranks.arranged(layout_of(settings)))
+
+
+def go_on(
+    ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, heads: Sequence[Head], updates: int
+) -> list[list[Head]]:
+    """From each of the versions, with a model and an optimiser of its own: the versions made by so many updates."""
+    ranks = ranks.arranged(layout_of(settings))
+    publisher = DiskPublisher(directory, base, 100, ranks=ranks)
+    found = []
+    for head in heads:
+        learner = _resumed(ranks, base, settings, publisher, head)
+        made = [head]
+        for _ in range(updates):
+            made.append(_next(ranks, settings, publisher, made[-1], learner))
+        found.append(made[1:])
+    publisher.close()
+    return found
+
+
+def die_while_writing(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> None:
+    """Every rank, by kill -9, with its own part written."""
+    write = FileSystemWriter.write_data
+
+    def die(*arguments: Any) -> None:
+        write(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _with_writer(ranks, base, settings, directory, head, die)
+
+
+def refused_by_a_disk(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> str:
+    """What every rank says where the second one's disk is full."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(WeightsUnusable) as refusal:
+        _with_writer(ranks, base, settings, directory, head, refuse if ranks.rank == 1 else None)
+    return str(refusal.value)
+
+
+def _with_writer(
+    ranks: Ranks,
+    base: Path,
+    settings: TrainerSettings,
+    directory: Path,
+    head: Head,
+    write: Callable[..., None] | None,
+) -> None:
+    publisher = DiskPublisher(directory, base, 2, ranks=ranks)
+    learner = _resumed(ranks, base, settings, publisher, head)
+    if write is not None:
+        setattr(FileSystemWriter, "write_data", write)  # noqa: B010 - of this process alone
+    _next(ranks, settings, publisher, head, learner)
+
+
+def _resumed(ranks: Ranks, base: Path, settings: TrainerSettings, publisher: DiskPublisher, head: Head) -> Learner:
+    algorithm = resolve(settings.algorithm)
+    critic = load_critic(base, settings, ranks) if algorithm.has_critic else None
+    learner = Learner(load_learnt(base, settings, ranks), algorithm, settings.optimizer, ranks, None, critic)
+    learner.restore(publisher.restore(head, learner.model, learner.divided()))
+    return learner
+
+
+def _next(ranks: Ranks, settings: TrainerSettings, publisher: DiskPublisher, head: Head, learner: Learner) -> Head:
+    assert learner.update(batch_of(settings)).stepped
+    tensors = whole_weights(learner.model.named_weights(), ranks)
+    staged = publisher.stage(head, tensors, state_after(learner, RunningMeans.fresh(0.9, session=0.1)))
+    ranks.from_first(lambda: publisher.settle(staged))
+    return msgspec.structs.replace(head, version=head.version + 1, weights=staged.weights)

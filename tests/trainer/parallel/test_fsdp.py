@@ -1,0 +1,60 @@
+"""Models sharded over two and four processes on gloo take the steps that one process takes (`make test-ranks`)."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.models.archon.shapes import save_random
+from tests.trainer.models.archon.steps import compare, settings_of, two_updates
+from tests.trainer.models.archon.together import together
+from tests.trainer.parallel.divided import divided
+from tests.trainer.tiny import ALONE
+
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen3")
+    save_random(directory, "qwen3")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def alone(checkpoint: Path) -> Any:
+    """What one process makes of it."""
+
+    @cache
+    def made(**changes: Any) -> Any:
+        return two_updates(checkpoint, settings_of(backend="fsdp", **changes), ALONE)
+
+    return made
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": True}], ids=["kept", "computed_again"])
+def test_two_updates_are_those_of_one_process(
+    checkpoint: Path, alone: Any, size: int, changes: dict[str, Any]
+) -> None:
+    """Losses, log-probabilities, gradient norms and weights, with clipping; the state goes over the disk between."""
+    wanted, settings = alone(), settings_of(backend="fsdp", **changes)
+    assert min(wanted["norms"]) > settings.optimizer.clip_norm, "gradients are clipped"
+    compare(together(size, divided, checkpoint, settings), wanted)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_bfloat16_is_as_coarse_sharded_as_it_is_whole(checkpoint: Path, alone: Any, size: int) -> None:
+    """The first update is that of one process in bfloat16, whose rows are the same. Its coarse steps lead on to
+    somewhat other ones, as roundings fall otherwise."""
+    found = together(size, divided, checkpoint, settings_of(backend="fsdp", precision="bfloat16"))
+    whole, exact = alone(precision="bfloat16"), alone()
+    assert (found["logprobs"][0] - whole["logprobs"][0]).abs().max() < 1e-5
+    assert found["norms"][0] == pytest.approx(whole["norms"][0], rel=1e-3)
+    assert (found["logprobs"][1] - whole["logprobs"][1]).abs().max() < 0.05
+    for name, weight in whole["weights"].items():
+        assert (found["weights"][name] - weight).abs().max() < 2e-3, name
+    assert 1e-5 < (found["logprobs"][0] - exact["logprobs"][0]).abs().max() < 0.1

@@ -1,0 +1,50 @@
+"""`python -m tests.trainer.ranks_that_end refuses|dies|waits DIRECTORY`: a rank of the trainer that trains nothing.
+
+The second one refuses to go on, or is killed; the first one loses it, as a collective does, or is there till it is
+told to end. They meet each other, and the test, at the directory's fifos.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from trainer import __main__ as trainer
+from trainer.errors import ConfigurationError
+
+RANK = os.environ["RANK"]
+
+
+def course(how: str, directory: Path) -> None:
+    if how == "waits":
+        (directory / RANK).write_text(str(os.getpid()))
+    elif how == "refuses" and RANK == "0":
+        (directory / "1").read_text()
+        raise RuntimeError("Connection closed by peer")
+    elif how == "refuses":
+        raise ConfigurationError("trainer.device: no such thing at this rank")
+    elif RANK == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while True:  # a signal that comes just before a wait does not end it
+        threading.Event().wait(0.2)
+
+
+def main(how: str, directory: Path) -> int:
+    found: Any = trainer
+    found._train = lambda *_: course(how, directory)
+    status = trainer.main(["--set", "run=policy", "--set", "api_key=k", "--set", "proxy_url=http://127.0.0.1:9"])
+    if how == "refuses":  # both have said what they have to say when the first of them ends
+        if RANK == "1":
+            (directory / "1").write_text("said")
+            (directory / "0").read_text()
+        else:
+            (directory / "0").write_text("said")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,215 @@
+"""Several runs on one trainer: at the real proxy, and as real processes that are killed and asked to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+import pytest
+import structlog
+import torch
+from safetensors.torch import load_file
+
+from tests.fakes.training_proxy import KEY, TrainingProxy
+from tests.trainer.conftest import Start
+from tests.trainer.real_proxy import ADMIN, RUN, RealProxy, real_proxy, write_real_model
+from tests.trainer.serve_trainer import TORCHRUN, forked_trainer, trainer_process
+from tests.trainer.test_loop import random_groups
+from tests.trainer.tiny import ALONE, settings
+from trainer.__main__ import main
+from trainer.assembly import RunTrainer, Shared, begin
+from trainer.turns import Turns
+
+CHANGES: dict[str, dict[str, Any]] = {
+    RUN: {"api_key": ADMIN},
+    "second": {"api_key": ADMIN, "algorithm": {"preset": "rloo"}, "optimizer": {"learning_rate": 3e-3}, "seed": 2},
+}
+
+
+class Enough(BaseException):
+    """The test has seen what it wants to see."""
+
+
+def give(proxy: RealProxy, run: str) -> None:
+    """Three batches of eight."""
+    for rewards in ([1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 1.0, 0.0]) * 3:
+        proxy.group(rewards, run=run)
+
+
+def train(proxy: RealProxy, *names: str) -> dict[str, str]:
+    """Three versions of each run; the digests of the last ones' weights."""
+    changed = Condition()
+    shared = Shared(torch.device("cpu"), changed if len(names) > 1 else None)
+    with ExitStack() as ending:
+        runs: list[RunTrainer] = []
+        for name in names:
+            configured = proxy.settings(run=name, batch={"wait_seconds": 0.1}, **CHANGES[name])
+            runs.append(begin(name, configured, ALONE, "a-process", shared))
+            ending.callback(runs[-1].ending.close)
+        torch.set_flush_denormal(True)
+        ending.callback(torch.set_flush_denormal, False)
+        if len(runs) == 1:
+            runs[0].loop.resume()
+            for _ in range(3):
+                runs[0].loop.step()
+        else:
+            with pytest.raises(Enough):
+                _WatchedTurns(runs, changed).run()
+            health = {run["name"]: run["trainer"] for run in proxy.health()["runs"]}
+            assert health == dict.fromkeys(names, "active")
+        assert proxy.problems() == []
+        heads = {run.name: run.loop.head for run in runs}
+    assert {head.version for head in heads.values()} == {3}
+    return {name: head.weights.sha256 for name, head in heads.items() if head.weights is not None}
+
+
+class _WatchedTurns(Turns):
+    """Ends when every run has made three versions."""
+
+    def __init__(self, runs: list[RunTrainer], changed: Condition) -> None:
+        super().__init__(runs, ALONE, changed, {})
+
+    def _next(self) -> int:
+        if not self._to_resume and all(run.loop.head.version == 3 for run in self._runs):
+            raise Enough
+        return super()._next()
+
+
+def test_the_same_weights_as_alone_at_the_real_proxy(tmp_path: Path) -> None:
+    base = write_real_model(tmp_path / "base")
+    wanted: dict[str, str] = {}
+    with real_proxy(tmp_path / "alone", base) as proxy:
+        proxy.add_run("second")
+        for name in CHANGES:
+            give(proxy, name)
+            wanted |= train(proxy, name)
+    with real_proxy(tmp_path / "together", base) as proxy:
+        proxy.add_run("second")
+        for name in CHANGES:
+            give(proxy, name)
+        assert train(proxy, *CHANGES) == wanted
+        for name in CHANGES:
+            claims = proxy.get("/claims", run=name)["claims"]
+            assert [(claim["state"], claim["process"]) for claim in claims] == [("committed", "a-process")] * 3
+
+
+def told(proxies: Mapping[str, TrainingProxy], directory: Path, serving: ExitStack) -> dict[str, dict[str, Any]]:
+    """`[trainer.runs]`, with a proxy on a port for each, and one that its proxy does not know."""
+    runs = {
+        name: {
+            "run": "policy",
+            "proxy_url": serving.enter_context(proxy.serve()),
+            "api_key": KEY,
+            "weights": {"directory": str(directory / name)},
+        }
+        for name, proxy in proxies.items()
+    }
+    return {**runs, "lost": {**next(iter(runs.values())), "run": "other"}}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("forked")
+def test_a_kill_loses_and_repeats_nothing_of_any_run(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """Killed in the midst of a commit of one, with a batch of the other in hand. Then two processes go on, and have
+    the weights of one that trained each run alone, while a third run is deleted and a fourth was never there."""
+    names = ("one", "two")
+    offered = {name: [random_groups()(version) for version in range(8)] for name in names}
+    wanted = {}
+    for name in names:
+        alone_proxy = TrainingProxy(base_model=str(tiny_model))
+        alone_proxy.offer(offered[name])
+        alone = start(alone_proxy, settings(tmp_path / "alone" / name))
+        alone.loop.resume()
+        for _ in range(4):
+            alone.loop.step()
+        wanted[name] = alone.weights()
+
+    proxies = {name: TrainingProxy(base_model=str(tiny_model), lease_seconds=1000.0) for name in names}
+    gone = TrainingProxy(base_model=str(tiny_model), source=random_groups())
+    victims: list[int] = []
+
+    def kill_once() -> None:
+        if victims:
+            proxies["two"].wait_for(lambda: bool(proxies["two"].leases))
+            os.kill(victims.pop(), signal.SIGKILL)
+            raise ConnectionAbortedError
+
+    def delete() -> None:
+        gone.is_deleted = True
+
+    log, nowhere = tmp_path / "log", "http://127.0.0.1:9"
+    with ExitStack() as serving:
+        runs = told({**proxies, "gone": gone}, tmp_path, serving)
+        given = ("--set", f"runs={json.dumps(runs)}")
+        for name, proxy in proxies.items():
+            proxy.offer(offered[name])
+        with forked_trainer(nowhere, tmp_path, log, *given, run=None) as process:
+            proxies["one"].wait_for(lambda: len(proxies["one"].commits) == 1)
+            victims.append(process.pid)
+            proxies["one"].before_commit = kill_once
+            assert process.wait(60) == -signal.SIGKILL
+        proxies["one"].before_commit = delete
+        with trainer_process(nowhere, tmp_path, log, *given, launcher=TORCHRUN, run=None) as launched:
+            for proxy in proxies.values():
+                proxy.wait_for(lambda proxy=proxy: len(proxy.consumed) == 40 or launched.poll() is not None)  # type: ignore[misc]
+            launched.terminate()
+            launched.wait(60)
+    said = log.read_text()
+    for name, proxy in proxies.items():
+        sessions = {trajectory.session_id for group in offered[name] for trajectory in group.trajectories}
+        assert proxy.consumed == dict.fromkeys(sessions, 1), said
+        assert len(list((tmp_path / name).glob("*/v*"))) == proxy.version == len(proxy.commits) == 4
+        found = load_file(Path(proxy.commits[-1].weights.uri) / "model.safetensors")
+        for weight, value in wanted[name].items():
+            torch.testing.assert_close(found[weight], value, atol=1e-5, rtol=0.0)
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert {line["run"] for line in lines if line["event"] == "this run is not trained any more"} == {"gone", "lost"}
+    assert "trainer.run: is 'other' a run of the proxy" in said
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """What `main` changes in its process is as before."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    logging, threads = structlog.get_config(), torch.get_num_threads()
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    structlog.configure(**logging)
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("as_before")
+def test_the_exit_status_says_that_a_run_was_lost(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a signal, which gives back what all of them hold; and at once, where none is left."""
+    proxies = {name: TrainingProxy(base_model=str(tiny_model), source=random_groups()) for name in ("one", "two")}
+
+    def end() -> None:
+        if len(proxies["one"].commits) == 1:
+            proxies["two"].wait_for(lambda: bool(proxies["two"].leases))
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise ConnectionAbortedError
+
+    proxies["one"].before_commit = end
+    with ExitStack() as serving:
+        runs = told(proxies, tmp_path, serving)
+        small = ["--set", "device=cpu", "--set", "threads=1", "--set", "batch.trajectories=8"]
+        assert main([*small, "--set", f"runs={json.dumps(runs)}"]) == 1
+        assert "ended by a signal" in capsys.readouterr().err
+        for proxy in proxies.values():
+            assert proxy.leases == {}
+            assert len(proxy.claimed) == len(proxy.commits) + len(proxy.released)
+            proxy.is_deleted = True
+        assert main([*small, "--set", f"runs={json.dumps(runs)}"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("this run is not trained any more") == 3
+    assert "ended by a signal" not in said

@@ -1,0 +1,122 @@
+"""A run's next batch, asked for on a thread of its own while the process trains other runs.
+
+What waits for what: the thread waits at the proxy for the batch, as a loop alone would; then for the loop to take it
+and to ask for the one after it. Both wake whoever waits for the shared condition. Between asking and taking the run
+makes no version, so a batch grows no staler in hand; its lease is renewed meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from threading import Condition, Thread
+
+from proxy.contract.claim import ClaimedBatch
+from trainer.claims import ClaimsInHand
+from trainer.errors import ProxySilent
+
+DECIDED_WITHIN = 1.0
+"""Seconds in which the proxy is to say whether there is a batch already; then it counts as none."""
+
+
+class BatchAhead:
+    """`changed` is shared by all runs of the process. Only the first rank's is used."""
+
+    def __init__(self, claims: ClaimsInHand, changed: Condition) -> None:
+        self._claims = claims
+        self._changed = changed
+        self._asked: Callable[[], ClaimedBatch | None] | None = None
+        self._undecided_until: float | None = None
+        self._found: ClaimedBatch | Exception | None = None
+        self._is_ready = False
+        self._ended = False
+        # In the context of the one who builds it: its log says which run it is about.
+        self._thread = Thread(target=copy_context().run, args=(self._work,), name="ahead", daemon=True)
+
+    def ask(self, version: int) -> None:
+        """For the batch to train from `version`, until there is one."""
+        self._ask(partial(self._batch, version))
+
+    def ask_for_proxy(self) -> None:
+        """Until it answers at all."""
+        self._ask(self._answer)
+
+    @property
+    def is_ready(self) -> bool:
+        """What was asked for is there. To be read under `changed`."""
+        return self._is_ready
+
+    def undecided_for(self, now: float) -> float:
+        """Seconds, of `time.monotonic`, in which it may yet be said that there is a batch already; 0: it was said, or
+        took too long. To be called under `changed`."""
+        return 0.0 if self._undecided_until is None else max(0.0, self._undecided_until - now)
+
+    def take(self, version: int) -> ClaimedBatch | None:
+        """The batch that was asked for; waits for it. Raises what `ClaimsInHand.take` raised, which was told the
+        `version`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ready)
+            found, self._found = self._found, None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        """Does not wait for the proxy to answer: what is handed out after all is given back, or its lease expires."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _ask(self, what: Callable[[], ClaimedBatch | None]) -> None:
+        with self._changed:
+            self._asked, self._is_ready, self._found = what, False, None
+            self._undecided_until = time.monotonic() + DECIDED_WITHIN
+            self._changed.notify_all()
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def _work(self) -> None:
+        while (asked := self._next()) is not None:
+            found: ClaimedBatch | Exception | None
+            try:
+                found = asked()
+            except Exception as error:  # noqa: BLE001 - raised again where the batch is taken
+                found = error
+            with self._changed:
+                self._undecided_until, self._found, self._is_ready = None, found, True
+                self._changed.notify_all()
+
+    def _next(self) -> Callable[[], ClaimedBatch | None] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._asked is not None)
+            asked, self._asked = self._asked, None
+            return None if self._ended else asked
+
+    def _batch(self, version: int) -> ClaimedBatch | None:
+        """None only at the end."""
+        batch, waits = None, False
+        while batch is None and not self._ended:
+            with suppress(ProxySilent):
+                batch = self._claims.take(version, waits=waits)
+            if batch is None:
+                self._decided()
+            waits = True
+        if self._ended:
+            self._claims.give_back()
+        return batch
+
+    def _answer(self) -> None:
+        self._decided()
+        while not self._ended:
+            with suppress(ProxySilent):
+                self._claims.await_proxy()
+                return
+
+    def _decided(self) -> None:
+        """There is nothing at once."""
+        with self._changed:
+            self._undecided_until = None
+            self._changed.notify_all()

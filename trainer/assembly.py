@@ -1,0 +1,168 @@
+"""What trains one run, put together from its configuration."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from threading import Condition
+
+import torch
+
+from proxy.contract.policy import Head
+from trainer.ahead import BatchAhead
+from trainer.algorithm.presets import resolve
+from trainer.claims import ClaimsInHand, take_over
+from trainer.config import TrainerSettings
+from trainer.instruments import Instruments
+from trainer.leases import LeaseKeeper
+from trainer.loading import Residents, load_critic, load_learnt, reference_of
+from trainer.loop import TrainingLoop
+from trainer.memory import MicroBatchMemory
+from trainer.models.huggingface import resolve_directory
+from trainer.models.policy import Policy
+from trainer.parallel.layout import layout_of
+from trainer.parallel.mesh import Ranks
+from trainer.presence import Presence
+from trainer.proxy_client import ProxyClient
+from trainer.restarts import Restarts
+from trainer.teacher import Teacher
+from trainer.tracing import Profiler
+from trainer.update import Learner
+from trainer.versions import Versions
+from trainer.weights.accepted import Accepted
+from trainer.weights.disk import DiskPublisher
+
+
+class Shared:
+    """What the runs of a process have in common: the profiler, and base models under adapters. `changed` is notified
+    when one of several has a batch; of a run that is alone it is None."""
+
+    def __init__(self, device: torch.device, changed: Condition | None = None) -> None:
+        self.profiler = Profiler(device)
+        self.changed = changed
+        self.residents: Residents = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Connection:
+    """A run's way to its proxy, and what it has claimed there."""
+
+    client: ProxyClient
+    leases: LeaseKeeper
+    claims: ClaimsInHand
+    accepted: Accepted
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTrainer:
+    """The parts that others than the loop use. `ending` lets go of all that it holds outside of itself."""
+
+    name: str
+    loop: TrainingLoop
+    model: Policy
+    learner: Learner
+    connection: Connection
+    instruments: Instruments
+    teacher: Teacher | None
+    ahead: BatchAhead | None
+    ending: ExitStack
+
+
+def begin(
+    name: str,
+    settings: TrainerSettings,
+    ranks: Ranks,
+    process: str,
+    shared: Shared,
+    patience: float | None = None,
+) -> RunTrainer:
+    """Ready to resume from the run's head. It is announced to other trainers of the run on this machine, and has what
+    dead ones left. Its proxy and teacher are waited for with `patience`. A collective; raises TrainerError on every
+    rank, having let go of everything."""
+    ending = ExitStack()
+    with ExitStack() as undone:
+        undone.callback(ending.close)
+        client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), settings.run)
+        client.patience = patience
+        connection = connect(client, settings, process, ending)
+        head = ranks.from_first(client.head)
+        connection.accepted.look(head)
+        presence = Presence(settings.weights.directory / head.run_id / ".trainers", process)
+        ending.callback(presence.leave)
+        ending.callback(connection.claims.give_back)
+        ranks.from_first(lambda: take_over(presence, client))
+        assembled = assemble(name, settings, ranks, connection, head, shared, ending)
+        if (teacher := assembled.teacher) is not None:
+            teacher.patience = patience
+            ranks.from_first(lambda: teacher.check(resolve_directory(head.base_model)))
+        undone.pop_all()
+    return assembled
+
+
+def connect(client: ProxyClient, settings: TrainerSettings, process: str, ending: ExitStack) -> Connection:
+    ending.callback(client.close)
+    leases = LeaseKeeper(client)
+    ending.callback(leases.stop)
+    accepted = Accepted(settings)
+    return Connection(
+        client=client,
+        leases=leases,
+        claims=ClaimsInHand(client, leases, settings.batch, settings.name, process, accepted),
+        accepted=accepted,
+    )
+
+
+def assemble(
+    name: str,
+    settings: TrainerSettings,
+    ranks: Ranks,
+    connection: Connection,
+    head: Head,
+    shared: Shared,
+    ending: ExitStack,
+) -> RunTrainer:
+    """Of the parts of a run, all but its connection and its announcement."""
+    ranks = ranks.arranged(layout_of(settings))
+    algorithm = resolve(settings.algorithm)
+    base = resolve_directory(head.base_model)
+    model = load_learnt(base, settings, ranks, shared.residents)
+    reference = reference_of(model, base, settings, ranks) if algorithm.has_reference else None
+    critic = load_critic(base, settings, ranks) if algorithm.has_critic else None
+    learner = Learner(model, algorithm, settings.optimizer, ranks, reference, critic)
+    teacher = Teacher(settings.teacher) if algorithm.has_teacher else None
+    if teacher is not None:
+        ending.callback(teacher.close)
+    instruments = Instruments(settings, algorithm, ranks, base, head, shared.profiler)
+    ending.callback(instruments.close)
+    publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states, model, ranks)
+    ending.callback(publisher.close)
+    versions = Versions(settings, algorithm, ranks, connection.client, connection.claims, publisher, learner)
+    ahead = None
+    if shared.changed is not None:
+        ahead = BatchAhead(connection.claims, shared.changed)
+        ending.callback(ahead.stop)
+    loop = TrainingLoop(
+        settings.batch,
+        algorithm,
+        ranks,
+        connection.claims,
+        versions,
+        learner,
+        instruments=instruments,
+        sample=settings.audit.sample,
+        pause_after=settings.optimizer.pause_after,
+        teacher=teacher,
+        memory=MicroBatchMemory(settings.batch, ranks, Restarts.of_launcher(), head.run_id),
+        take=ahead.take if ahead is not None else None,
+    )
+    return RunTrainer(
+        name=name,
+        loop=loop,
+        model=model,
+        learner=learner,
+        connection=connection,
+        instruments=instruments,
+        teacher=teacher,
+        ahead=ahead,
+        ending=ending,
+    )

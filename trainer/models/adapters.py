@@ -1,0 +1,240 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) over one resident base model, by peft.
+
+The base's weights are frozen. An adapted linear layer computes W x + alpha / rank · B (A x), and only A (rank × in)
+and B (out × rank) of one adapter at a time are trained:
+
+```
+adapters = load_adapters(directory, settings, ranks, {"one": shape, "other": shape})    # trainer/loading.py
+learner = Learner(adapters["one"], …, reference=adapters.base)
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainer.config import AdapterSettings, Packing
+from trainer.errors import ConfigurationError, WeightsUnusable
+from trainer.models.huggingface import PolicyModel
+from trainer.models.passes import Passes
+from trainer.models.state_dict import ADAPTER_DIRECTORY, adapter_in, load_weights
+from trainer.parallel.tensor import like
+
+_PREFIX = "base_model.model."
+_PARTS = ("lora_A", "lora_B")
+_SHAPE = ("r", "lora_alpha", "target_modules")
+
+
+class Adapters:
+    """Adapters by name over the model, one of which is active, or none.
+
+    `adapters[name]` is a policy that is used and trained as a whole model is; `base` is the model without any. A
+    policy's backward pass comes before another one's forward pass: which adapter is active belongs to the model.
+    Models that are divided among ranks have all their adapters before that.
+    """
+
+    def __init__(self, model: PolicyModel) -> None:
+        self.model = model
+        self.base = BasePolicy(self)
+        self._linear = {name: each for name, each in model.inner.named_modules() if isinstance(each, nn.Linear)}
+        self._peft: Any = None
+        self._active: str | None = None
+        self._policies: dict[str, AdaptedPolicy] = {}
+
+    def __getitem__(self, name: str) -> AdaptedPolicy:
+        return self._policies[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def add(self, name: str, shape: AdapterSettings, seed: int) -> AdaptedPolicy:
+        """A new adapter, which changes nothing yet: B is zero, and A is drawn by the seed.
+
+        Raises ConfigurationError where the model has not the targets, ValueError for a name that is taken or holds
+        what names of modules cannot, and for a model that is divided.
+        """
+        if name in self._policies or not name or "." in name or "lora_" in name:
+            raise ValueError(f"{name!r} is taken, or is no name for an adapter")
+        if any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
+            raise ValueError("adapters are added before the model is divided among ranks")
+        from peft import LoraConfig, LoraModel
+
+        config = LoraConfig(
+            r=shape.rank,
+            lora_alpha=cast("int", shape.alpha),  # any number does
+            lora_dropout=shape.dropout,
+            target_modules=self._targets(shape),
+            task_type="CAUSAL_LM",
+        )
+        inner = self.model.inner
+        if self._peft is None:
+            # Not `get_peft_model`, whose wrapper would be a second module around the one that is divided.
+            self._peft = LoraModel(inner, config, name)
+            self._active = name
+        else:
+            self._peft.peft_config[name] = config
+            self._peft.inject_adapter(inner, name)
+            # peft leaves what it adds trainable beside the active one.
+            self._peft.set_adapter(self._active)
+        policy = self._policies[name] = AdaptedPolicy(self, name, shape, seed)
+        policy.begin_anew()
+        return policy
+
+    def activate(self, name: str) -> None:
+        """From here on the model computes with this adapter, and its weights have gradients."""
+        if name != self._active:
+            self._peft.set_adapter(name)
+            self._active = name
+
+    @contextmanager
+    def without(self) -> Iterator[None]:
+        """The model is the base alone, within."""
+        self._peft.disable_adapter_layers()
+        try:
+            yield
+        finally:
+            self._peft.enable_adapter_layers()
+
+    def named_weights(self, name: str) -> Iterator[tuple[str, nn.Parameter]]:
+        """An adapter's parameters under the names that peft gives them in a file."""
+        endings = tuple(f".{part}.{name}.weight" for part in _PARTS)
+        for full, parameter in self.model.inner.named_parameters():
+            if full.endswith(endings):
+                yield f"{_PREFIX}{full.removesuffix(f'.{name}.weight')}.weight", parameter
+
+    def config(self, name: str) -> dict[str, Any]:
+        """peft's configuration of an adapter as JSON; the base model's name is for whoever writes it."""
+        values = self._peft.peft_config[name].to_dict()
+        return {
+            **{key: sorted(value) if isinstance(value, set) else value for key, value in values.items()},
+            "inference_mode": True,
+        }
+
+    def drop_out(self, name: str, *, learns: bool) -> None:
+        """Dropout, where an adapter has it, is for passes that learn."""
+        for full, module in self.model.inner.named_modules():
+            if full.endswith(f".lora_dropout.{name}"):
+                module.train(learns)
+
+    def _targets(self, shape: AdapterSettings) -> list[str]:
+        """Raises ConfigurationError."""
+        transformer: Any = self.model.inner
+        head = transformer.get_output_embeddings()
+        if shape.targets == "all-linear":
+            found = {name.rpartition(".")[2] for name, module in self._linear.items() if module is not head}
+            if not found:
+                raise ConfigurationError(
+                    f'trainer.adapter.targets: {type(transformer).__name__} has no linear layers that "all-linear"'
+                    " could mean; adapters are for linear layers"
+                )
+            return sorted(found)
+        for target in shape.targets:
+            meant = [each for name, each in self._linear.items() if f".{name}".endswith(f".{target}")]
+            if not meant:
+                names = sorted({name.rpartition(".")[2] for name in self._linear})
+                raise ConfigurationError(
+                    f"trainer.adapter.targets: {type(transformer).__name__} has no linear layers called {target!r};"
+                    f" it has {', '.join(names)}"
+                )
+            if head in meant and head.weight is transformer.get_input_embeddings().weight:
+                raise ConfigurationError(
+                    f"trainer.adapter.targets: {target!r} is tied to the embedding, which would not have the adapter"
+                )
+        return sorted(shape.targets)
+
+
+class AdaptedPolicy(Passes):
+    """One adapter over the base, as a policy of its own: its weights are the adapter's alone."""
+
+    def __init__(self, adapters: Adapters, name: str, shape: AdapterSettings, seed: int) -> None:
+        self.adapters = adapters
+        self.name = name
+        self.shape = shape
+        self._seed = seed
+
+    @property
+    def packings(self) -> frozenset[Packing]:
+        return self.adapters.model.packings
+
+    @property
+    def vocabulary(self) -> int:
+        return self.adapters.model.vocabulary
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """peft's, as `adapter_config.json` has it, but for the base model's name."""
+        return self.adapters.config(self.name)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        for _, parameter in self.named_weights():
+            yield parameter
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        yield from self.adapters.named_weights(self.name)
+
+    def __call__(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        self.adapters.activate(self.name)
+        if self.shape.dropout:
+            self.adapters.drop_out(self.name, learns=torch.is_grad_enabled())
+        found: tuple[Tensor, Tensor] = self.adapters.model(*inputs)
+        return found
+
+    def begin_anew(self) -> None:
+        """As it was when it was added. The same numbers on every rank, however the model is divided: A is uniform
+        within ±1/√in, as peft has it, and B is zero."""
+        generator = torch.Generator().manual_seed(self._seed)
+        with torch.no_grad():
+            for name, parameter in self.named_weights():
+                values = torch.zeros(parameter.shape)
+                if f".{_PARTS[0]}." in name:
+                    bound = 1 / math.sqrt(parameter.shape[1])
+                    values.uniform_(-bound, bound, generator=generator)
+                parameter.copy_(like(values, parameter))
+
+    def load_base(self, directory: Path) -> None:
+        """The base in memory is never changed: nothing is read."""
+        self.begin_anew()
+
+    def load_version(self, directory: Path) -> None:
+        """Of a version that was published as an adapter, or merged with the adapter beside. Raises WeightsUnusable
+        where it is neither, or of another shape."""
+        for place in (directory, directory / ADAPTER_DIRECTORY):
+            if (theirs := adapter_in(place)) is not None:
+                self._check(theirs, directory)
+                load_weights(self.named_weights(), place)
+                return
+        raise WeightsUnusable(
+            f"{directory} has whole weights, which an adapter over the base model cannot go on from: train without"
+            " [trainer.adapter], or begin a run whose base_model is that directory"
+        )
+
+    def _check(self, theirs: dict[str, Any], directory: Path) -> None:
+        ours = self.config
+        other = [key for key in _SHAPE if theirs.get(key) != ours[key]]
+        if other:
+            then = ", ".join(f"{key} {theirs.get(key)}" for key in other)
+            now = ", ".join(f"{key} {ours[key]}" for key in other)
+            raise WeightsUnusable(
+                f"{directory} has an adapter with {then}, and [trainer.adapter] says {now}: a run keeps its adapter's"
+                " shape; set it as it was, or begin another run"
+            )
+
+
+class BasePolicy(Passes):
+    """The model without any adapter: what an adapter's policy is held to, with no second copy of the weights."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+
+    def __call__(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        with self._adapters.without():
+            found: tuple[Tensor, Tensor] = self._adapters.model(*inputs)
+        return found
