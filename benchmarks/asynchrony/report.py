@@ -36,6 +36,24 @@ def judged(result: dict[str, Any]) -> list[Target]:
     ]
 
 
+def page_rows(result: dict[str, Any]) -> list[list[str]]:
+    """Way, seed, seconds to 0.9, final reward, trajectories/s, versions, idle shares of trainer and engine."""
+    return [
+        [
+            name,
+            str(number),
+            "–" if found["seconds_to_090"] is None else f"{found['seconds_to_090']:.0f}",
+            f"{found['final']:.3f}",
+            f"{found['trajectories_per_second']:.1f}",
+            str(found["versions"]),
+            _share(found["trainer_idle_ratio"]),
+            _share(found["engine_idle_ratio"]),
+        ]
+        for name, way in (("synchronous", "sync"), ("asynchronous", "async"))
+        for number, found in enumerate(result["seeds"][way])
+    ]
+
+
 def shown(result: dict[str, Any]) -> str:
     lines = []
     for way, seeds in result["seeds"].items():

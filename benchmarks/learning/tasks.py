@@ -153,12 +153,16 @@ class _Conversation(Attempt):
 
 
 class Lock:
-    """Each of four locks opens by its own sequence of three symbols, one a turn. Nothing is said before the last
-    turn, and nothing but whether the lock opened: a reward for one attempt in 64 at first."""
+    """Each of four locks has its own sequence of three symbols, one a turn. Nothing is said before the last turn, and
+    then only how many were right: the share of them is the reward, a quarter at first.
+
+    A reward for whole sequences alone, one attempt in 64, measures exploration: about half of the algorithms never
+    opened some lock, in one seed or another. And at a learning rate of 1e-3 some forget again what they have learnt.
+    """
 
     name = "lock"
-    learning_rate = 1e-3
-    steps = 200
+    learning_rate = 3e-4
+    steps = 400
 
     _SYMBOLS, _TURNS = 4, 3
 
@@ -196,11 +200,11 @@ class Lock:
             drawn = sample(model, paths, temperature=1.0, longest=1, stop=None, padding=0, generator=generator)
             for attempt, prompt, said in zip(attempts, prompts, drawn, strict=True):
                 attempt.record(prompt, said)
-        opened = [
-            [turn.output_ids[0] for turn in attempt.turns] == self._secrets[lock]
+        right = [
+            sum(turn.output_ids[0] == symbol for turn, symbol in zip(attempt.turns, self._secrets[lock], strict=True))
             for attempt, lock in zip(attempts, locks, strict=True)
         ]
-        return _grouped(attempts, [float(one) for one in opened])
+        return _grouped(attempts, [count / self._TURNS for count in right])
 
 
 def _grouped(attempts: Sequence[_Recorded], rewards: Sequence[float]) -> list[TrajectoryGroup]:

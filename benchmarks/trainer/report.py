@@ -41,13 +41,6 @@ def memory_rows(result: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def target_rows(result: dict[str, Any]) -> list[list[str]]:
-    return [
-        [target.what, f"{'≥' if target.at_least else '≤'} {target.bound:g}", f"{target.measured:.2f}"]
-        for target in judged(result)
-    ]
-
-
 def shown(result: dict[str, Any]) -> str:
     rows = [["trained tokens / CPU s", *SYSTEMS], *page_rows(result), [], ["peak MB", "chunked", "whole"]]
     rows += memory_rows(result)

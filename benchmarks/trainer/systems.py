@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.trainer.workloads import VOCABULARY, Workload
-from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.presets import resolve
-from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, Precision
+from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, TrainerSettings
 from trainer.intake.packing import mini_batches
 from trainer.intake.sequences import TrainingSequence, linearise
-from trainer.models.huggingface import load_policy
+from trainer.loading import load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner, Outcome
 
@@ -61,9 +60,10 @@ class Ours:
     """Our learner on one workload."""
 
     def __init__(self, directory: Path, workload: Workload) -> None:
-        model = load_policy(directory, Precision.FLOAT32, token_logprobs, activation_checkpointing=False)
+        ranks = Ranks(0, 1, torch.device("cpu"), None)
+        model = load_trained(directory, TrainerSettings(), ranks)
         self._algorithm = resolve(AlgorithmSettings())
-        self._learner = Learner(model, self._algorithm, _OPTIMIZER, Ranks(0, 1, torch.device("cpu"), None))
+        self._learner = Learner(model, self._algorithm, _OPTIMIZER, ranks)
         self.workload = workload
         self.workload = workload.recorded(self._logprobs())
 

@@ -74,15 +74,27 @@ def branching(numbers: random.Random, groups: int) -> Workload:
     return _workload(attempts, groups)
 
 
-def shared_prefix(numbers: random.Random, groups: int) -> Workload:
+def shared_prefix(numbers: random.Random, groups: int, prefix: int = 512, answer: int = 64) -> Workload:
     """A prompt of 512 tokens, with eight answers of 64."""
 
     def attempts() -> Iterable[list[TrajectoryTurn]]:
-        prompt = _ids(numbers, 512)
+        prompt = _ids(numbers, prefix)
         for _ in range(GROUP):
-            yield [_turn(numbers, prompt, 64)]
+            yield [_turn(numbers, prompt, answer)]
 
     return _workload(attempts, groups)
+
+
+def sessions_of(numbers: random.Random, lengths: Sequence[tuple[int, int]]) -> Workload:
+    """One answer a session, of which nothing is shared: tokens of the prompt and of the answer."""
+    left = iter(lengths)
+
+    def attempts() -> Iterable[list[TrajectoryTurn]]:
+        for _ in range(min(GROUP, len(lengths))):
+            prompt, answer = next(left)
+            yield [_turn(numbers, _ids(numbers, prompt), answer)]
+
+    return _workload(attempts, len(lengths) // min(GROUP, len(lengths)))
 
 
 WORKLOADS: dict[str, tuple[Callable[[random.Random, int], Workload], int]] = {

@@ -1,0 +1,56 @@
+"""What was measured so far, so that a measurement that was interrupted goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+from benchmarks.learning.run import Curve, Run
+
+ROOT = Path(__file__).parents[2]
+_LEARNT_BY = ("trainer", "benchmarks/learning", "agents_examples/calculator")
+
+
+class Journal:
+    """One line a finished run, flushed as it is written. Lines of other code than today's, and a last one that was
+    cut off, are passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._code = code_digest(ROOT)
+
+    def read(self) -> dict[Run, Curve]:
+        found: dict[Run, Curve] = {}
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if entry["code"] == self._code:
+                curve = entry["curve"]
+                found[Run(**entry["run"])] = Curve(**{**curve, "rewards": tuple(curve["rewards"])})
+        return found
+
+    def add(self, run: Run, curve: Curve) -> None:
+        entry = {"code": self._code, "run": dataclasses.asdict(run), "curve": dataclasses.asdict(curve)}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            if file.tell() and not self._path.read_bytes().endswith(b"\n"):
+                file.write("\n")  # behind a line that was cut off
+            file.write(f"{json.dumps(entry)}\n")
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def code_digest(root: Path) -> str:
+    """Of everything that decides what a run gives."""
+    digest = hashlib.sha256()
+    for part in _LEARNT_BY:
+        for file in sorted((root / part).rglob("*")):
+            if file.suffix in {".py", ".json", ".jinja", ".safetensors"}:
+                digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,27 @@
+"""What tests ask of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+def peak_bytes(device: torch.device, act: Callable[[], object]) -> int | None:
+    """By how much memory grew at the most while `act` ran; None on a CPU, where torch does not count it."""
+    if device.type != "cuda":
+        act()
+        return None
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    act()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """The distance in the norm of what is wanted, in float64 on the CPU."""
+    found, wanted = found.detach().double().cpu(), wanted.detach().double().cpu()
+    return float((found - wanted).norm() / wanted.norm())
