@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.database import needs_postgresql, postgresql_database, remove_servers, sqlite_database, sqlite_url
+from tests.suites import SUITES, check, keep_together, may_have
 
 _DATABASES = [
     pytest.param("sqlite", id="sqlite"),
@@ -21,6 +22,17 @@ def pytest_configure() -> None:
     os.environ["COLUMNS"] = "200"
     settings.register_profile("shared-machine", deadline=None)
     settings.load_profile("shared-machine")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    suites = set(config.getoption("markexpr").split(" or "))
+    return True if suites <= SUITES and not any(may_have(collection_path, suite) for suite in suites) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    check(items)
+    keep_together(items, named=config.getoption("loadgroup", default=False))
 
 
 def pytest_unconfigure() -> None:

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.asynchrony import report as async_report
+from benchmarks.learning import report as learning_report
+from benchmarks.learning.tasks import TASKS
 from benchmarks.proxy import report
 from benchmarks.store import report as store_report
+from benchmarks.targets import target_rows
 from benchmarks.trainer import report as trainer_report
 from tests.docs.markdown import ROOT, rows, sections
 
@@ -94,7 +98,7 @@ def test_a_training_step() -> None:
     assert rows(told) == [
         *trainer_report.page_rows(measured),
         *trainer_report.memory_rows(measured),
-        *trainer_report.target_rows(measured),
+        *target_rows(trainer_report.judged(measured)),
     ]
     facts = " ".join(told.split())
     assert f"with {measured['parameters']} parameters" in facts
@@ -102,6 +106,26 @@ def test_a_training_step() -> None:
     assert f"Medians of {measured['rounds']} rounds" in facts
     assert measured["threads"] == 1
     assert f"one thread on an {measured['machine']['processor']}" in facts
+
+
+def test_asynchrony() -> None:
+    measured = result("async.json")
+    told = sections(PAGE)["Asynchrony"]
+    assert rows(told) == [*async_report.page_rows(measured), *target_rows(async_report.judged(measured))]
+    facts = " ".join(told.split())
+    assert f"median of {measured['tools']['median']:g} second" in facts
+    assert f"two cores of an {measured['machine']['processor']}" in facts
+
+
+def test_what_presets_learn() -> None:
+    measured = result("learning.json")
+    told = sections(PAGE)["What presets learn"]
+    assert rows(told) == [row for task in TASKS for row in learning_report.page_rows(measured, task)]
+    worst = min(target.measured for target in learning_report.judged(measured))
+    assert f"The lowest final reward at staleness 0 and 2 is {worst:.2f}" in " ".join(told.split())
+    for task in TASKS:
+        assert (ROOT / "docs" / "images" / f"learning-{task}.svg").exists()
+        assert f"(images/learning-{task}.svg)" in told
 
 
 def test_the_kills() -> None:

@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer.main
@@ -51,8 +51,9 @@ def configuration() -> Iterator[tuple[str, type[BaseModel]]]:
     def below(name: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
         yield name, model
         for key, field in model.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from below(f"{name}.{key}", field.annotation)
+            for kind in get_args(field.annotation) or (field.annotation,):  # or None: the section may be left out
+                if isinstance(kind, type) and issubclass(kind, BaseModel):
+                    yield from below(f"{name}.{key}", kind)
 
     for key, field in Settings.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -101,6 +102,10 @@ def test_the_documented_preset_parts_are_the_presets() -> None:
         for name, cell in zip(names, cells, strict=True):
             actual = getattr(PRESETS[name], part)
             assert (cell == NOT_SET) if actual is None else (value(cell) == actual), f"{name}.{part}"
+
+
+def test_every_preset_is_documented_with_its_formula_and_no_other() -> None:
+    assert [code(cells[0])[0] for cells in rows(section("What a preset computes"))] == list(PRESETS)
 
 
 def value(cell: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.training_proxy import TrainingProxy
-from tests.trainer.serve_trainer import trainer_process
+from tests.trainer.serve_trainer import TORCHRUN, trainer_process
 from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import save_tiny_model
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(600), pytest.mark.xdist_group("end_to_end")]
 
 STEPS = 6
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "trainer")
 
 
 def process_of(launcher: subprocess.Popen[bytes], rank: int) -> int:

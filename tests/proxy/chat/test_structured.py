@@ -16,16 +16,16 @@ import openai
 import pytest
 import torch
 from pydantic import BaseModel, Field
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from proxy.cli.addresses import random_free_port
 from proxy.contract.turn import ConstraintKind, SamplingParameters
 from proxy.engines.launch import embedded_plan, wait_until_ready
 from proxy.engines.sglang import SglangEngine
 from proxy.settings import EngineSettings
 from proxy.tokens.template import ChatTemplate
-from tests.engines.conftest import free_port
 from tests.proxy.chat.world import USER, World, open_world
 from tests.proxy.tokens.models import write_model
+from tests.small_models import small_qwen3
 
 STOP_SECONDS = 30
 MESSAGES: Any = [USER]
@@ -64,20 +64,14 @@ TOOLS: list[Any] = [openai.pydantic_function_tool(Weather), openai.pydantic_func
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = write_model(tmp_path_factory.mktemp("structured") / "model")
     vocabulary = ChatTemplate.load(str(directory)).vocabulary_size
-    network: Any = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=vocabulary,
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=24,
-            max_position_embeddings=4096,
-            eos_token_id=2,
-            pad_token_id=0,
-            bos_token_id=None,
-        )
+    network = small_qwen3(
+        vocab_size=vocabulary,
+        num_hidden_layers=1,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=None,
     )
     with torch.no_grad():
         for parameter in network.parameters():
@@ -88,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(model: Path) -> Iterator[str]:
-    plan = embedded_plan(model=str(model), port=free_port())
+    plan = embedded_plan(model=str(model), port=random_free_port("127.0.0.1"))
     process = subprocess.Popen(plan.argv, env={**os.environ, **plan.env})
     try:
         asyncio.run(wait_until_ready(plan.url, timeout=300, process_alive=lambda: process.poll() is None))

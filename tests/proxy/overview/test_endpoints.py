@@ -163,7 +163,7 @@ async def test_a_key_of_an_unknown_kind_is_refused(site: Site, run_id: str) -> N
 
 async def test_events_stream_live_and_resume_where_a_client_left(site: Site, run_id: str) -> None:
     admin = await site.key(PrincipalKind.ADMIN)
-    async with serving(site) as address, httpx.AsyncClient(base_url=address, headers=admin, timeout=10) as client:
+    async with serving(site) as address, httpx.AsyncClient(base_url=address, headers=admin, timeout=60) as client:
         async with client.stream("GET", "/api/v1/runs/calculator/events") as stream:
             assert stream.headers["content-type"].startswith("text/event-stream")
             lines = stream.aiter_lines()
@@ -171,7 +171,7 @@ async def test_events_stream_live_and_resume_where_a_client_left(site: Site, run
             assert first["event"] == "snapshot"
             assert json.loads(first["data"])["run"]["mean_reward"] is not None
             await _log(site, run_id, "run.noted")
-            second = await asyncio.wait_for(_event(lines), 5)
+            second = await asyncio.wait_for(_event(lines), 60)
             assert [event["kind"] for event in json.loads(second["data"])["events"]] == ["run.noted"]
         await _log(site, run_id, "run.missed")
         headers = {"last-event-id": second["id"]}

@@ -363,13 +363,13 @@ async def test_snapshots_come_at_once_and_when_something_changes_and_end_with_cl
     assert len(first.events) == 13
     await _log(site, run_id, "run.noted")
     site.signals.events.notify()
-    second = await asyncio.wait_for(anext(stream), 5)
+    second = await asyncio.wait_for(anext(stream), 60)
     assert isinstance(second, Snapshot)
     assert [event.kind for event in second.events] == ["run.noted"]
     assert second.last_event_id == first.last_event_id + 1
     site.overview.close()
     with pytest.raises(StopAsyncIteration):
-        await asyncio.wait_for(anext(stream), 5)
+        await asyncio.wait_for(anext(stream), 60)
 
 
 async def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_else(site: Site, run_id: str) -> None:
