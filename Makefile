@@ -6,8 +6,8 @@ BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
 
-.PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-archon test-browser test-clients test-tracking test-sglang \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning bench-async bench-trainer chaos checkpoint clean
+.PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-tracking test-sglang test-gpu \
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning bench-async bench-trainer bench-gpu chaos checkpoint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -38,7 +38,7 @@ layers: setup-dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not tracking and not archon"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not tracking and not archon and not ranks and not gpu"
 
 test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),300) $(BIN)/pytest tests/proxy/test_fuzz.py
@@ -46,8 +46,11 @@ test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (F
 test-browser: setup-dev  ## the admin page in Chromium (needs /usr/bin/chromium)
 	BASE_RL_REQUIRE_BROWSER=1 $(BIN)/pytest -m browser
 
-test-archon: setup-dev  ## every way of dividing a model among four processes on gloo; minutes
-	$(BIN)/pytest -m archon
+test-ranks: setup-dev  ## every way of dividing a model among processes on gloo, and going on in another; minutes
+	$(BIN)/pytest -m "archon or ranks"
+
+test-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## training on a CUDA device: skipped without one (GPU_PYTHON=an interpreter that has all it needs)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu --confcutdir tests/gpu tests/gpu
 
 test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes
 	$(BIN)/pytest -m end_to_end
@@ -82,7 +85,7 @@ bench-proxy: setup  ## the proxy's own cost, beside LiteLLM and rllm-model-gatew
 bench-store: setup  ## both databases from nothing to a million turns -> benchmarks/results/store.json (TURNS=n, DATABASE=sqlite; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.store $(if $(TURNS),--turns $(TURNS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
 
-bench-learning: setup  ## every preset on two tasks, three seeds, staleness 0, 2 and 4 -> benchmarks/results/learning.json (SHORT=1: one seed, staleness 0 and 2)
+bench-learning: setup-dev  ## every preset that rewards teach, on two tasks, three seeds, staleness 0, 2 and 4 -> benchmarks/results/learning.json (SHORT=1: one seed, staleness 0 and 2)
 	$(BIN)/python -m benchmarks.learning $(if $(SHORT),--short)
 
 bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)
@@ -90,6 +93,9 @@ bench-async: setup  ## an agent whose tools take time, synchronously and not, th
 
 bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CPU-second -> benchmarks/results/trainer.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.trainer $(if $(SHORT),--short)
+
+bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, in the shape of Qwen3-0.6B -> benchmarks/results/gpu.json (SHORT=1: does it run?)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(if $(SHORT),--short)
 
 chaos: setup  ## kill -9 at random times on both databases, and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
