@@ -188,16 +188,20 @@ async def test_strict_tools_hold_the_calls_that_the_model_makes_by_itself(world:
 
 
 async def test_an_answer_or_a_call(world: World) -> None:
-    """With a schema for the answer and tools beside it, either may come, and nothing else."""
-    body = {"tools": TOOLS, "response_format": openai_format(Weather), "n": 8}
-    choices = (await world.post(body)).json()["choices"]
-    for choice in choices:
-        if choice["finish_reason"] == "stop":
-            Weather.model_validate_json(choice["message"]["content"])
-        else:
-            assert choice["finish_reason"] == "tool_calls"
-            assert not choice["message"]["content"]
-    assert {choice["finish_reason"] for choice in choices} == {"stop", "tool_calls"}
+    """With a schema for the answer and tools beside it, either may come, and nothing else. Which of them is the
+    model's to choose: by chance, or by a bias against the marker of a call, or towards it."""
+    (marker,) = world.template.added_ids(("<tool_call>",))
+    for bias, kinds in ((0, {"stop", "tool_calls"}), (-100, {"stop"}), (100, {"tool_calls"})):
+        body = {"tools": TOOLS, "response_format": openai_format(Weather), "n": 4, "logit_bias": {str(marker): bias}}
+        choices = (await world.post(body)).json()["choices"]
+        assert len(choices) == 4
+        for choice in choices:
+            assert choice["finish_reason"] in kinds
+            if choice["finish_reason"] == "stop":
+                Weather.model_validate_json(choice["message"]["content"])
+            else:
+                assert choice["message"]["tool_calls"]
+                assert not choice["message"]["content"]
 
 
 def openai_format(kind: type[BaseModel]) -> dict[str, Any]:
