@@ -89,7 +89,8 @@ def begin(
         connection.accepted.look(head)
         presence = Presence(settings.weights.directory / head.run_id / ".trainers", process)
         ending.callback(presence.leave)
-        ending.callback(connection.claims.give_back)
+        if ranks.is_first:
+            ending.callback(connection.claims.leave)
         ranks.from_first(lambda: take_over(presence, client))
         assembled = assemble(name, settings, ranks, connection, head, shared, ending)
         if (teacher := assembled.teacher) is not None:

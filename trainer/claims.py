@@ -125,6 +125,15 @@ class ClaimsInHand:
                 _log.info("claim given back", claim=claim_id)
         self._kept.clear()
 
+    def leave(self) -> None:
+        """At the end of the process: also what was handed out to it in an answer that it did not see any more."""
+        held = self._leases.held()
+        for claim_id in held:
+            self._leases.drop(claim_id)
+        self._kept.clear()
+        for claim_id in self._client.release_own(self._process, known=held):
+            _log.info("claim given back", claim=claim_id)
+
 
 def take_over(presence: Presence, client: ProxyClient) -> None:
     """Announces this trainer, and gives back what dead ones held on this machine: nobody needs to wait for their
