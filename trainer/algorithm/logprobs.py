@@ -6,11 +6,14 @@ Axes: N predicted tokens, D hidden, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
+
+from trainer.compiling import compiled
 
 LOGITS_PER_CHUNK = 1 << 24
 """64 MiB of float32."""
@@ -54,7 +57,19 @@ def token_logprobs(
 def _chunk(
     head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor, temperature_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    logprobs_NV = torch.log_softmax(head(hidden_ND).float() / temperature_N[:, None], dim=-1)
+    logits_NV = head(hidden_ND)
+    of_logits = _fused() if logits_NV.is_cuda else _of_logits
+    return of_logits(logits_NV, targets_N, temperature_N)
+
+
+def _of_logits(logits_NV: Tensor, targets_N: Tensor, temperature_N: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature_N[:, None], dim=-1)
     with torch.no_grad():
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
     return -functional.nll_loss(logprobs_NV, targets_N, reduction="none"), entropy_N
+
+
+@cache
+def _fused() -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """`_of_logits` in a few passes over the logits as the head gives them, instead of a dozen over float32 copies."""
+    return compiled(_of_logits, dynamic=True)

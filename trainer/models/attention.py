@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from trainer.compiling import compiled
+
 BLOCK = 128
 """Tokens of a block, flex_attention's own choice. Rows are filled up to whole blocks, so that its kernel is compiled
 for few kinds of shapes."""
@@ -194,7 +196,7 @@ def _kernel() -> Callable[..., Tensor]:
 
 @cache
 def _compiled() -> Callable[..., Tensor]:
-    return cast("Callable[..., Tensor]", torch.compile(flex_attention))
+    return cast("Callable[..., Tensor]", compiled(flex_attention))
 
 
 def _listed(blocks_BSS: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from trainer.compiling import compiled
 from trainer.config import Precision
 from trainer.models.archon.attention import Attention, Positions, attend, positions_of
 from trainer.models.archon.config import ModelConfig
@@ -67,9 +68,7 @@ class Block(nn.Module):
 @cache
 def compiled_parts() -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., Tensor]]:
     """`before` and `behind` of all blocks of a process, compiled where they are first called; sizes may change."""
-    # With and without gradient, by frozen weights, on one row and on several, of dense layers and of sparse ones.
-    torch.compiler.config.recompile_limit = 64
-    return torch.compile(Block.before, dynamic=True), torch.compile(Block.behind, dynamic=True)
+    return compiled(Block.before, dynamic=True), compiled(Block.behind, dynamic=True)
 
 
 class Decoder(nn.Module):
