@@ -26,6 +26,11 @@ BLOCK = 128
 for few kinds of shapes."""
 
 
+_KERNEL = {"BACKEND": "TRITON", "IS_DIVISIBLE": True}
+"""flex_attention's. Compiled for any number of tokens it cannot know that they fill whole blocks, and would ask at
+every load whether it is still within them."""
+
+
 def tree_mask(reach_BT: Tensor, dtype: torch.dtype) -> Tensor:
     """`tree_sight` as an additive mask, shape (B, 1, T, T): 0 or −∞.
 
@@ -184,7 +189,7 @@ def _by_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask, sc
         block_mask=mask,
         scale=scale,
         enable_gqa=q_BHTK.shape[1] != k_BHTK.shape[1],
-        kernel_options={"BACKEND": "TRITON"} if q_BHTK.is_cuda else None,
+        kernel_options=_KERNEL if q_BHTK.is_cuda else None,
     )
     return seen_BHTK[:, :, :tokens]
 

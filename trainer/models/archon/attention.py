@@ -68,7 +68,9 @@ class Attention(nn.Module):
             copies = context.size // k_BTHK.shape[2]
             k_BTHK, v_BTHK = (each.repeat_interleave(copies, dim=2) for each in (k_BTHK, v_BTHK))
         q_BTHK, k_BTHK, v_BTHK = (tokens_to_heads(each, context) for each in (q_BTHK, k_BTHK, v_BTHK))
-        return _rotated(q_BTHK, cos_BTK, sin_BTK), _rotated(k_BTHK, cos_BTK, sin_BTK), v_BTHK
+        # In the type that attention is computed in: here the cast is part of what is compiled.
+        q_BTHK, k_BTHK = (_rotated(each, cos_BTK, sin_BTK).to(v_BTHK.dtype) for each in (q_BTHK, k_BTHK))
+        return q_BTHK, k_BTHK, v_BTHK
 
     def output(self, seen_BTHK: Tensor) -> Tensor:
         """From what `attend` gives to the tokens that are here, BTD."""
