@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.asynchrony import report as async_report
+from benchmarks.gpu import report as gpu_report
 from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.proxy import report
@@ -15,6 +16,7 @@ from benchmarks.store import report as store_report
 from benchmarks.targets import target_rows
 from benchmarks.trainer import report as trainer_report
 from tests.docs.markdown import ROOT, rows, sections
+from trainer.algorithm.logprobs import LOGITS_PER_CHUNK_ON_CUDA
 
 PAGE = (ROOT / "docs" / "performance.md").read_text()
 
@@ -106,6 +108,22 @@ def test_a_training_step() -> None:
     assert f"Medians of {measured['rounds']} rounds" in facts
     assert measured["threads"] == 1
     assert f"one thread on an {measured['machine']['processor']}" in facts
+
+
+def test_a_training_step_on_a_gpu() -> None:
+    measured = result("gpu.json")
+    told = sections(PAGE)["A training step on a GPU"]
+    assert rows(told) == [
+        *gpu_report.step_rows(measured),
+        *target_rows(gpu_report.judged(measured)),
+        *gpu_report.chunk_rows(measured),
+    ]
+    facts, machine = " ".join(told.split()), measured["machine"]
+    assert f"Measured on {machine['date']} on one {machine['gpu']}, with PyTorch {machine['torch']}" in facts
+    assert f"medians of {measured['rounds']} rounds" in facts
+    assert f"the trainer takes {LOGITS_PER_CHUNK_ON_CUDA:,}" in facts
+    first = sections((ROOT / "docs" / "gpu.md").read_text())["On a GPU"]
+    assert f"on {machine['date']} one {machine['gpu']}" in " ".join(first.split())
 
 
 def test_asynchrony() -> None:
