@@ -178,7 +178,7 @@ async def test_a_named_function_is_called(world: World) -> None:
 async def test_strict_tools_hold_the_calls_that_the_model_makes_by_itself(world: World) -> None:
     """A bias towards the marker makes it call."""
     (marker,) = world.template.added_ids(("<tool_call>",))
-    body = {"tools": TOOLS, "logit_bias": {str(marker): 5.0, "2": 4.0}, "n": 8, "max_tokens": 300}
+    body = {"tools": TOOLS, "logit_bias": {str(marker): 5.0, "2": 4.0}, "n": 16, "max_tokens": 300}
     choices = (await world.post(body)).json()["choices"]
     calls = [call for choice in choices for call in choice["message"].get("tool_calls") or ()]
     assert calls
