@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import shutil
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import structlog.testing
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trainer.algorithm.logprobs import token_logprobs
+from trainer.algorithm import logprobs
+from trainer.algorithm.logprobs import fused, of_logits, token_logprobs
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
@@ -87,3 +91,45 @@ def test_no_more_than_a_chunk_of_logits_is_ever_made() -> None:
     assert max(sizes) == 3
     assert sum(sizes) == 20  # forward, and once more for the backward pass
     assert weight.grad is not None
+
+
+@pytest.fixture
+def untried() -> Iterator[None]:
+    fused.cache_clear()
+    yield
+    fused.cache_clear()
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile takes a C++ compiler")
+@pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_compiled_for_a_gpu_computes_the_same(dtype: torch.dtype) -> None:
+    """Tried here on a CPU: it is the same function."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 50, generator=generator).to(dtype).requires_grad_()
+    targets, temperature = torch.arange(7), torch.rand(7, generator=generator) + 0.5
+    with structlog.testing.capture_logs() as logs:
+        compiled = fused(torch.device("cpu"))
+    assert compiled is not of_logits
+    assert logs == []
+    results = []
+    for scored in (of_logits, compiled):
+        found, entropy = scored(logits, targets, temperature)
+        (gradient,) = torch.autograd.grad(found.square().sum(), logits)
+        assert not entropy.requires_grad
+        results.append((found, entropy, gradient))
+    for wanted, got in zip(*results, strict=True):
+        assert got.dtype is wanted.dtype
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5 if wanted.dtype is torch.float32 else 1e-2)
+
+
+@pytest.mark.usefixtures("untried")
+def test_without_a_compiler_it_is_computed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        raise RuntimeError("no C compiler\nand more")
+
+    monkeypatch.setattr(logprobs, "compiled", lambda function, dynamic: broken)
+    with structlog.testing.capture_logs() as logs:
+        assert fused(torch.device("cpu")) is of_logits
+        assert fused(torch.device("cpu")) is of_logits
+    assert [line["reason"] for line in logs] == ["RuntimeError: no C compiler"], "said once"
