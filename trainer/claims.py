@@ -119,20 +119,22 @@ class ClaimsInHand:
 
     def give_back(self) -> None:
         """Releases everything; what cannot be released now comes back when its lease expires."""
-        for claim_id in self._leases.held():
-            self._leases.drop(claim_id)
+        for claim_id in self._let_go():
             if self._client.release(claim_id):
                 _log.info("claim given back", claim=claim_id)
-        self._kept.clear()
 
     def leave(self) -> None:
         """At the end of the process: also what was handed out to it in an answer that it did not see any more."""
+        for claim_id in self._client.release_own(self._process, known=self._let_go()):
+            _log.info("claim given back", claim=claim_id)
+
+    def _let_go(self) -> list[ClaimId]:
+        """What was in hand; none of it is renewed any more."""
         held = self._leases.held()
         for claim_id in held:
             self._leases.drop(claim_id)
         self._kept.clear()
-        for claim_id in self._client.release_own(self._process, known=held):
-            _log.info("claim given back", claim=claim_id)
+        return held
 
 
 def take_over(presence: Presence, client: ProxyClient) -> None:

@@ -20,3 +20,8 @@ def compiled(function: Callable[P, R], *, dynamic: bool | None = None) -> Callab
     """Compiled where it is first called. `dynamic`: sizes may change from the first call on; None: when they do."""
     torch.compiler.config.recompile_limit = _GRAPHS
     return torch.compile(function, dynamic=dynamic)
+
+
+def why_not(error: Exception) -> str:
+    """What kept something from being compiled, in a line: the kind of the error and the first line that it says."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

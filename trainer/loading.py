@@ -10,6 +10,7 @@ import structlog
 import torch
 
 from trainer.algorithm.logprobs import token_logprobs
+from trainer.compiling import why_not
 from trainer.config import AdapterSettings, Attention, Packing, PipelineSchedule, TrainerSettings
 from trainer.errors import ConfigurationError
 from trainer.models.adapters import AdaptedPolicy, Adapters, BasePolicy
@@ -131,9 +132,8 @@ def check_compiler(device: torch.device) -> None:
     try:
         torch.compile(torch.nn.functional.silu)(torch.ones(2, device=device))
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
-            f"trainer.compile: torch.compile does not work here ({type(error).__name__}: {reason}); it takes a C++"
+            f"trainer.compile: torch.compile does not work here ({why_not(error)}); it takes a C++"
             f" compiler{' and Triton' if device.type == 'cuda' else ''}, or leave it out"
         ) from error
 

@@ -64,7 +64,7 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbandonedProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Says that a trainer's process is dead, so that what it claimed is claimable at once."""
+    """Says that a trainer's process is dead or ends, so that what it claimed is claimable at once."""
 
     process: str
 

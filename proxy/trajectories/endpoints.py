@@ -4,7 +4,7 @@
     GET  /api/v1/runs/{run}/claims                   {"claims": [ClaimView…]}, in JSON, leased ones first
     POST /api/v1/runs/{run}/claims/{id}/heartbeat    LeaseReply; 409 once the lease has passed
     POST /api/v1/runs/{run}/claims/{id}/release      204; 409 for a claim that is not leased
-    POST /api/v1/runs/{run}/claims/abandoned         AbandonedProcess → ReleasedClaims: all that a dead process held
+    POST /api/v1/runs/{run}/claims/abandoned         AbandonedProcess → ReleasedClaims: all that a process holds
 
 {run} is a name or an id. Needs the run's trainer key or an admin key.
 """
@@ -48,7 +48,7 @@ async def claims(request: Request, run: str, limit: Annotated[int, Query(ge=1, l
 
 @router.post("/abandoned")
 async def abandoned(request: Request, run: str) -> Response:
-    """Gives back what a trainer's process held that is known to be dead."""
+    """Gives back what a trainer's process holds: one that is known to be dead, or the caller itself at its end."""
     of_run = await trainers_run(request, run)
     dead = await message_body(request, AbandonedProcess)
     return message_response(await claims_of(request).release_abandoned(of_run, dead.process))

@@ -7,11 +7,10 @@ import msgspec
 import pytest
 import structlog.testing
 
-from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
-from tests.trainer.test_proxy_client import REQUEST
+from tests.fakes.training_proxy import TrainingProxy
+from tests.trainer.test_proxy_client import REQUEST, client_of
 from tests.trainer.tiny import group_of, settings, trajectory, turn
 from trainer.assembly import Connection, connect
-from trainer.proxy_client import ProxyClient
 
 PROCESS = "a-process"
 
@@ -24,7 +23,7 @@ def proxy() -> TrainingProxy:
 
 
 def connected(proxy: TrainingProxy, directory: Path, ending: ExitStack) -> Connection:
-    client = ProxyClient("http://proxy/", KEY, RUN, transport=proxy.transport())
+    client, _ = client_of(proxy.transport())
     return connect(client, settings(directory, batch={"trajectories": 1}), PROCESS, ending)
 
 

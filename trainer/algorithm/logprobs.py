@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from trainer.compiling import compiled
+from trainer.compiling import compiled, why_not
 
 OfLogits = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits_NV, targets_N, temperature_N) → (log-probabilities, entropies)."""
@@ -88,10 +88,8 @@ def fused(device: torch.device) -> OfLogits:
             logprobs_N, _ = found(logits_NV, torch.arange(4, device=device), torch.ones(4, device=device))
             torch.autograd.backward(logprobs_N.sum())
     except Exception as error:  # noqa: BLE001 - of compilers and drivers
-        reason = str(error).strip().partition("\n")[0]
         _log.warning(
-            "log-probabilities are computed without torch.compile, slower and with more memory",
-            reason=f"{type(error).__name__}: {reason}",
+            "log-probabilities are computed without torch.compile, slower and with more memory", reason=why_not(error)
         )
         return of_logits
     return found

@@ -25,7 +25,6 @@ BLOCK = 128
 """Tokens of a block, flex_attention's own choice. Rows are filled up to whole blocks, so that its kernel is compiled
 for few kinds of shapes."""
 
-
 _KERNEL = {"BACKEND": "TRITON", "IS_DIVISIBLE": True}
 """flex_attention's. Compiled for any number of tokens it cannot know that they fill whole blocks, and would ask at
 every load whether it is still within them."""

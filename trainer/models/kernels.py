@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainer.compiling import why_not
 from trainer.config import Packing, Precision
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def take_blocks(model: PolicyModel | ValueModel) -> str | None:
         if not gap <= _TOLERANCE[model.precision]:
             obstacle = f"its results are others than under a whole mask (by {gap:.2g} of their norm)"
     except Exception as error:  # noqa: BLE001 - of compilers, drivers and models: the caller tells it
-        obstacle = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        obstacle = why_not(error)
     model.zero_grad(set_to_none=True)
     model.by_blocks = obstacle is None
     return obstacle

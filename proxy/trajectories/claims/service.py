@@ -157,7 +157,8 @@ class ClaimService:
             self._changed()
 
     async def release_abandoned(self, run: RunView, process: str) -> ReleasedClaims:
-        """Gives back what a trainer's process holds, which the caller knows to be dead. Again: nothing is left."""
+        """Gives back what a trainer's process holds, which the caller knows to be dead, or
+        which is the caller, at its end. Again: nothing is left."""
         now = self._clock()
 
         def release(connection: Connection) -> list[ClaimId]:
