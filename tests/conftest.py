@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.database import needs_postgresql, postgresql_database, remove_servers, sqlite_database, sqlite_url
+from tests.database import (
+    assert_whole,
+    needs_postgresql,
+    postgresql_database,
+    remove_servers,
+    sqlite_database,
+    sqlite_url,
+)
 from tests.suites import SUITES, check, keep_together, may_have
 
 _DATABASES = [
@@ -47,6 +54,20 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
     else:
         with postgresql_database() as url:
             yield url
+
+
+@pytest.fixture
+def whole_store(request: pytest.FixtureRequest) -> Iterator[None]:
+    """At the end of a test with a `database_url`, `base-rl db check` finds nothing in it; for use by a conftest.py.
+
+    Tests marked `rows_by_hand` are exempt: they write what the program never would.
+    """
+    if "database_url" not in request.fixturenames or request.node.get_closest_marker("rows_by_hand") is not None:
+        yield
+        return
+    url: str = request.getfixturevalue("database_url")
+    yield
+    assert_whole(url)
 
 
 @pytest.fixture(params=_DATABASES)

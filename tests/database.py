@@ -20,6 +20,7 @@ import pytest
 
 import benchmarks.postgresql
 from benchmarks.postgresql import FORGETFUL, programs
+from proxy.database.check import check
 from proxy.database.migrate import upgrade
 
 _MIGRATED = "migrated"
@@ -86,6 +87,12 @@ def _migrated_file() -> bytes:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("VACUUM")  # no free pages: what a full disk does is seen at once
         return path.read_bytes()
+
+
+def assert_whole(url: str) -> None:
+    """Fail with what `base-rl db check` finds: nothing that the program itself does may look like damage."""
+    findings = check(url)
+    assert not findings, findings
 
 
 def sqlite_url(directory: Path) -> str:

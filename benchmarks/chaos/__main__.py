@@ -31,6 +31,7 @@ from benchmarks.machine import describe
 from benchmarks.postgresql import DURABLE, PostgresServer
 from proxy.cli.stack import ENGINE, PROXY, TRAINER, Stack, running_stack, wait_until_ready
 from proxy.cli.up import with_model
+from proxy.database.check import check
 from proxy.settings import load_settings
 
 RESULT = Path(__file__).parent.parent / "results" / "chaos.json"
@@ -49,6 +50,7 @@ BROKEN = (
     "missing_versions",
     "sessions_with_miscounted_turns",
     "ambiguous_answers",
+    "damage",
     "stuck",
     "given_up",
 )
@@ -125,10 +127,14 @@ async def chaos(database: str, url: str | None, data_dir: Path, options: argpars
             await asyncio.wait((working,), timeout=120)
         working.result()
         found = counted(ask, customers.promises)
+    findings = check(settings.database_url)
+    for finding in findings:
+        print(f"  base-rl db check: {finding}", flush=True)
     return {
         "database": database,
         "kills": {part: killer.kills[part] for part in PARTS},
         **found,
+        "damage": sum(finding.count for finding in findings),
         "stuck": stuck,
         "failed_requests": customers.promises.failures,
         "given_up": customers.promises.given_up,

@@ -1,6 +1,7 @@
-"""Looks whether a store is whole: its tables, what the database says of itself, and the accounts that must agree.
+"""Check that a store is whole: its tables, the database's own view of its files, and the accounts that must agree.
 
-Synchronous and on one connection, with or without a proxy running: all of it is one look at one committed state.
+Synchronous, on one connection and in one read transaction, so a running proxy may go on writing meanwhile. Nothing
+that the program itself does (erasure, retention, import, a killed process) may be reported here.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
 from proxy.contract.arrays import count_ids, count_logprobs
 from proxy.database.lifecycle import TrainingState
 from proxy.database.migrate import current, missing_columns, newest, opened
-from proxy.database.tables import ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
+from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
 
 _SHOWN = 5
 _PAGE = 500
+"""Turns read at once: bounds memory, as one turn may hold a megabyte of arrays."""
 _LEASED, _COMMITTED = "leased", "committed"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of thing that is wrong: how often, and the first few it is about."""
+    """One kind of damage: its explanation, how many rows it concerns, and the first few of them."""
 
     name: str
     detail: str
@@ -31,8 +33,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(url: str) -> list[Finding]:
-    """What is wrong; nothing where all is well. Raises ConfigurationError and StoreUnavailable like
-    `migrate.upgrade` where the store cannot be looked at."""
+    """Return every kind of damage found; an empty list for a whole store. Raises ConfigurationError and
+    StoreUnavailable like `migrate.upgrade` if the store cannot be read."""
     revision = current(url)
     if revision != newest():
         detail = f"the store is at revision {revision or 'none'}, and this base-rl works with {newest()}"
@@ -60,7 +62,7 @@ def _finding(name: str, detail: str, found: list[str]) -> Finding:
 
 
 def _integrity(connection: Connection) -> Iterator[Finding]:
-    """What SQLite finds in its file; PostgreSQL looks after its own (data checksums, amcheck)."""
+    """Report damage that SQLite finds in its own file; PostgreSQL has tools of its own (data checksums, amcheck)."""
     if connection.dialect.name != "sqlite":
         return
     damage = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check") if row[0] != "ok"]
@@ -128,13 +130,21 @@ def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
         )
         .order_by(ClaimedSessionRow.session_id),
     )
+    yield (
+        "erasure",
+        "sessions count as emptied, and still hold content",
+        select(SessionRow.id)
+        .where(
+            SessionRow.emptied_at.is_not(None),
+            exists().where(TurnRow.session_id == SessionRow.id, TurnRow.conversation_hash != NO_CONVERSATION),
+        )
+        .order_by(SessionRow.id),
+    )
     turns = select(func.count()).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
     yield (
         "turn counts",
         "sessions count other turns than they have",
-        select(SessionRow.id)
-        .where(SessionRow.erased_at.is_(None), SessionRow.turn_count != turns)
-        .order_by(SessionRow.id),
+        select(SessionRow.id).where(SessionRow.turn_count != turns).order_by(SessionRow.id),
     )
 
 
@@ -142,7 +152,7 @@ _ACCOUNTS = tuple(_accounts())
 
 
 def _torn_turns(connection: Connection) -> Iterator[str]:
-    """Every turn is looked at, a page at a time."""
+    """Ids of turns whose arrays disagree with each other or with their counts. Reads all turns, a page at a time."""
     last = ""
     while True:
         rows = connection.execute(_TURNS.where(TurnRow.id > last).limit(_PAGE)).all()
@@ -152,18 +162,26 @@ def _torn_turns(connection: Connection) -> Iterator[str]:
         last = rows[-1].id
 
 
-_TURNS = select(
-    TurnRow.id,
-    TurnRow.prompt_ids,
-    TurnRow.output_ids,
-    TurnRow.output_logprobs,
-    TurnRow.spans,
-    TurnRow.prefix_tokens,
-    TurnRow.prompt_token_count,
-).order_by(TurnRow.id)
+_TURNS = (
+    select(
+        TurnRow.id,
+        TurnRow.prompt_ids,
+        TurnRow.output_ids,
+        TurnRow.output_logprobs,
+        TurnRow.spans,
+        TurnRow.prefix_tokens,
+        TurnRow.prompt_token_count,
+        TurnRow.conversation_hash,
+        SessionRow.erased_at,
+    )
+    .join(SessionRow, SessionRow.id == TurnRow.session_id, isouter=True)
+    .order_by(TurnRow.id)
+)
 
 
 def _is_torn(row: Row[*tuple[Any, ...]]) -> bool:
+    if row.conversation_hash == NO_CONVERSATION:  # erasure empties the arrays and keeps the length of the prompt
+        return row.erased_at is None or any((row.prompt_ids, row.output_ids, row.output_logprobs, row.spans))
     try:
         prompt, output = count_ids(row.prompt_ids), count_ids(row.output_ids)
         logprobs = count_logprobs(row.output_logprobs)

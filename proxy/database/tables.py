@@ -204,6 +204,9 @@ class SessionUserRow(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
 
 
+NO_CONVERSATION = b""
+"""The `conversation_hash` of a turn whose content was erased; no real conversation hashes to it."""
+
 _SETTLED = text("settled_hash IS NOT NULL")
 _KEYED = text("idempotency_key IS NOT NULL")
 

@@ -26,6 +26,7 @@ from sqlalchemy import (
 
 from proxy.database.lifecycle import EndReason, SessionState, TrainingState
 from proxy.database.tables import (
+    NO_CONVERSATION,
     PolicyVersionRow,
     PreferenceRow,
     RewardRow,
@@ -39,8 +40,6 @@ from proxy.database.tables import (
 AnyRow = Row[*tuple[Any, ...]]
 
 _CHUNK = 500
-_NO_HASH = b""
-"""In the place of an emptied turn's hashes: no conversation has it."""
 
 _STAYS = (TrainingState.LEASED.value, TrainingState.CONSUMED.value, TrainingState.STALE.value)
 _SETTLED = (
@@ -227,7 +226,7 @@ _MARK = (
     .returning(SessionRow.run_id)
 )
 
-_FULL_TURNS = select(TurnRow.id).where(TurnRow.session_id.in_(_AMONG), TurnRow.conversation_hash != _NO_HASH)
+_FULL_TURNS = select(TurnRow.id).where(TurnRow.session_id.in_(_AMONG), TurnRow.conversation_hash != NO_CONVERSATION)
 
 _EMPTY_TURNS = (
     update(TurnRow)
@@ -239,9 +238,9 @@ _EMPTY_TURNS = (
         output_logprobs=b"",
         spans=[],
         sampling={"max_new_tokens": 0},
-        conversation_hash=_NO_HASH,
+        conversation_hash=NO_CONVERSATION,
         settled_hash=null(),
-        tools_hash=_NO_HASH,
+        tools_hash=b"",
         idempotency_key=null(),
         masked=null(),
         request_of=null(),
@@ -274,7 +273,7 @@ _SEAL = (
         SessionRow.id.in_(_AMONG),
         SessionRow.erased_at.is_not(None),
         SessionRow.emptied_at.is_(None),
-        ~exists().where(TurnRow.session_id == SessionRow.id, TurnRow.conversation_hash != _NO_HASH),
+        ~exists().where(TurnRow.session_id == SessionRow.id, TurnRow.conversation_hash != NO_CONVERSATION),
     )
     .values(emptied_at=bindparam("now"))
 )

@@ -19,6 +19,7 @@ import httpx
 from proxy.cli.stack import Stack, running_stack, wait_until_ready
 from proxy.cli.up import with_model
 from proxy.settings import Settings, load_settings
+from tests.database import assert_whole
 
 EXAMPLE = Path(__file__).parents[2] / "agents_examples" / "calculator"
 PATIENCE_S = 90.0
@@ -75,7 +76,7 @@ class Installation:
 
 @asynccontextmanager
 async def installation(data_dir: Path, *, with_trainer: bool = True, **run: Any) -> AsyncIterator[Installation]:
-    """The example's installation on free ports; `run` overrides its [run] section."""
+    """Start the example on free ports with `run` over its [run] section; `base-rl db check` must pass at the end."""
     overrides: dict[str, dict[str, Any]] = {
         "server": {"port": 0, "data_dir": data_dir},
         "run": run,
@@ -93,6 +94,7 @@ async def installation(data_dir: Path, *, with_trainer: bool = True, **run: Any)
         found = Installation(stack=stack, data_dir=data_dir, heard=heard)
         await found.until_ready()
         yield found
+    assert_whole(settings.database_url)
 
 
 @asynccontextmanager

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.database import assert_whole
+
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(420), pytest.mark.xdist_group("end_to_end")]
 
 
@@ -26,6 +28,7 @@ def demo(data_dir: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     )
     output = result.stdout + result.stderr
     assert (data_dir / "summary.json").exists(), output
+    assert_whole(f"sqlite:///{data_dir / 'base-rl.sqlite3'}")
     return result.returncode, json.loads((data_dir / "summary.json").read_text()), output
 
 
@@ -97,3 +100,4 @@ def test_ended_in_the_middle_it_leaves_no_process_and_no_traceback(
     while remaining := [pid for pid in children if alive(int(pid))]:
         assert time.monotonic() < deadline, remaining
         time.sleep(0.05)
+    assert_whole(f"sqlite:///{tmp_path / 'base-rl.sqlite3'}")

@@ -18,9 +18,8 @@ import pytest
 
 from proxy.cli.addresses import random_free_port
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest, decode, encode
-from proxy.database.check import check
 from proxy.engines.scripted.script import MODEL
-from tests.database import needs_postgresql, postgresql_database
+from tests.database import assert_whole, needs_postgresql, postgresql_database
 from tests.proxy.policies.publishing import commit_request, publish
 from tests.running_app import bearer
 
@@ -118,7 +117,7 @@ async def open_pair(directory: Path, **settings: str) -> AsyncIterator[Pair]:
         async with clients_of(ports) as clients:
             await asyncio.gather(*(until_ready(*each) for each in zip(clients, proxies, strict=True)))
             yield Pair(clients, directory)
-        assert check(url) == []
+        assert_whole(url)
 
 
 @asynccontextmanager

@@ -15,10 +15,17 @@ from typer.testing import CliRunner
 from benchmarks.postgresql import programs as postgresql_programs
 from proxy.cli.commands import app
 from proxy.contract.claim import ClaimRequest
+from proxy.contract.identifiers import ClaimId
+from proxy.credentials.service import Credentials
 from proxy.database.migrate import current, downgrade, newest
+from proxy.database.tables import SessionRow
+from proxy.keeping.erasing import EraseService
+from proxy.keeping.repository import ErasedReason
+from proxy.policies.service import VersionService
 from proxy.sessions.opening import SessionSpec
 from proxy.trajectories.claims.service import ClaimService
 from tests.database import sqlite_database
+from tests.proxy.policies.publishing import commit_request, publish
 from tests.proxy.store import Store, open_store
 from tests.proxy.trajectories.world import World, open_world
 
@@ -55,11 +62,11 @@ def a_trained_store(url: str) -> None:
     asyncio.run(fill())
 
 
-async def leased(world: World) -> None:
-
+async def leased(world: World) -> ClaimId:
     claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
-    batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=1, at_least=1, max_staleness=0))
+    batch = await claims.claim(world.run, ClaimRequest(trainer="t", want=1, at_least=1, max_staleness=1))
     assert batch.claim_id is not None
+    return batch.claim_id
 
 
 def test_a_store_that_is_whole(run: Callable[..., Any], database_url: str) -> None:
@@ -79,6 +86,8 @@ def test_a_store_that_is_whole(run: Callable[..., Any], database_url: str) -> No
         ("UPDATE claimed_sessions SET session_id = 'ses_gone'", "lineage"),
         ("UPDATE turns SET output_logprobs = conversation_hash", "arrays"),
         ("UPDATE turns SET prefix_tokens = 7", "arrays"),
+        ("UPDATE turns SET conversation_hash = substring(conversation_hash, 1, 0)", "arrays"),
+        ("UPDATE sessions SET erased_at = 1, emptied_at = 2", "erasure"),
         ("UPDATE alembic_version SET version_num = '0001'", "revision"),
     ],
 )
@@ -91,6 +100,31 @@ def test_what_does_not_agree_is_found(run: Callable[..., Any], database_url: str
     assert found in findings
     assert findings[found]["count"] >= 1
     assert found in run("check").stdout
+
+
+def test_erasure_is_not_damage(run: Callable[..., Any], database_url: str, tmp_path: Path) -> None:
+    """Four sessions are erased: one open, one ready, one in a trainer's hands, one trained."""
+
+    async def erase_all() -> None:
+        async with open_world(database_url) as world:
+            await world.turn(await world.session(), prompt_ids=range(100))
+            await world.ready()
+            versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+            await versions.commit(world.run, commit_request([await leased(world)], 0, publish(tmp_path)))
+            await world.ready(version=1)
+            await leased(world)
+            await world.ready()
+            sessions = [row.id for row in await world.rows(SessionRow)]
+            credentials = Credentials(world.database, b"s" * 32, world.clock)
+            eraser = EraseService(world.database, world.runs, credentials, world.signals, world.clock)
+            for session in sessions:
+                await eraser.mark([session], ErasedReason.RETENTION, by="retention")
+            assert run("check").exit_code == 0, "marked, and not yet emptied"
+            assert await eraser.empty() == len(sessions) == 4
+
+    asyncio.run(erase_all())
+    checked = run("check")
+    assert (checked.exit_code, "whole" in checked.stdout) == (0, True), checked.output
 
 
 def test_an_old_store_is_upgraded(run: Callable[..., Any], database_url: str) -> None:

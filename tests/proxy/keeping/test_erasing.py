@@ -96,6 +96,7 @@ async def test_nothing_is_left_in_the_files(world: World) -> None:
     assert held() == [False, False, False]
 
 
+@pytest.mark.rows_by_hand
 async def test_again_is_the_same_answer_and_versions_are_listed(world: World) -> None:
     session_id = await told(world)
     async with world.database.write() as connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from sqlalchemy import insert, update
 
 from proxy.contract.identifiers import SessionId
@@ -33,6 +34,7 @@ async def erased(world: World) -> set[str]:
     return {row.id for row in await world.rows(SessionRow) if row.erased_at is not None}
 
 
+@pytest.mark.rows_by_hand
 async def test_off_by_default(database_url: str) -> None:
     async with open_world(database_url) as world:
         await in_state(world, "consumed", ended_days_ago=10_000)
@@ -40,6 +42,7 @@ async def test_off_by_default(database_url: str) -> None:
         assert await erased(world) == set()
 
 
+@pytest.mark.rows_by_hand
 async def test_what_is_done_with_goes_after_its_time(database_url: str) -> None:
     async with open_world(database_url, retention={"max_age_days": 30}) as world:
         old = {state: await in_state(world, state, ended_days_ago=31) for state in STATES}
@@ -54,6 +57,7 @@ async def test_what_is_done_with_goes_after_its_time(database_url: str) -> None:
         assert await world.events("sessions.erased") == [{"count": 4, "reason": "retention", "by": "retention"}]
 
 
+@pytest.mark.rows_by_hand
 async def test_what_may_yet_be_trained_goes_where_it_is_said_but_never_what_is_in_use(database_url: str) -> None:
     async with open_world(database_url, retention={"max_age_days": 30, "unconsumed": True}) as world:
         old = {state: await in_state(world, state, ended_days_ago=31) for state in STATES}
@@ -63,6 +67,7 @@ async def test_what_may_yet_be_trained_goes_where_it_is_said_but_never_what_is_i
         assert opened not in await erased(world)
 
 
+@pytest.mark.rows_by_hand
 async def test_beyond_a_number_those_that_ended_first_go(database_url: str) -> None:
     async with open_world(database_url, retention={"max_sessions": 3}) as world:
         sessions = [await in_state(world, "consumed", ended_days_ago=days) for days in (5, 4, 3, 2, 1)]
