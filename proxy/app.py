@@ -17,7 +17,8 @@ from proxy.chat import endpoints as chat_endpoints
 from proxy.chat import messages_endpoints, responses_endpoints
 from proxy.chat.service import ChatService
 from proxy.clock import Clock, system_clock
-from proxy.credentials.service import Credentials, PrincipalKind, load_secret
+from proxy.credentials.secret import load_secret
+from proxy.credentials.service import Credentials, PrincipalKind
 from proxy.database import migrate
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
@@ -37,6 +38,7 @@ from proxy.limits.service import RunLimits
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics, Stored
 from proxy.overview import endpoints as overview_endpoints
+from proxy.overview import key_endpoints
 from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
@@ -111,6 +113,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         keeping_endpoints.router,
         transfer_endpoints.router,
         overview_endpoints.router,
+        key_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,
     ):
@@ -159,7 +162,7 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.credentials = credentials = Credentials(
         database, secret, clock, outlive_store=settings.database.when_unavailable == "serve"
     )
-    state.sign_in = SignIn(secret=secret, clock=clock)
+    state.sign_in = SignIn(secret=secret, clock=clock, credentials=credentials, database=database)
     state.runs = runs = RunDirectory(database, clock)
     state.run = run = await runs.ensure(settings.run)
     await _register_bootstrap_keys(settings, credentials, run)
@@ -188,6 +191,7 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, erasing.listen))
 
     async def sweep() -> None:
+        await credentials.write_uses()
         await sessions.sweep()
         await claims.expire()
         await retention.sweep()
@@ -257,7 +261,7 @@ async def _register_bootstrap_keys(settings: Settings, credentials: Credentials,
         (PrincipalKind.TRAINER, keys.trainer_key, run.id),
     ):
         if text is not None:
-            await credentials.register(kind, text.get_secret_value(), run_id=run_id, label="bootstrap")
+            await credentials.register(kind, text.get_secret_value(), run_id=run_id)
 
 
 @asynccontextmanager

@@ -45,13 +45,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+def _http_url(url: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+        raise ValueError(f"{url!r} is no address for clients: write https://rl.example.org, without ? and #")
+    return url
+
+
 class ServerSettings(_Section):
     """Where the proxy listens and keeps its files."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     data_dir: Path = Path(".base-rl")
-    public_url: str | None = None
+    public_url: Annotated[str, AfterValidator(_http_url)] | None = None
     """What clients should use as the address, where it is not http://host:port (behind a gateway)."""
     max_body_mib: PositiveInt = 32
     stream_ping_seconds: PositiveFloat = 15.0

@@ -2,10 +2,10 @@
 
 Wiring (proxy/app.py):
 
-    app.state.sign_in = SignIn(secret=load_secret(settings.server.data_dir), clock=system_clock)
+    app.state.sign_in = SignIn(secret=secret, clock=clock, credentials=credentials, database=database)
     app.include_router(proxy.admin.endpoints.router)     # static files included
 
-It uses `app.state.overview`, `.credentials`, `.settings` and `.sign_in`.
+It uses `app.state.overview`, `.settings` and `.sign_in`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from proxy.admin.templating import STATIC, content_hash, render
 from proxy.admin.token_audit import Colouring, draw_audit
 from proxy.admin.transcript import draw
 from proxy.errors import AuthenticationFailed, NotFound, PermissionDenied
+from proxy.http.address import client_address, is_https
 from proxy.http.openapi import EVENT_STREAM
 from proxy.overview.endpoints import Overview, last_event_id, server_sent
 from proxy.overview.filters import SessionFilter
@@ -45,8 +46,8 @@ def _sign_in(request: Request) -> SignIn:
 Entrance = Annotated[SignIn, Depends(_sign_in)]
 
 
-async def _visitor(request: Request, overview: Overview, entrance: Entrance) -> Visitor:
-    return await entrance.visitor(request, overview)
+async def _visitor(request: Request, entrance: Entrance) -> Visitor:
+    return await entrance.visitor(request)
 
 
 Guest = Annotated[Visitor, Depends(_visitor)]
@@ -72,19 +73,19 @@ async def login(
     next_: Annotated[str, Form(alias="next", max_length=2048)] = "/admin",
 ) -> Response:
     try:
-        visitor = await entrance.enter(key.strip(), request.app.state.credentials)
+        visitor = await entrance.enter(key.strip())
     except (AuthenticationFailed, PermissionDenied) as error:
         problem = "This key is not known here, or was revoked." if error.status == 401 else error.message
         return HTMLResponse(render("login.html", next=local_path(next_), problem=problem), status_code=error.status)
     response = RedirectResponse(local_path(next_), status_code=303)
-    entrance.remember(visitor, response, secure=request.url.scheme == "https")
+    entrance.remember(visitor, response, secure=is_https(request))
     return response
 
 
 @router.post("/logout", dependencies=[Depends(_own_origin)])
-async def logout(entrance: Entrance) -> Response:
+async def logout(request: Request, entrance: Entrance) -> Response:
     response = RedirectResponse("/admin/login", status_code=303)
-    entrance.forget(response)
+    await entrance.leave(request, response)
     return response
 
 
@@ -107,7 +108,7 @@ async def run(run: str, request: Request, overview: Overview, visitor: Guest) ->
     values = await _live_values(overview, summary, visitor)
     snapshot = await overview.snapshot(summary.id, after=None)
     sessions = await _session_values(overview, summary, SessionFilter(), None)
-    page = render("run.html", **values, **sessions, events=snapshot.events, address=_address(request))
+    page = render("run.html", **values, **sessions, events=snapshot.events, address=client_address(request))
     return HTMLResponse(page)
 
 
@@ -118,11 +119,11 @@ async def curves(run: str, overview: Overview, visitor: Guest) -> Response:
 
 
 @router.get("/runs/{run}/live")
-async def live(run: str, request: Request, overview: Overview, visitor: Guest) -> Response:
+async def live(run: str, request: Request, overview: Overview, entrance: Entrance, visitor: Guest) -> Response:
     """Server-sent events with the page's changed parts: `summary`, `steps`, `activity` (HTML) and `tick` (a sign to
     fetch the curves and the sessions again)."""
     summary = await _visible(run, overview, visitor)
-    stream = _fragments(overview, summary.id, visitor, last_event_id(request))
+    stream = _fragments(overview, entrance, summary.id, visitor, last_event_id(request))
     return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"x-accel-buffering": "no"})
 
 
@@ -263,10 +264,10 @@ def _number(text: str) -> float | None:
 
 
 async def _fragments(
-    overview: OverviewService, run_id: str, visitor: Visitor, after: int | None
+    overview: OverviewService, entrance: SignIn, run_id: str, visitor: Visitor, after: int | None
 ) -> AsyncIterator[bytes]:
     async for snapshot in overview.snapshots(run_id, after=after):
-        if await overview.key_holder(visitor.key_id) is None:
+        if not await entrance.is_signed_in(visitor):
             return
         if snapshot is None:
             yield b": still here\n\n"
@@ -284,9 +285,3 @@ async def _fragment(overview: OverviewService, snapshot: Snapshot, visitor: Visi
         server_sent("tick", str(snapshot.last_event_id), event_id=snapshot.last_event_id),
     ]
     return b"".join(parts)
-
-
-def _address(request: Request) -> str:
-    """What agents use as the address of this proxy."""
-    public_url: str | None = request.app.state.settings.server.public_url
-    return (public_url or str(request.base_url)).rstrip("/")

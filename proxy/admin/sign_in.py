@@ -1,8 +1,14 @@
-"""Who is signed in to the page: a signed cookie that names a key, never holds it, and dies with it."""
+"""Signing in to the page and out: a signed cookie that names a key, never holds it, and ends with it.
+
+Signing out is recorded in the store rather than signing in, so that the page can be opened while nothing can be
+written (a full disk is when an operator wants to see it). The record holds for every proxy on the store.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import secrets
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -10,19 +16,20 @@ from fastapi import Request
 from fastapi.responses import Response
 from itsdangerous import BadSignature, URLSafeSerializer
 
+from proxy.admin.repository import SignOutRepository
 from proxy.clock import Clock
 from proxy.credentials.service import Credentials, PrincipalKind
+from proxy.database.unit_of_work import Database
 from proxy.errors import PermissionDenied
-from proxy.overview.service import OverviewService
-from proxy.overview.views import KeyHolder
 
 COOKIE = "base_rl_admin"
 _PATH = "/admin"
 _SALT = b"base-rl admin page"
+_OPENING_KINDS = (PrincipalKind.ADMIN, PrincipalKind.RUN)
 
 
 class SignInNeeded(Exception):
-    """Nobody is signed in, or no longer: to the form, and back to `path` from there."""
+    """Nobody is signed in, or no longer. The form leads back to `path`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -30,9 +37,10 @@ class SignInNeeded(Exception):
 
 
 class Visitor(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed-in browser. An admin sees everything; others the run of their key."""
+    """A signed-in browser. An admin sees everything; others the run of their key. `sign_in` names the sign-in."""
 
     key_id: str
+    sign_in: str
     is_admin: bool
     run_id: str | None
 
@@ -40,48 +48,98 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_admin or run_id == self.run_id
 
 
+class _Ticket(msgspec.Struct, frozen=True):
+    """What a cookie says, once its signature is checked."""
+
+    key: str
+    until: float
+    id: str
+
+
 class SignIn:
     """`secret` signs the cookies; it is the installation's own. A cookie is good for `seconds`."""
 
-    def __init__(self, *, secret: bytes, clock: Clock, seconds: float = 12 * 3600.0) -> None:
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        clock: Clock,
+        credentials: Credentials,
+        database: Database,
+        seconds: float = 12 * 3600.0,
+    ) -> None:
         self._clock = clock
         self._seconds = seconds
+        self._credentials = credentials
+        self._database = database
         self._serializer = URLSafeSerializer(
             secret, salt=_SALT, signer_kwargs={"key_derivation": "hmac", "digest_method": hashlib.sha256}
         )
 
-    async def enter(self, key: str, credentials: Credentials) -> Visitor:
+    async def enter(self, key: str) -> Visitor:
         """Raises AuthenticationFailed for a key that is not known, PermissionDenied for one that opens no page."""
-        who = await credentials.authenticate(key)
-        if who.kind not in (PrincipalKind.ADMIN, PrincipalKind.RUN):
+        who = await self._credentials.authenticate(key)
+        if who.kind not in _OPENING_KINDS:
             raise PermissionDenied(f"that is a {who.kind.value} key; the page opens with an admin key or a run key")
-        return Visitor(key_id=who.key_id, is_admin=who.kind is PrincipalKind.ADMIN, run_id=who.run_id)
+        return Visitor(
+            key_id=who.key_id,
+            sign_in=secrets.token_urlsafe(16),
+            is_admin=who.kind is PrincipalKind.ADMIN,
+            run_id=who.run_id,
+        )
 
     def remember(self, visitor: Visitor, response: Response, *, secure: bool) -> None:
-        text = self._serializer.dumps({"key": visitor.key_id, "until": self._clock() + self._seconds})
+        ticket = _Ticket(key=visitor.key_id, until=self._clock() + self._seconds, id=visitor.sign_in)
+        text = self._serializer.dumps(msgspec.to_builtins(ticket))
         assert isinstance(text, str)
         response.set_cookie(
             COOKIE, text, max_age=int(self._seconds), path=_PATH, secure=secure, httponly=True, samesite="strict"
         )
 
-    def forget(self, response: Response) -> None:
+    async def leave(self, request: Request, response: Response) -> None:
+        """End the sign-in of this request for good: a copy of its cookie opens nothing any more, on any proxy.
+
+        Raises StoreUnavailable while that cannot be recorded.
+        """
+        ticket = self._ticket(request)
+        if ticket is not None:
+            now = self._clock()
+            await self._database.transact(
+                lambda connection: SignOutRepository(connection).end(ticket.id, until=ticket.until, now=now)
+            )
         response.delete_cookie(COOKIE, path=_PATH, httponly=True, samesite="strict")
 
-    async def visitor(self, request: Request, overview: OverviewService) -> Visitor:
-        """Asks the store each time, so that a revoked key is out at once. Raises SignInNeeded."""
-        holder = await self._holder(request.cookies.get(COOKIE, ""), overview)
-        if holder is None or holder.kind not in {PrincipalKind.ADMIN.value, PrincipalKind.RUN.value}:
+    async def visitor(self, request: Request) -> Visitor:
+        """Ask the store each time, so that a revoked key and an ended sign-in are out at once. Raises
+        SignInNeeded."""
+        ticket = self._ticket(request)
+        visitor = None if ticket is None else await self._holder(ticket)
+        if visitor is None:
             raise SignInNeeded(request.url.path)
-        return Visitor(key_id=holder.key_id, is_admin=holder.kind == PrincipalKind.ADMIN.value, run_id=holder.run_id)
+        return visitor
 
-    async def _holder(self, cookie: str, overview: OverviewService) -> KeyHolder | None:
+    async def is_signed_in(self, visitor: Visitor) -> bool:
+        """Whether a visitor may still look on: for streams, which outlive the request that opened them."""
+        ticket = _Ticket(key=visitor.key_id, until=0.0, id=visitor.sign_in)
+        return await self._holder(ticket) is not None
+
+    async def _holder(self, ticket: _Ticket) -> Visitor | None:
+        who = await self._credentials.find_valid(ticket.key)
+        if who is None or who.kind not in _OPENING_KINDS:
+            return None
+        if await self._database.look(lambda connection: SignOutRepository(connection).is_ended(ticket.id)):
+            return None
+        is_admin = who.kind is PrincipalKind.ADMIN
+        return Visitor(key_id=who.key_id, sign_in=ticket.id, is_admin=is_admin, run_id=who.run_id)
+
+    def _ticket(self, request: Request) -> _Ticket | None:
+        """The cookie's content; None without a cookie of ours that is still good."""
         try:
-            content = self._serializer.loads(cookie)
-        except BadSignature:
+            content: Any = self._serializer.loads(request.cookies.get(COOKIE, ""))
+            ticket = msgspec.convert(content, _Ticket)
+        except (BadSignature, msgspec.ValidationError):  # the latter: a cookie of an older version
             return None
-        if content["until"] < self._clock():
-            return None
-        return await overview.key_holder(content["key"])
+        return ticket if self._clock() < ticket.until else None
 
 
 def check_origin(request: Request, public_url: str | None) -> None:

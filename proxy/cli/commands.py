@@ -18,6 +18,7 @@ from proxy.cli.db_commands import db_app
 from proxy.cli.erase_commands import erase
 from proxy.cli.export_commands import export, import_sessions
 from proxy.cli.fit_commands import AS_THEY_ARE, fit
+from proxy.cli.keys_commands import keys_app
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
 from proxy.cli.steps_commands import steps_app
@@ -35,6 +36,7 @@ runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
 app.add_typer(runs_app, name="runs")
 app.add_typer(steps_app, name="steps")
 app.add_typer(claims_app, name="claims")
+app.add_typer(keys_app, name="keys")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(db_app, name="db")
 app.command()(train)

@@ -29,17 +29,12 @@ def _new_keys() -> LocalKeys:
 
 
 def load_or_make(data_dir: Path) -> LocalKeys:
-    """The installation's keys. The file appears whole or not at all, readable by its owner only."""
+    """Load the installation's keys, or make them. The file appears whole or not at all, readable by its owner."""
     found = load(data_dir)
     if found is not None:
         return found
-    data_dir.mkdir(parents=True, exist_ok=True)
-    partial = data_dir / f".{FILE_NAME}.{os.getpid()}"
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(_new_keys()))
-        file.flush()
-        os.fsync(file.fileno())
+    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    partial = _write(data_dir, _new_keys())
     try:
         os.link(partial, data_dir / FILE_NAME)
     except FileExistsError:
@@ -56,3 +51,22 @@ def load(data_dir: Path) -> LocalKeys | None:
         return msgspec.json.decode((data_dir / FILE_NAME).read_bytes(), type=LocalKeys)
     except FileNotFoundError:
         return None
+
+
+def replace(data_dir: Path, name: str, text: str) -> None:
+    """Put a rotated key into the file. `name` is a field of LocalKeys."""
+    keys = load(data_dir)
+    if keys is not None:
+        _write(data_dir, msgspec.structs.replace(keys, **{name: text})).replace(data_dir / FILE_NAME)
+
+
+def _write(data_dir: Path, keys: LocalKeys) -> Path:
+    """Write keys to a file of this process's own, whole and on the disk; return its path."""
+    partial = data_dir / f".{FILE_NAME}.{os.getpid()}"
+    partial.unlink(missing_ok=True)  # of a process with this id that was killed
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(keys))
+        file.flush()
+        os.fsync(file.fileno())
+    return partial

@@ -22,9 +22,9 @@ class Operations:
     """`base_url` without `/v1`; `key` an admin key. Methods raise ProxyUnreachable."""
 
     def __init__(self, base_url: str, key: str) -> None:
-        self._base_url = base_url.rstrip("/")
+        self.base_url = base_url.rstrip("/")
         self._client = httpx.AsyncClient(
-            base_url=self._base_url, headers={"authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
+            base_url=self.base_url, headers={"authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S
         )
 
     async def __aenter__(self) -> Operations:
@@ -77,6 +77,25 @@ class Operations:
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), told_of="the reward")
 
+    async def keys(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Newest first; `wanted` are the filters of GET /api/v1/keys."""
+        answer = await self._get(f"/api/v1/keys?{urlencode(wanted)}")
+        keys: list[dict[str, Any]] = answer["keys"]
+        return keys
+
+    async def own_key(self) -> dict[str, Any]:
+        return await self._get("/api/v1/keys/self")
+
+    async def create_key(self, body: Mapping[str, str]) -> dict[str, Any]:
+        return await self.send("/api/v1/keys", {}, json.dumps(body).encode(), told_of="the new key")
+
+    async def rotate_key(self, key_id: str, grace_seconds: float) -> dict[str, Any]:
+        body = json.dumps({"grace_seconds": grace_seconds}).encode()
+        return await self.send(f"/api/v1/keys/{quote(key_id, safe='')}/rotate", {}, body, told_of="the key")
+
+    async def revoke_key(self, key_id: str) -> None:
+        await self._ask("DELETE", f"/api/v1/keys/{quote(key_id, safe='')}")
+
     async def health(self) -> dict[str, Any]:
         return await self._get("/api/v1/health")
 
@@ -128,14 +147,14 @@ class Operations:
 
     def _unreachable(self, error: httpx.HTTPError) -> ProxyUnreachable:
         return ProxyUnreachable(
-            f"no base-rl answers at {self._base_url} ({error or type(error).__name__}). "
+            f"no base-rl answers at {self.base_url} ({error or type(error).__name__}). "
             "Start one with `base-rl up --model …`, or name its address with --url"
         )
 
     def _refusal(self, what: str, reply: httpx.Response) -> ProxyUnreachable:
         if reply.status_code in (401, 403):
-            return ProxyUnreachable(f"{self._base_url} refuses the key; pass an admin key with --api-key")
-        return ProxyUnreachable(f"{self._base_url} answers {reply.status_code} for {what}: {_said(reply)}")
+            return ProxyUnreachable(f"{self.base_url} refuses the key; pass an admin key with --api-key")
+        return ProxyUnreachable(f"{self.base_url} answers {reply.status_code} for {what}: {_said(reply)}")
 
 
 def _said(reply: httpx.Response) -> str:

@@ -2,40 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, insert, or_, select, update
 
 from proxy.database.tables import ApiKeyRow
 
+KeyRow = Row[*tuple[Any, ...]]
+
 
 class KeyRepository:
-    """Reads and writes of one transaction."""
+    """Reads and writes of one transaction. A key is valid while `revoked_at` is null or in the future."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def by_digest(self, digest: bytes) -> Row[*tuple[Any, ...]] | None:
+    def by_digest(self, digest: bytes) -> KeyRow | None:
         return self._connection.execute(_KEYS.where(ApiKeyRow.digest == digest)).one_or_none()
+
+    def by_id(self, key_id: str) -> KeyRow | None:
+        return self._connection.execute(_KEYS.where(ApiKeyRow.id == key_id)).one_or_none()
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         if rows:
             self._connection.execute(insert(ApiKeyRow), list(rows))
 
-    def of_run(self, run_id: str, kinds: Sequence[str]) -> list[Row[*tuple[Any, ...]]]:
+    def of_run(self, run_id: str, kinds: Sequence[str]) -> list[KeyRow]:
         statement = _KEYS.where(ApiKeyRow.run_id == run_id, ApiKeyRow.kind.in_(kinds))
         return list(self._connection.execute(statement.order_by(ApiKeyRow.created_at, ApiKeyRow.id)).all())
 
-    def revoke(self, key_id: str, now: float) -> bool:
-        """Whether there is such a key. The time of the first revocation stays."""
-        revoked = self._connection.execute(
-            update(ApiKeyRow).where(ApiKeyRow.id == key_id, ApiKeyRow.revoked_at.is_(None)).values(revoked_at=now)
+    def page(
+        self,
+        *,
+        kinds: Sequence[str],
+        run_id: str | None,
+        valid_at: float | None,
+        below: tuple[float, str] | None,
+        limit: int,
+    ) -> list[KeyRow]:
+        """Newest first. `valid_at` leaves out keys that are revoked by then; `below` is the `created_at` and the id
+        of the last row of the page before."""
+        statement = _KEYS.where(ApiKeyRow.kind.in_(kinds))
+        if run_id is not None:
+            statement = statement.where(ApiKeyRow.run_id == run_id)
+        if valid_at is not None:
+            statement = statement.where(_valid(valid_at))
+        if below is not None:
+            at, key = below
+            same_time = and_(ApiKeyRow.created_at == at, ApiKeyRow.id < key)
+            statement = statement.where(or_(ApiKeyRow.created_at < at, same_time))
+        statement = statement.order_by(ApiKeyRow.created_at.desc(), ApiKeyRow.id.desc()).limit(limit)
+        return list(self._connection.execute(statement).all())
+
+    def lasting_admins(self, *, other_than: str) -> int:
+        """Count the admin keys without an end, but for the one that is named."""
+        statement = select(ApiKeyRow.id).where(
+            ApiKeyRow.kind == "admin", ApiKeyRow.revoked_at.is_(None), ApiKeyRow.id != other_than
         )
-        if revoked.rowcount:
-            return True
-        found = self._connection.execute(select(ApiKeyRow.id).where(ApiKeyRow.id == key_id))
-        return found.one_or_none() is not None
+        return len(self._connection.execute(statement.limit(1)).all())
+
+    def revoke(self, key_id: str, at: float) -> None:
+        """Set the end of a key, which may be in the future. An earlier end stays."""
+        later = or_(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.revoked_at > at)
+        self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id, later).values(revoked_at=at))
+
+    def revoke_labelled(self, label: str, *, kind: str, run_id: str | None, but: str, at: float) -> list[str]:
+        """Revoke the lasting keys of this label, kind and run, but for one; return their ids."""
+        statement = select(ApiKeyRow.id).where(
+            ApiKeyRow.label == label,
+            ApiKeyRow.kind == kind,
+            ApiKeyRow.run_id == run_id if run_id is not None else ApiKeyRow.run_id.is_(None),
+            ApiKeyRow.revoked_at.is_(None),
+            ApiKeyRow.id != but,
+        )
+        ids = list(self._connection.execute(statement).scalars())
+        for key_id in ids:
+            self.revoke(key_id, at)
+        return ids
+
+    def note_used(self, used: Mapping[str, float], *, resolution: float) -> None:
+        """Set `last_used_at` of keys where the stored time is older than `resolution` seconds."""
+        for key_id, at in used.items():
+            stale = or_(ApiKeyRow.last_used_at.is_(None), ApiKeyRow.last_used_at < at - resolution)
+            self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id, stale).values(last_used_at=at))
+
+
+def _valid(at: float) -> ColumnElement[bool]:
+    return or_(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.revoked_at > at)
 
 
 _KEYS = select(
@@ -45,5 +99,6 @@ _KEYS = select(
     ApiKeyRow.session_id,
     ApiKeyRow.label,
     ApiKeyRow.created_at,
+    ApiKeyRow.last_used_at,
     ApiKeyRow.revoked_at,
 )

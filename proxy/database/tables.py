@@ -82,7 +82,20 @@ class ApiKeyRow(Base):
     session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.id"))
     label: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[float] = mapped_column(Float)
+    last_used_at: Mapped[float | None] = mapped_column(Float)
+    """A minute old at most; null for session keys, which are not followed."""
     revoked_at: Mapped[float | None] = mapped_column(Float)
+    """In the future while a key that was replaced still works."""
+
+
+class SignOutRow(Base):
+    """A sign-in to the admin page that was ended before its cookie expires (`admin/sign_in.py`)."""
+
+    __tablename__ = "sign_outs"
+
+    sign_in: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    until: Mapped[float] = mapped_column(Float)
+    """When the cookie expires by itself, and this row may go."""
 
 
 class GroupRow(Base):

@@ -16,9 +16,8 @@ where the cursor goes into `?cursor=` for the next page. An admin key may do eve
     GET    /api/v1/runs/{run}/events               server-sent events: `snapshot`, Snapshot
     GET    /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
     GET    /api/v1/turns/{id}                      TurnView; ?tokens=1 likewise
-    POST   /api/v1/runs/{run}/keys                 {"kind"?: "run" | "trainer", "label"?} → 201 {"id", "key", …}
-    GET    /api/v1/runs/{run}/keys                 {"keys": [{"id", "kind", "label", "created_at", "revoked_at"}…]}
-    DELETE /api/v1/runs/{run}/keys/{id}            204
+
+Keys are in `overview/key_endpoints.py`.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 
 from proxy.credentials.http import principal, require
-from proxy.credentials.service import Credentials, Principal, PrincipalKind
+from proxy.credentials.service import Principal, PrincipalKind
 from proxy.errors import NotFound, PermissionDenied
 from proxy.http.openapi import EVENT_STREAM, described
 from proxy.overview.filters import SessionFilter
@@ -49,25 +47,11 @@ def overview_of(request: Request) -> OverviewService:
     return service
 
 
-def credentials_of(request: Request) -> Credentials:
-    service: Credentials = request.app.state.credentials
-    return service
-
-
 Who = Annotated[Principal, Depends(principal)]
 Overview = Annotated[OverviewService, Depends(overview_of)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Reason = Annotated[str | None, Query(min_length=1, max_length=2000)]
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
-
-
-class NewKeyBody(BaseModel):
-    """A key to be made for a run."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["run", "trainer"] = "run"
-    label: str | None = Field(default=None, max_length=200)
 
 
 @router.get("/health")
@@ -178,45 +162,6 @@ async def turn(turn_id: str, who: Who, overview: Overview, tokens: bool = False)
     if who.kind is PrincipalKind.RUN and found.run_id != who.run_id:
         raise NotFound(f"there is no turn {turn_id!r}")
     return json_answer(found)
-
-
-@router.post("/runs/{run}/keys", status_code=201)
-async def create_key(
-    run: str,
-    body: NewKeyBody,
-    who: Who,
-    overview: Overview,
-    credentials: Annotated[Credentials, Depends(credentials_of)],
-) -> Response:
-    """The answer's `key` is the key's text: it cannot be had again."""
-    require(who, PrincipalKind.ADMIN)
-    run_id = await overview.run_id(run)
-    key = await credentials.create(PrincipalKind(body.kind), run_id=run_id, label=body.label)
-    return json_answer({"id": key.id, "key": key.text, "kind": body.kind, "label": body.label}, status=201)
-
-
-@router.get("/runs/{run}/keys")
-async def keys(
-    run: str, who: Who, overview: Overview, credentials: Annotated[Credentials, Depends(credentials_of)]
-) -> Response:
-    require(who, PrincipalKind.ADMIN)
-    return json_answer({"keys": await credentials.list_(await overview.run_id(run))})
-
-
-@router.delete("/runs/{run}/keys/{key_id}", status_code=204)
-async def revoke_key(
-    run: str,
-    key_id: str,
-    who: Who,
-    overview: Overview,
-    credentials: Annotated[Credentials, Depends(credentials_of)],
-) -> Response:
-    require(who, PrincipalKind.ADMIN)
-    run_id = await overview.run_id(run)
-    if key_id not in {key.id for key in await credentials.list_(run_id)}:
-        raise NotFound(f"the run {run!r} has no key {key_id!r}")
-    await credentials.revoke(key_id)
-    return Response(status_code=204)
 
 
 async def readable_run(run: str, who: Principal, overview: OverviewService) -> str:

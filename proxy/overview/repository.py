@@ -28,7 +28,6 @@ from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from proxy.database.lifecycle import is_open
 from proxy.database.prepared import unindexed
 from proxy.database.tables import (
-    ApiKeyRow,
     ClaimedSessionRow,
     ClaimRow,
     EventRow,
@@ -345,10 +344,6 @@ class OverviewRepository:
             .limit(limit)
         )
         return await self._all(statement)
-
-    async def key(self, key_id: str) -> AnyRow | None:
-        statement = select(ApiKeyRow.id, ApiKeyRow.kind, ApiKeyRow.run_id, ApiKeyRow.revoked_at)
-        return (await self._connection.execute(statement.where(ApiKeyRow.id == key_id))).one_or_none()
 
 
 def _newest(run_id: str, after: Cursor | None, columns: Iterable[ColumnElement[Any]]) -> Select[*tuple[Any, ...]]:

@@ -40,7 +40,6 @@ from proxy.overview.steps.views import StepTokens, StepView
 from proxy.overview.views import (
     Curves,
     Health,
-    KeyHolder,
     RunList,
     RunSummary,
     SessionItem,
@@ -302,16 +301,8 @@ class OverviewService:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    # Health and keys
+    # Health
 
     async def health(self) -> Health:
         """Never raises: what does not work is in the answer."""
         return await self._health.check()
-
-    async def key_holder(self, key_id: str) -> KeyHolder | None:
-        """Whose key this is; None once it is revoked."""
-        async with self._database.read() as connection:
-            row = await OverviewRepository(connection).key(key_id)
-        if row is None or row.revoked_at is not None:
-            return None
-        return KeyHolder(key_id=row.id, kind=row.kind, run_id=row.run_id)

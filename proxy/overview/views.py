@@ -287,11 +287,3 @@ class StepPage(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: tuple[StepItem, ...]
     next_cursor: str | None
-
-
-class KeyHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose key this is: what a signed-in browser may see."""
-
-    key_id: str
-    kind: str
-    run_id: str | None

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: open, look, end."""
+"""Sessions over HTTP: open, read, end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from proxy.credentials.http import principal, require
 from proxy.credentials.service import PrincipalKind
 from proxy.database.lifecycle import Outcome
 from proxy.errors import InvalidRequest
+from proxy.http.address import client_address
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.runs.service import RunDirectory
@@ -69,7 +70,7 @@ def sessions_of(request: Request) -> SessionService:
     openapi_extra=described(CreateSessionBody, answers={201: "The session, or all of them."}, may_be_absent=True),
 )
 async def create_sessions(request: Request) -> JSONResponse:
-    """Opens a session, or `n` of one group, each with a key of its own. The keys are shown this once."""
+    """Open a session, or `n` of one group, each with a key of its own. The keys are shown this once."""
     who = await principal(request)
     require(who, PrincipalKind.RUN)
     body = validated(CreateSessionBody, await _object(request))
@@ -85,7 +86,8 @@ async def create_sessions(request: Request) -> JSONResponse:
         ttl=body.ttl,
     )
     created = await sessions_of(request).create(run, spec, body.n)
-    answers = [_created(session, _base_url(request)) for session in created]
+    base_url = f"{client_address(request)}/v1"
+    answers = [_created(session, base_url) for session in created]
     return JSONResponse({"sessions": answers} if (body.n or 1) > 1 else answers[0], 201)
 
 
@@ -101,7 +103,7 @@ async def get_session(request: Request, session_id: str) -> JSONResponse:
     openapi_extra=described(EndSessionBody, answers={200: "The session."}, may_be_absent=True),
 )
 async def end_session(request: Request, session_id: str) -> JSONResponse:
-    """Ends a session; again is no error."""
+    """End a session; ending it again is no error."""
     who = await principal(request)
     body = validated(EndSessionBody, await _object(request))
     view = await sessions_of(request).end(who, session_id, body.outcome)
@@ -123,12 +125,6 @@ def _check_group(body: CreateSessionBody) -> None:
         raise InvalidRequest("group_size needs a group's name, or n", param="group_size")
     if body.n is not None and body.n > body.group_size:
         raise InvalidRequest(f"n is {body.n}, more than the group's size of {body.group_size}", param="n")
-
-
-def _base_url(request: Request) -> str:
-    """What an agent takes as its `base_url`."""
-    public = request.app.state.settings.server.public_url
-    return f"{str(public or request.base_url).rstrip('/')}/v1"
 
 
 def _created(session: CreatedSession, base_url: str) -> dict[str, str]:

@@ -4,21 +4,32 @@ import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 
 from proxy.admin.sign_in import COOKIE, SignIn, local_path
 from proxy.credentials.service import PrincipalKind
 from proxy.database.lifecycle import settle
-from proxy.database.tables import EventRow, GroupRow, PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
+from proxy.database.tables import (
+    EventRow,
+    GroupRow,
+    PreferenceRow,
+    RewardRow,
+    RunRow,
+    SessionRow,
+    SignOutRow,
+    TurnRow,
+)
 from proxy.overview.filters import SessionFilter
 from proxy.sessions.identification import AttributedBy
+from proxy.settings import ServerSettings
 from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_run, add_session
-from tests.proxy.overview.site import ORIGIN, SECRET, Site, open_site
+from tests.proxy.overview.site import ORIGIN, SECRET, Site, build_site, open_site
 
 OWN = {"origin": ORIGIN}
 HOSTILE = """<script>alert(1)</script>"'><img src=x onerror=alert(2)>{{7*7}}</pre></div>"""
@@ -101,15 +112,51 @@ async def test_wrong_keys_are_told_why(site: Site, run_id: str, kind: PrincipalK
 
 async def test_a_revoked_key_is_out_at_once(site: Site) -> None:
     key_id = await _enter(site)
+    await site.key(PrincipalKind.ADMIN)
     assert (await site.client.get("/admin")).status_code == 200
     await site.credentials.revoke(key_id)
     assert (await site.client.get("/admin")).status_code == 303
 
 
-async def test_signing_out(site: Site) -> None:
-    await _enter(site)
-    assert (await site.client.post("/admin/logout", headers=OWN)).status_code == 303
-    assert (await site.client.get("/admin")).status_code == 303
+async def test_signing_out_ends_the_sign_in_on_the_server(site: Site, run_id: str, tmp_path: Path) -> None:
+    """A copy of the cookie opens nothing any more, neither here nor on another proxy on the store, nor after a
+    restart; other browsers of the same key stay signed in."""
+    key = await site.credentials.create(PrincipalKind.ADMIN)
+    cookies = []
+    for _ in range(2):
+        site.client.cookies.clear()
+        await site.client.post("/admin/login", data={"key": key.text}, headers=OWN)
+        cookies.append({"cookie": f"{COOKIE}={site.client.cookies[COOKIE]}"})
+    site.client.cookies.clear()
+    another = build_site(site.database, tmp_path, lambda: NOW)
+    async with another.client:
+        for client in (site.client, another.client):
+            assert [(await client.get("/admin", headers=cookie)).status_code for cookie in cookies] == [200, 200]
+        for _ in range(2):  # twice is once
+            reply = await site.client.post("/admin/logout", headers=OWN | cookies[0])
+            assert reply.status_code == 303
+            assert 'base_rl_admin=""' in reply.headers["set-cookie"]
+        for client in (site.client, another.client):
+            assert [(await client.get("/admin", headers=cookie)).status_code for cookie in cookies] == [303, 200]
+
+
+async def test_records_of_sign_outs_go_with_their_cookies(tmp_path: Path) -> None:
+    now = [NOW]
+    async with open_site(sqlite_database(tmp_path), tmp_path, clock=lambda: now[0]) as site:
+        for _ in range(3):
+            await _enter(site)
+            await site.client.post("/admin/logout", headers=OWN)
+            now[0] += 13 * 3600
+        async with site.database.read() as connection:
+            assert len((await connection.execute(select(SignOutRow.sign_in))).all()) == 1
+
+
+async def test_the_cookie_is_secure_behind_a_gateway_that_speaks_https(site: Site) -> None:
+    site.app.state.settings = SimpleNamespace(server=ServerSettings(public_url="https://rl.example.org"))
+    key = await site.credentials.create(PrincipalKind.ADMIN)
+    for origin in (ORIGIN, "https://rl.example.org"):
+        reply = await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": origin})
+        assert "; Secure" in reply.headers["set-cookie"]
 
 
 async def test_a_cookie_expires_and_cannot_be_made_up(tmp_path: Path) -> None:
@@ -122,9 +169,15 @@ async def test_a_cookie_expires_and_cannot_be_made_up(tmp_path: Path) -> None:
         assert (await site.client.get("/admin")).status_code == 303
         now[0] = NOW
         key = await site.credentials.create(PrincipalKind.ADMIN)
-        forged = SignIn(secret=b"x" * 32, clock=lambda: NOW)._serializer.dumps({"key": key.id, "until": NOW + 9})
-        genuine = SignIn(secret=SECRET, clock=lambda: NOW)._serializer.dumps({"key": key.id, "until": NOW + 9})
-        for cookie, status in ((forged, 303), (genuine, 200), ("junk", 303)):
+
+        def cookie_of(secret: bytes, **content: object) -> object:
+            sign_in = SignIn(secret=secret, clock=lambda: NOW, credentials=site.credentials, database=site.database)
+            return sign_in._serializer.dumps(content)
+
+        forged = cookie_of(b"x" * 32, key=key.id, until=NOW + 9, id="a")
+        genuine = cookie_of(SECRET, key=key.id, until=NOW + 9, id="a")
+        of_an_older_version = cookie_of(SECRET, key=key.id, until=NOW + 9)
+        for cookie, status in ((forged, 303), (genuine, 200), (of_an_older_version, 303), ("junk", 303)):
             site.client.cookies.clear()
             reply = await site.client.get("/admin", headers={"cookie": f"{COOKIE}={cookie!s}"})
             assert reply.status_code == status

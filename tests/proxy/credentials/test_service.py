@@ -9,11 +9,12 @@ import pytest
 from sqlalchemy import create_engine, select
 from sqlalchemy.pool import NullPool
 
-from proxy.credentials.service import Credentials, PrincipalKind, load_secret
+from proxy.credentials.secret import load_secret
+from proxy.credentials.service import Credentials, PrincipalKind
 from proxy.database.tables import ApiKeyRow, Base
-from proxy.errors import AuthenticationFailed, NotFound
+from proxy.errors import AuthenticationFailed, Conflict, NotFound
 from proxy.sessions.opening import SessionSpec
-from proxy.settings import ConfigurationError
+from proxy.settings import ConfigurationError, RunSettings
 from tests.proxy.store import Store
 
 
@@ -79,15 +80,132 @@ async def test_revoking_what_is_not_there(store: Store) -> None:
         await store.credentials.revoke("key_nobody")
 
 
+async def refused(credentials: Credentials, text: str) -> bool:
+    try:
+        await credentials.authenticate(text)
+    except AuthenticationFailed:
+        return True
+    return False
+
+
 async def test_registering_the_same_text_again_is_the_same_key(store: Store) -> None:
-    first = await store.credentials.register(PrincipalKind.RUN, "chosen", run_id=store.run.id, label="bootstrap")
+    first = await store.credentials.register(PrincipalKind.RUN, "chosen", run_id=store.run.id)
     assert await store.credentials.register(PrincipalKind.RUN, "chosen", run_id=store.run.id) == first
     assert (await store.credentials.authenticate("chosen")).key_id == first
     with pytest.raises(ConfigurationError, match=r"bootstrap\.admin_key"):
         await store.credentials.register(PrincipalKind.ADMIN, "chosen")
-    await store.credentials.revoke(first)
-    with pytest.raises(ConfigurationError):
-        await store.credentials.register(PrincipalKind.RUN, "chosen", run_id=store.run.id)
+
+
+@pytest.mark.parametrize("kind", [PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.TRAINER])
+async def test_a_key_that_the_configuration_replaces_stops_working(store: Store, kind: PrincipalKind) -> None:
+    run_id = None if kind is PrincipalKind.ADMIN else store.run.id
+    by_hand = await store.credentials.create(kind, run_id=run_id, label="mine")
+    elsewhere = Credentials(store.database, b"s" * 32, store.clock)
+    await store.credentials.register(kind, "first", run_id=run_id)
+    await elsewhere.authenticate("first")
+    await store.credentials.register(kind, "second", run_id=run_id)
+    assert await refused(store.credentials, "first")
+    store.clock.now += 5
+    assert await refused(elsewhere, "first"), "other proxies refuse it within five seconds"
+    assert not await refused(store.credentials, "second")
+    assert not await refused(store.credentials, by_hand.text), "the configuration never named this one"
+
+
+async def test_a_configuration_of_yesterday_brings_nothing_back_and_ends_nothing(store: Store) -> None:
+    for text in ("first", "second", "first"):
+        await store.credentials.register(PrincipalKind.ADMIN, text)
+    assert await refused(store.credentials, "first")
+    assert not await refused(store.credentials, "second")
+
+
+async def test_the_configured_keys_of_runs_do_not_replace_each_other(store: Store) -> None:
+    other = await store.runs.ensure(RunSettings(name="other", model="base/model"))
+    for text, run in (("one", store.run), ("two", other)):
+        await store.credentials.register(PrincipalKind.RUN, text, run_id=run.id)
+    assert not await refused(store.credentials, "one")
+
+
+async def test_a_rotated_key_is_replaced_by_one_for_the_same_purpose(store: Store) -> None:
+    old = await store.credentials.create(PrincipalKind.TRAINER, run_id=store.run.id, label="gpu")
+    await store.credentials.authenticate(old.text)
+    rotated = await store.credentials.rotate(old.id)
+    assert await refused(store.credentials, old.text)
+    who = await store.credentials.authenticate(rotated.key.text)
+    assert (who.kind, who.run_id, rotated.view.label) == (PrincipalKind.TRAINER, store.run.id, "gpu")
+    with pytest.raises(Conflict, match="create a new one"):
+        await store.credentials.rotate(old.id)
+    with pytest.raises(NotFound):
+        await store.credentials.rotate("key_nobody")
+
+
+async def test_a_rotated_key_works_until_its_grace_ends_and_no_longer(store: Store) -> None:
+    elsewhere = Credentials(store.database, b"s" * 32, store.clock, outlive_store=True)
+    old = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
+    rotated = await store.credentials.rotate(old.id, grace_seconds=10)
+    assert rotated.replaced_until == store.clock.now + 10
+    store.clock.now += 9
+    for credentials in (store.credentials, elsewhere):
+        assert not await refused(credentials, old.text)
+    store.clock.now += 1
+    for credentials in (store.credentials, elsewhere):
+        assert await refused(credentials, old.text), "its end is known in advance: no cache outlives it"
+
+
+async def test_a_key_in_its_grace_can_be_revoked_at_once(store: Store) -> None:
+    old = await store.credentials.create(PrincipalKind.ADMIN)
+    await store.credentials.rotate(old.id, grace_seconds=3600)
+    await store.credentials.revoke(old.id)
+    assert await refused(store.credentials, old.text)
+
+
+async def test_the_last_admin_key_is_not_revoked(store: Store) -> None:
+    first = await store.credentials.create(PrincipalKind.ADMIN)
+    with pytest.raises(Conflict, match="create another one first"):
+        await store.credentials.revoke(first.id)
+    second = await store.credentials.rotate(first.id, grace_seconds=60)
+    with pytest.raises(Conflict):  # the one in its grace will soon be gone
+        await store.credentials.revoke(second.key.id)
+    await store.credentials.create(PrincipalKind.ADMIN)
+    await store.credentials.revoke(second.key.id)
+
+
+async def test_keys_are_listed_page_by_page_without_their_texts(store: Store) -> None:
+    made = []
+    for kind in (PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.TRAINER, PrincipalKind.SESSION):
+        store.clock.now += 1
+        made.append((await store.credentials.create(kind, run_id=store.run.id)).id)
+    every = list(PrincipalKind)
+    seen, below = [], None
+    while page := await store.credentials.page(kinds=every, below=below, limit=2):
+        seen += [key.id for key in page]
+        below = (page[-1].created_at, page[-1].id)
+    assert seen[:4] == made[::-1]
+    await store.credentials.revoke(made[1])
+    (trainer,) = await store.credentials.page(kinds=[PrincipalKind.TRAINER])
+    assert (trainer.id, trainer.run_id) == (made[2], store.run.id)
+    assert made[1] not in {key.id for key in await store.credentials.page(kinds=every)}
+    assert made[1] in {key.id for key in await store.credentials.page(kinds=every, with_revoked=True)}
+
+
+async def test_it_is_known_when_a_key_was_last_used(store: Store) -> None:
+    key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
+
+    async def last_used() -> float | None:
+        await store.credentials.write_uses()
+        view = await store.credentials.find(key.id)
+        assert view is not None
+        return view.last_used_at
+
+    assert await last_used() is None
+    await store.credentials.authenticate(key.text)
+    first = store.clock.now
+    assert await last_used() == first
+    store.clock.now += 30
+    await store.credentials.authenticate(key.text)
+    assert await last_used() == first, "a busy key is written once a minute"
+    store.clock.now += 31
+    await store.credentials.authenticate(key.text)
+    assert await last_used() == store.clock.now
 
 
 async def test_a_run_lists_its_keys_without_those_of_sessions(store: Store) -> None:

@@ -21,6 +21,7 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.http import errors
 from proxy.overview import endpoints as overview_endpoints
+from proxy.overview import key_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.settings import load_settings
@@ -82,10 +83,11 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
     )
     app.state.overview = overview
     app.state.credentials = credentials
-    app.state.sign_in = SignIn(secret=SECRET, clock=clock)
+    app.state.sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)
     app.state.settings = SimpleNamespace(server=load_settings().server)
     errors.install(app)
     app.include_router(overview_endpoints.router)
+    app.include_router(key_endpoints.router)
     app.include_router(ledger_endpoints.router)
     app.include_router(admin_endpoints.router)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=ORIGIN)

@@ -1,0 +1,204 @@
+"""`base-rl keys …`: list, create, rotate and revoke API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, errors, finish, out, where
+
+keys_app = typer.Typer(no_args_is_help=True, help="API keys. A key's text is shown once, when it is made.")
+
+KeyArgument = Annotated[str, typer.Argument(help="The key's id, as `keys list` shows it.")]
+
+
+class Kind(StrEnum):
+    """Kinds of keys that are made by hand."""
+
+    ADMIN = "admin"
+    RUN = "run"
+    TRAINER = "trainer"
+
+
+class ListedKind(StrEnum):
+    """Kinds of keys that there are."""
+
+    ADMIN = "admin"
+    RUN = "run"
+    TRAINER = "trainer"
+    SESSION = "session"
+
+
+@keys_app.command("list")
+def keys_list(
+    kind: Annotated[ListedKind | None, typer.Option(help="Of this kind; default: all but sessions' keys.")] = None,
+    run: Annotated[str | None, typer.Option(help="Of this run.")] = None,
+    revoked: Annotated[bool, typer.Option("--revoked", help="Revoked ones as well.")] = False,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=200)] = 50,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """List keys, newest first, without their texts. `*` marks the key that asks."""
+    from proxy.cli.operations import Operations
+
+    given = {"kind": kind, "run": run, "revoked": "true" if revoked else None, "limit": limit}
+    wanted = {name: str(value) for name, value in given.items() if value is not None}
+
+    async def ask() -> tuple[list[dict[str, Any]], str, dict[str, str]]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            found = await operations.keys(wanted)
+            names = {one["id"]: one["name"] for one in await operations.runs()}
+            return found, (await operations.own_key())["id"], names
+
+    def show() -> int:
+        keys, own, runs = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(keys))
+        else:
+            out.print(_table(keys, own, runs, time.time()))
+        return 0
+
+    finish(show)
+
+
+@keys_app.command("create")
+def keys_create(
+    kind: Annotated[Kind, typer.Option(help="`admin`: everything. `run`: agents. `trainer`: the run's trainer.")],
+    run: Annotated[str | None, typer.Option(help="The run; not for an admin key.")] = None,
+    label: Annotated[str | None, typer.Option(help="What it is for, as `keys list` shows it.")] = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key and print its text, which cannot be had again."""
+    from proxy.cli.operations import Operations
+
+    body = {name: value for name, value in (("kind", kind), ("run", run), ("label", label)) if value is not None}
+
+    async def ask() -> dict[str, Any]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            return await operations.create_key(body)
+
+    def create() -> int:
+        _print_new(asyncio.run(ask()), as_json)
+        return 0
+
+    finish(create)
+
+
+@keys_app.command("rotate")
+def keys_rotate(
+    key: KeyArgument,
+    grace: Annotated[float, typer.Option(help="Seconds for which the old key works on.", min=0)] = 0.0,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace a key by a new one for the same purpose, and print the new one's text.
+
+    A key of the data directory's `keys.json` is replaced there too.
+    """
+    from proxy.cli.operations import Operations
+
+    async def ask() -> tuple[dict[str, Any], str | None]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            local = await _local_name(data_dir, operations.base_url, key) if url is None else None
+            return await operations.rotate_key(key, grace), local
+
+    def rotate() -> int:
+        from proxy.cli.local_keys import replace
+
+        made, local = asyncio.run(ask())
+        if local is not None:
+            replace(data_dir, local, made["key"])
+        _print_new(made, as_json)
+        if local is not None:
+            errors.print(f"{data_dir}/keys.json has the new {local.replace('_', ' ')}.", highlight=False)
+        if local == "trainer_key":
+            errors.print("Restart `base-rl up`: its trainer has the old key until then.", highlight=False)
+        return 0
+
+    finish(rotate)
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    key: KeyArgument, data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None
+) -> None:
+    """Revoke a key. Other proxies on the store refuse it within 5 seconds. The last admin key is never revoked."""
+    from proxy.cli.operations import Operations
+
+    async def ask() -> None:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            await operations.revoke_key(key)
+
+    def revoke() -> int:
+        asyncio.run(ask())
+        out.print(f"{key} is revoked", highlight=False, markup=False)
+        return 0
+
+    finish(revoke)
+
+
+async def _local_name(data_dir: Path, url: str, key_id: str) -> str | None:
+    """Which entry of `keys.json` this key is: its text is known only there, so each is asked for its id."""
+    from proxy.cli.local_keys import load
+    from proxy.cli.operations import Operations, ProxyUnreachable
+
+    keys = load(data_dir)
+    if keys is None:
+        return None
+    for name in ("admin_key", "run_key", "trainer_key"):
+        try:
+            async with Operations(url, getattr(keys, name)) as operations:
+                if (await operations.own_key())["id"] == key_id:
+                    return name
+        except ProxyUnreachable:  # this one was revoked; the others may still be what is looked for
+            continue
+    return None
+
+
+def _print_new(made: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        out.print_json(json.dumps(made))
+        return
+    out.print(made["key"], highlight=False, markup=False, soft_wrap=True)
+    errors.print(f"This is {made['id']}. Keep the key: it is not shown again.", highlight=False, markup=False)
+
+
+def _table(keys: list[dict[str, Any]], own: str, runs: dict[str, str], now: float) -> Table:
+    from proxy.admin.formatting import ago
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("key", no_wrap=True)
+    for heading in ("kind", "run", "label", "created", "last used", "state"):
+        table.add_column(heading)
+    for one in keys:
+        used = "" if one["last_used_at"] is None else ago(one["last_used_at"], now)
+        table.add_row(
+            one["id"] + (" *" if one["id"] == own else ""),
+            one["kind"],
+            runs.get(one["run_id"], one["run_id"]) if one["run_id"] else "",
+            one["label"] or "",
+            ago(one["created_at"], now),
+            used,
+            _state(one["revoked_at"], now),
+        )
+    return table
+
+
+def _state(revoked_at: float | None, now: float) -> str:
+    if revoked_at is None:
+        return "valid"
+    return f"ends in {revoked_at - now:.0f} s" if revoked_at > now else "revoked"
