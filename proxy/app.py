@@ -23,6 +23,7 @@ from proxy.database import migrate
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity
+from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import StoreUnavailable
@@ -203,6 +204,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
     """What needs the engine or the model: swaps, model calls, and the overview, which tells of both."""
     state = app.state
     state.engine = engine
+    faults = EngineFaults(clock)
     template = await asyncio.to_thread(ChatTemplate.load, state.run.base_model)
     state.swaps = SwapController(
         database=state.database,
@@ -225,6 +227,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         observer=state.metrics,
         limits=state.limits,
         activity=state.engine_activity,
+        faults=faults,
     )
     state.overview = OverviewService(
         database=state.database,
@@ -233,6 +236,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         swaps=state.swaps,
         data_dir=state.settings.server.data_dir,
         token_text=template.readable_token,
+        faults=faults,
     )
     stack.callback(state.overview.close)
     await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, state.overview.look_ahead))

@@ -16,6 +16,7 @@ BaseRlError
 │   ├── TokensLimited         429  likewise, tokens
 │   └── TrainerBehind         429  too many trajectories wait for the trainer: no session is opened
 ├── EngineFailed              502  the engine answered with an error
+│   └── InvalidEngineReply    502  the engine answered what cannot be true: nothing of it is trained
 ├── Unavailable               503  with Retry-After
 │   ├── EngineUnavailable     503  no engine takes traffic
 │   └── StoreUnavailable      503  the database is down or the disk is full
@@ -124,6 +125,16 @@ class EngineFailed(BaseRlError):
     status = 502
     type = "upstream_error"
     code = "engine_failed"
+
+
+class InvalidEngineReply(EngineFailed):
+    """`reason` is what is wrong with the reply, without saying whose it is."""
+
+    code = "invalid_engine_reply"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine sent an invalid reply: {reason}")
+        self.reason = reason
 
 
 class Unavailable(BaseRlError):

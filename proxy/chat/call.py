@@ -165,7 +165,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of the answers to a call, a turn of its own. `version` is the newest that produced one of its tokens;
     None without tokens. `reasoning_tokens` are those of `completion_tokens` that are thought. `stopped_by` is the
     client's stop string that ended it, `completed` when it did, in seconds since the epoch. `logprobs` is None where
-    they were not asked for."""
+    they were not asked for. `failure` says why the turn failed, for operators: no dialect writes it."""
 
     turn_id: TurnId
     text: str
@@ -178,6 +178,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stopped_by: str | None = None
     completed: int | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    failure: str | None = None
 
 
 UNRECORDED_HEADER = "x-base-rl-unrecorded"

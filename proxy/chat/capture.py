@@ -13,8 +13,8 @@ from proxy.chat.prompts import PlannedPrompt
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.policy import parse_weight_label
 from proxy.contract.turn import FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
-from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
-from proxy.errors import EngineFailed
+from proxy.engines.interface import EngineChunk, EngineFinish
+from proxy.errors import InvalidEngineReply
 from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.output import Event, OutputFormat
 from proxy.tokens.reasoning import Reasoning
@@ -22,11 +22,15 @@ from proxy.tokens.stop_strings import StopTrimmer
 from proxy.tokens.tool_calls import ToolCall
 
 _LOWEST_LOGPROB = -9999.0
-"""JSON has no infinities; OpenAI writes this for a token of no probability."""
+"""JSON has no infinities; OpenAI writes this for a token without probability."""
+
+
+_LONGEST_LABEL = 80
+"""Characters of an engine's label that an error message repeats."""
 
 
 class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that is ready to be generated: the one of number `choice` to its call.
+    """One answer that is ready to be generated: choice number `choice` of its call.
 
     `in_reasoning`: the prompt has begun a thought. `one_call`: the answer ends with its first tool call; `watched`
     says that no stop string does that, so that the generation is to be aborted then.
@@ -46,7 +50,7 @@ class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capture:
-    """Takes the engine's chunks in order, gives what the client is shown of them, and in the end the turn."""
+    """Collect the engine's chunks of one answer: deltas for the client as they come, the turn in the end."""
 
     def __init__(self, plan: CallPlan, decoder: TokenDecoder, output: OutputFormat) -> None:
         self.plan = plan
@@ -59,7 +63,7 @@ class Capture:
         )
         self._ids: list[int] = []
         self._logprobs: list[float] = []
-        self._spans: tuple[LabelSpan, ...] = ()
+        self._spans: tuple[VersionSpan, ...] = ()
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._unshown: list[TokenLogprob] = []
@@ -67,6 +71,8 @@ class Capture:
         self.calls: list[CallDelta] = []
         self.reasoning_tokens = 0
         self.finish: EngineFinish | None = None
+        self.failure: str | None = None
+        """Why there is no whole answer, and of which engine; for operators."""
         self.first_token_at: float | None = None
 
     @property
@@ -79,7 +85,7 @@ class Capture:
 
     @property
     def satisfied(self) -> bool:
-        """Whether nothing more of it will be shown, though the engine may still go on."""
+        """Whether the client has been shown everything it will be, though the engine may still generate."""
         return self.plan.one_call and bool(self.calls)
 
     @property
@@ -92,19 +98,24 @@ class Capture:
         return len(self._ids)
 
     def feed(self, chunk: EngineChunk, now: float) -> list[Delta]:
-        """Raises EngineFailed when ids and log-probabilities do not belong together."""
+        """Take a chunk and return what the client is shown of it.
+
+        Raises InvalidEngineReply when ids and log-probabilities do not belong together, and at the last chunk when
+        the tokens cannot be attributed to versions of this run. A failed chunk is neither recorded nor shown.
+        """
         if len(chunk.output_ids) != len(chunk.logprobs):
-            raise EngineFailed(f"{len(chunk.output_ids)} ids came with {len(chunk.logprobs)} log-probabilities")
+            raise InvalidEngineReply(f"{len(chunk.output_ids)} ids came with {len(chunk.logprobs)} log-probabilities")
+        spans = self._version_spans(chunk) if chunk.finish is not None else ()
         if chunk.output_ids and self.first_token_at is None:
             self.first_token_at = now
         self._ids += chunk.output_ids
         self._logprobs += chunk.logprobs
         if chunk.finish is not None:
-            self.finish, self._spans = chunk.finish, chunk.spans
+            self.finish, self._spans = chunk.finish, spans
         return self._read(chunk)
 
     def flush(self) -> list[Delta]:
-        """What was held back, once no more tokens come."""
+        """Return the text that was held back; called once no more tokens come."""
         text = self._trimmer.feed(self._detokenizer.finish()) + self._trimmer.finish()
         return self._shown([*self._parser.feed(text), *self._parser.finish()])
 
@@ -114,51 +125,56 @@ class Capture:
         return FinishReason.LENGTH
 
     def turn(self, state: TurnState, finished_at: float) -> Turn:
-        """The contract's turn. Raises EngineFailed when its tokens cannot be attributed to versions of this run."""
+        """The contract's turn."""
         plan, prompt = self.plan, self.plan.prompt.plan
-        spans = self._version_spans()
-        try:
-            return Turn(
-                id=plan.turn_id,
-                session_id=plan.session_id,
-                parent_id=prompt.parent_id,
-                prefix_tokens=prompt.prefix_tokens,
-                prompt_ids=prompt.new_ids,
-                output_ids=tuple(self._ids),
-                output_logprobs=tuple(self._logprobs),
-                spans=spans,
-                sampling=plan.sampling,
-                finish_reason=self.finish_reason(),
-                continuation=prompt.continuation,
-                state=state,
-                started_at=plan.started_at,
-                first_token_at=self.first_token_at,
-                finished_at=finished_at,
-            )
-        except ValueError as error:
-            raise EngineFailed(f"the engine's version spans do not fit its tokens: {error}") from error
+        return Turn(
+            id=plan.turn_id,
+            session_id=plan.session_id,
+            parent_id=prompt.parent_id,
+            prefix_tokens=prompt.prefix_tokens,
+            prompt_ids=prompt.new_ids,
+            output_ids=tuple(self._ids),
+            output_logprobs=tuple(self._logprobs),
+            spans=self._spans,
+            sampling=plan.sampling,
+            finish_reason=self.finish_reason(),
+            continuation=prompt.continuation,
+            state=state,
+            started_at=plan.started_at,
+            first_token_at=self.first_token_at,
+            finished_at=finished_at,
+        )
 
     def turn_without_tokens(self, state: TurnState, finished_at: float) -> Turn:
-        """For an answer that was cut before the engine said which versions produced it: an id without its version
-        cannot be recorded, so only that the call was made is."""
+        """The turn of an answer that was cut before the engine said which versions produced it.
+
+        An id without its version cannot be recorded: the turn says only that the call was made.
+        """
         bare = Capture(self.plan, self._decoder, self._output)
         bare.finish, bare.first_token_at = self.finish, self.first_token_at
         return bare.turn(state, finished_at)
 
-    def _version_spans(self) -> tuple[VersionSpan, ...]:
-        spans = []
-        for span in self._spans:
+    def _version_spans(self, last: EngineChunk) -> tuple[VersionSpan, ...]:
+        spans, position = [], 0
+        for span in last.spans:
             known = parse_weight_label(span.label)
             if known is None or known[0] != self.plan.run_id:
-                raise EngineFailed(
-                    f"the engine answered with weights labelled {span.label!r}, which are no version of this run: "
-                    "the turn cannot be attributed"
+                raise InvalidEngineReply(
+                    f"it comes from weights labelled {span.label[:_LONGEST_LABEL]!r}, which are no version of this "
+                    "run: the turn cannot be attributed"
                 )
+            if span.start != position or span.end <= span.start:
+                raise InvalidEngineReply(f"its version spans do not follow each other at token {position}")
             spans.append(VersionSpan(version=known[1], start=span.start, end=span.end))
+            position = span.end
+        if position != self.token_count + len(last.output_ids):
+            raise InvalidEngineReply(
+                f"its version spans cover {position} of {self.token_count + len(last.output_ids)} tokens"
+            )
         return tuple(spans)
 
     def _read(self, chunk: EngineChunk) -> list[Delta]:
-        """What is shown of a chunk. Token by token as long as it matters which of them belong to thoughts."""
+        """Turn a chunk into deltas: token by token for as long as each must be told apart as thought or answer."""
         ids, logprobs = chunk.output_ids, self._noted(chunk)
         deltas: list[Delta] = []
         read = 0
@@ -175,13 +191,15 @@ class Capture:
         return [*deltas, *self._shown(self._parser.feed(text))]
 
     def _noted(self, chunk: EngineChunk) -> list[list[TokenLogprob]]:
-        """Per token its log-probability; none of hidden ones, nothing at all where they were not asked for."""
+        """The log-probabilities to show for each token; empty for hidden tokens, and where none were asked for."""
         if not self.plan.call.logprobs:
             return []
         asked = self.plan.call.top_logprobs
         ranked = chunk.top_logprobs if asked else ((),) * len(chunk.output_ids)
         if len(ranked) != len(chunk.output_ids):
-            raise EngineFailed(f"{len(chunk.output_ids)} ids came with {len(ranked)} lists of top log-probabilities")
+            raise InvalidEngineReply(
+                f"{len(chunk.output_ids)} ids came with {len(ranked)} lists of top log-probabilities"
+            )
         noted: list[list[TokenLogprob]] = []
         for token, logprob, top in zip(chunk.output_ids, chunk.logprobs, ranked, strict=True):
             if self._decoder.is_hidden(token):

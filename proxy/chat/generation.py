@@ -1,5 +1,8 @@
-"""One model call on its way: generated, recorded, answered, on a task of its own, so that a client that leaves
-neither tears a commit nor takes a repeated request's answer along."""
+"""One model call on its way: generated, recorded, answered.
+
+Each call has a task of its own: a client that leaves must neither interrupt a commit nor take away the answer of a
+repeated request.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,32 @@ from proxy.chat.capture import Capture
 from proxy.chat.constraints import place_of
 from proxy.clock import Clock
 from proxy.contract.turn import TurnState
+from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest
-from proxy.errors import BaseRlError, EngineFailed, EngineUnavailable, Unavailable, UnsupportedParameter
+from proxy.errors import (
+    BaseRlError,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidEngineReply,
+    Unavailable,
+    UnsupportedParameter,
+)
 from proxy.log import logger
 
 ABORT_SECONDS = 5.0
 """How long an engine may take to end a generation that was aborted and say which versions produced it."""
 
 Record = Callable[[Sequence[tuple[Capture, TurnState]]], Awaitable[Answer]]
-"""Commits the turns, one for every choice, and gives the answer as it was recorded."""
+"""Commit the turns, one for every choice, and return the answer as it was recorded."""
 
 _LOG = logger(__name__)
 
 
 class Generation:
-    """All choices of one call. `wait` gives the recorded answer; `deltas` what is shown meanwhile, for one reader.
+    """All choices of one call. `wait` returns the recorded answer; `deltas` what is shown meanwhile, to one reader.
 
-    Everybody who waits holds it by `hold` and lets go by `release`; when the last one lets go of an unfinished
-    generation, it is aborted and kept as truncated.
+    Every request that waits for it calls `hold` and, in the end, `release`; when the last one releases an unfinished
+    generation, it is aborted and recorded as truncated.
     """
 
     def __init__(
@@ -43,6 +54,8 @@ class Generation:
         slots: asyncio.Semaphore,
         clock: Clock,
         record: Record,
+        faults: EngineFaults,
+        vocabulary_size: int,
         engine_lost: Callable[[], None],
         ended: Callable[[Generation], None],
     ) -> None:
@@ -54,6 +67,8 @@ class Generation:
         self._slots = slots
         self._clock = clock
         self._record = record
+        self._faults = faults
+        self._vocabulary_size = vocabulary_size
         self._engine_lost = engine_lost
         self._holders = 0
         self._started: set[str] = set()
@@ -70,14 +85,14 @@ class Generation:
 
     @property
     def answer(self) -> Answer | None:
-        """The recorded answer of a generation that ended well; None before and otherwise."""
+        """The recorded answer; None before the end, and for a generation that failed."""
         if not self.done or self._task.cancelled() or self._task.exception() is not None:
             return None
         return self._task.result()
 
     @property
     def tokens_used(self) -> int:
-        """Of prompts and answers, so far; none before the first token of an answer."""
+        """Tokens of prompts and answers so far; none before the first token of an answer."""
         generated = sum(capture.token_count for capture in self._captures)
         return self.head.prompt_tokens + generated if generated else 0
 
@@ -90,7 +105,7 @@ class Generation:
             self.abandon()
 
     def abandon(self) -> None:
-        """Ends it with what it has."""
+        """Abort the generation and keep the tokens produced so far."""
         if self.abandoned or self.done:
             return
         self.abandoned = True
@@ -102,7 +117,7 @@ class Generation:
             self._aborting = asyncio.create_task(self._abort())
 
     async def wait(self) -> Answer:
-        """The recorded answer. Raises what became of the call; cancelling the waiter leaves it running."""
+        """Return the recorded answer, or raise the call's error. Cancelling the waiter does not stop it."""
         return await asyncio.shield(self._task)
 
     async def ended_within(self, patience: float) -> bool:
@@ -125,7 +140,7 @@ class Generation:
         return self.done
 
     async def deltas(self, patience: float) -> list[Delta] | None:
-        """What came since the last look; empty when nothing did for `patience` seconds, None at the end."""
+        """Return what came since the last call: empty if nothing did for `patience` seconds, None at the end."""
         if not self._deltas and not self._news.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
@@ -156,14 +171,28 @@ class Generation:
         except BaseRlError as error:
             if isinstance(error, EngineUnavailable):
                 self._engine_lost()
-            begun = [(capture, TurnState.FAILED) for capture in self._captures if capture.token_count]
-            if begun:
-                _LOG.warning("generation failed midway", turn=self.head.turn_id, error=error.message)
-                await self._record(begun)
+            if isinstance(error, InvalidEngineReply):
+                self._faults.note(self._engine.name, error.reason)
+            await self._record_failure(error)
             raise
 
+    async def _record_failure(self, error: BaseRlError) -> None:
+        """Keep what was generated before the error; and of an invalid reply, that the call was made."""
+        is_invalid = isinstance(error, InvalidEngineReply)
+        begun = [
+            capture
+            for capture in self._captures
+            if capture.token_count or (is_invalid and capture.plan.turn_id in self._started)
+        ]
+        if not begun:
+            return
+        _LOG.warning("generation failed", turn=self.head.turn_id, engine=self._engine.name, error=error.message)
+        for capture in begun:
+            capture.failure = f"{error.message} (engine {self._engine.name})"
+        await self._record([(capture, TurnState.FAILED) for capture in begun])
+
     async def _generate_all(self) -> list[TurnState]:
-        """All choices at once; when one fails, the others end and its error is raised."""
+        """Generate all choices at once. When one fails, cancel the others and raise its error."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._generate(capture)) for capture in self._captures]
@@ -181,6 +210,7 @@ class Generation:
             sampling=plan.sampling,
             stream=plan.call.stream or plan.watched,
             top_logprobs=plan.call.top_logprobs,
+            vocabulary_size=self._vocabulary_size,
         )
         limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
@@ -231,7 +261,7 @@ def _wake(waiter: asyncio.Future[None], *_: object) -> None:
 
 
 def _end(task: asyncio.Task[Answer], ended: Callable[[], None]) -> None:
-    """Looks at a failure, which is no news to the event loop when nobody waits for it any more."""
+    """Retrieve the task's exception, or asyncio logs it as never retrieved when nobody waits for the answer."""
     if not task.cancelled():
         task.exception()
     ended()

@@ -1,4 +1,4 @@
-"""Turns into the store, one for every choice of a call, and the answer as it was recorded."""
+"""Write the turns of a call into the store, one for every choice, and make its answer from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.chat.redacting import TurnRedactor
 from proxy.clock import Clock
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import Turn, TurnState
-from proxy.errors import Conflict, EngineFailed, StoreUnavailable
+from proxy.errors import Conflict, StoreUnavailable
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
 from proxy.tokens.canonical import extend_hash
@@ -25,7 +25,7 @@ from proxy.trajectories.service import TrajectoryStore, TurnRecord
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What recording the turns of a call needs to know beside their plans."""
+    """Facts about a call that its turns are recorded with, beside their plans."""
 
     dialect: Dialect
     served: ServedModel
@@ -33,11 +33,11 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str | None
     users: tuple[bytes, ...] = ()
     unrecorded: str | None = None
-    """Why nothing of the call is recorded, where that was decided before it began."""
+    """The reason to record nothing of the call, if that was decided before it began."""
 
 
 class TurnRecorder:
-    """Records what was generated."""
+    """Commits the turns of a call before its answer may leave."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TurnRecorder:
         *,
         serves_unrecorded: bool = False,
     ) -> None:
-        """`serves_unrecorded`: an answer is given also where the store cannot take it."""
+        """`serves_unrecorded`: answer also when the store cannot record the turns."""
         self._serves_unrecorded = serves_unrecorded
         self._redactor = redactor
         self._trajectories = trajectories
@@ -60,27 +60,18 @@ class TurnRecorder:
         self._observer = observer
 
     async def record(self, context: CallContext, ended: Sequence[tuple[Capture, TurnState]]) -> Answer:
-        """Commits the turns, all or none. Raises EngineFailed, the turn recorded as failed, when its tokens are
-        nobody's."""
+        """Commit the turns, all or none, and return the answer as it was recorded."""
         now = self._clock()
-        turns, failure = [], None
-        for capture, state in ended:
-            try:
-                turns.append(_turn(capture, state, now))
-            except EngineFailed as error:
-                turns.append(capture.turn_without_tokens(TurnState.FAILED, now))
-                failure = failure or error
+        turns = [_turn(capture, state, now) for capture, state in ended]
         captures = [capture for capture, _ in ended]
         choices = [_choice(capture, turn) for capture, turn in zip(captures, turns, strict=True)]
         answers = [_answer(context, [capture], [choice]) for capture, choice in zip(captures, choices, strict=True)]
         unrecorded = await self._committed(context, captures, turns, answers)
-        if failure is not None:
-            raise failure
         answer = answers[0] if len(answers) == 1 else _answer(context, captures, choices)
         return answer if unrecorded is None else msgspec.structs.replace(answer, unrecorded=unrecorded)
 
     async def recorded(self, session_id: SessionId, idempotency_key: str) -> Answer | None:
-        """The answer that was given under this key, with all its choices; None where there was none."""
+        """Find the answer that was given under this key, with all its choices."""
         first = await self._trajectories.answered(session_id, idempotency_key)
         if first is None:
             return None
@@ -94,7 +85,7 @@ class TurnRecorder:
     async def _committed(
         self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], answers: Sequence[Answer]
     ) -> str | None:
-        """Why the turns could not be recorded, where they are answered all the same; None once they are."""
+        """Commit the turns. Return None, or the reason why an answer is given although they are not recorded."""
         unrecorded = context.unrecorded
         if unrecorded is None:
             try:
@@ -145,7 +136,7 @@ class TurnRecorder:
                 )
 
     def _ending(self, capture: Capture, turn: Turn) -> bytes:
-        """By which a call that goes on from this turn is recognised."""
+        """The conversation hash by which a call that continues this turn is recognised."""
         prompt = capture.plan.prompt
         if not turn.output_ids:
             return prompt.request_hash
@@ -157,7 +148,7 @@ class TurnRecorder:
 
 
 def stream_head(plans: Sequence[CallPlan], unrecorded: str | None = None) -> StreamHead:
-    """What is known of the answer that these plans lead to."""
+    """The part of the answer that is known before anything is generated."""
     first = plans[0]
     if len(plans) == 1:
         prompts: Iterable[PromptPlan] = (first.prompt.plan,)
@@ -201,13 +192,13 @@ def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, a
 
 
 def _settled(capture: Capture, turn: Turn) -> bytes | None:
-    """By which it is recognised without a message that floated behind the others."""
+    """The hash of the conversation without its last message, where that may be missing from the next request."""
     settled = capture.plan.prompt.settled_hash
     return extend_hash(settled, _reply(capture)) if settled is not None and turn.output_ids else None
 
 
 def _reply(capture: Capture) -> dict[str, Any]:
-    """The answer as the message that clients send back: with what it was to begin with."""
+    """The answer as the message that clients send back, its prefill included."""
     calls = [{"function": {"name": made.call.name, "arguments": made.call.arguments}} for made in capture.calls]
     return {"role": "assistant", "content": capture.plan.call.prefill + capture.text, "tool_calls": calls}
 
@@ -225,6 +216,7 @@ def _choice(capture: Capture, turn: Turn) -> Choice:
         stopped_by=capture.stopped_by,
         completed=int(turn.finished_at),
         logprobs=tuple(capture.token_logprobs) if capture.plan.call.logprobs else None,
+        failure=capture.failure,
     )
 
 

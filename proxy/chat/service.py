@@ -39,6 +39,7 @@ from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
 from proxy.clock import Clock
 from proxy.credentials.service import Principal
 from proxy.engines.activity import EngineActivity, EngineSlots
+from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine
 from proxy.errors import RateLimited, StoreUnavailable
 from proxy.limits.service import RunLimits
@@ -77,8 +78,9 @@ class ChatService:
         observer: TurnObserver | None = None,
         limits: RunLimits | None = None,
         activity: EngineActivity | None = None,
+        faults: EngineFaults | None = None,
     ) -> None:
-        """Without `limits` none are kept. `activity` hears of every generation."""
+        """Without `limits` none are kept. `activity` hears of every generation, `faults` of every invalid reply."""
         self._serves_unrecorded = settings.database.when_unavailable == "serve"
         self.models = ModelCatalog(runs, swaps, clock, outlives_store=self._serves_unrecorded)
         self._swaps = swaps
@@ -88,6 +90,7 @@ class ChatService:
         self._trajectories = trajectories
         self._engine = engine
         self._clock = clock
+        self._faults = faults or EngineFaults(clock)
         self._slots = EngineSlots(settings.engine.max_concurrency, activity or EngineActivity())
         self.remembered: Remembered[Any] = Remembered()
         self._recent = RecentAnswers(clock)
@@ -305,6 +308,8 @@ class ChatService:
             slots=self._slots,
             clock=self._clock,
             record=partial(self._recorder.record, context),
+            faults=self._faults,
+            vocabulary_size=self._template.model_vocabulary_size,
             engine_lost=self._swaps.doubt,
             ended=partial(self._ended, run),
         )

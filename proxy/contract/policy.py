@@ -60,6 +60,10 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[WeightsFormat, ...] | None = None
 
 
+_VERSION_DIGITS = 9
+"""Versions are stored as 32-bit integers; labels come from engines, which may say anything."""
+
+
 def weight_label(run_id: RunId, version: int) -> str:
     """The name under which an engine holds a version: unique across runs and stores."""
     return f"{run_id}@{version}"
@@ -68,6 +72,7 @@ def weight_label(run_id: RunId, version: int) -> str:
 def parse_weight_label(label: str) -> tuple[RunId, int] | None:
     """The run and version behind an engine's label; None for a label that base-rl did not give."""
     run_id, separator, version = label.rpartition("@")
-    if not separator or not version.isdigit():
+    is_number = version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS
+    if not separator or not is_number:
         return None
     return RunId(run_id), int(version)

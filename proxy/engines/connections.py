@@ -18,13 +18,16 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import httptools
 import httpx
 
-from proxy.errors import BaseRlError, EngineTimeout, EngineUnavailable
+from proxy.errors import BaseRlError, EngineTimeout, EngineUnavailable, InvalidEngineReply
 
 KEEPALIVE_SECONDS = 4.0
 """Less than uvicorn's five, so that few connections are found closed when they are used again."""
 
 _RUN_OUT_SECONDS = 1.0
 """For the end of a body of which nothing is wanted any more."""
+
+LARGEST_BODY = 16 << 20
+"""Bytes of an answer to anything but a generation: what SGLang says of itself has some 20 KB."""
 
 _UNREAD_BYTES = 1 << 20
 """Of a body that nobody took yet; the connection then waits for its reader."""
@@ -137,11 +140,14 @@ class Reply:
         self.status = connection.status
         self.runs_out = False
 
-    async def read(self) -> bytes:
-        """The whole body."""
-        parts = []
+    async def read(self, limit: int = LARGEST_BODY) -> bytes:
+        """The whole body. Raises like `part`, and InvalidEngineReply for one of more than `limit` bytes."""
+        parts, size = [], 0
         while part := await self.part():
             parts.append(part)
+            size += len(part)
+            if size > limit:
+                raise InvalidEngineReply(f"it has more than {limit} bytes")
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def part(self) -> bytes:

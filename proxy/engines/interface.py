@@ -31,13 +31,15 @@ class PauseMode(StrEnum):
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `stream` False gives one chunk at the end, which is cheaper. `top_logprobs` is how many of the
-    most probable tokens are told with each one that is generated."""
+    most probable tokens are reported with each one that is generated. `vocabulary_size` is the model's, padding
+    included: an engine that answers an id beyond it is wrong; None where it is not known."""
 
     request_id: str
     input_ids: TokenIds
     sampling: SamplingParameters
     stream: bool = False
     top_logprobs: int = 0
+    vocabulary_size: int | None = None
 
 
 class LabelSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +79,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Engine(Protocol):
     """An inference server. Methods raise EngineUnavailable (down), EngineFailed (it refused), EngineTimeout."""
+
+    @property
+    def name(self) -> str:
+        """What operators know it by: its address, without a password."""
+        ...
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
         """Streams chunks; closing the iterator early aborts the generation in the engine."""

@@ -1,4 +1,7 @@
-"""Reads what `/generate` answers: chunks of new tokens, or the error that the engine gave."""
+"""Read the replies of `/generate`: chunks of new tokens, or the error that the engine gave.
+
+Everything that an engine says is checked here, before anything else in the proxy sees it.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,23 @@ from typing import Any
 
 import msgspec
 
+from proxy.engines.bounds import HIGHEST_LOGPROB, ReplyBounds, checked_logprobs
 from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
 from proxy.errors import (
     BaseRlError,
     ContextLengthExceeded,
     EngineFailed,
     EngineUnavailable,
+    InvalidEngineReply,
     InvalidRequest,
     UnsupportedParameter,
 )
 
 IMPOSSIBLE = -1e30
+_NAMED_SPANS = 4
+"""An error message names no more of them: an engine may send any number."""
 CONSTRAINT_WORDS = ("Failed to compile", "Grammar preprocessing", "Grammar-based generation", "the constraint")
+_MESSAGE_CHARACTERS = 2000
 CONTEXT_WORDS = ("context length", "longer than the model")
 
 
@@ -39,6 +47,7 @@ class _Span(msgspec.Struct, frozen=True):
 class _Meta(msgspec.Struct, frozen=True):
     completion_tokens: int
     weight_version: str
+    prompt_tokens: int | None = None
     finish_reason: _FinishReason | None = None
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
     output_top_logprobs: list[list[tuple[float, int, Any]] | None] | None = None
@@ -46,7 +55,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """One answer of `/generate`, or one chunk of it."""
+    """A whole answer of `/generate`, or one chunk of a streamed one."""
 
     output_ids: list[int] = []
     meta_info: _Meta | None = None
@@ -55,54 +64,66 @@ class Reply(msgspec.Struct, frozen=True):
 
 _DECODER = msgspec.json.Decoder(Reply)
 
+_UNBOUNDED = ReplyBounds()
+
 
 class ReplyParser:
-    """Turns the replies of one request into chunks of new tokens.
+    """Check the replies to one request against its bounds and turn them into chunks of new tokens.
 
     Engines stream increments or, without SGLang's `--incremental-streaming-output`, everything so far at every step.
-    Which one a reply is shows by its length: `completion_tokens` always counts the whole request.
+    The length of a reply says which one it is: `completion_tokens` always counts the whole request.
     """
 
-    def __init__(self) -> None:
-        self._seen = 0
+    def __init__(self, bounds: ReplyBounds = _UNBOUNDED) -> None:
+        self._bounds = bounds
+        self._ids: list[int] = []
         self.finished = False
 
     def parse(self, data: bytes | str) -> EngineChunk:
-        """Raises EngineFailed for a reply that is no reply, or whose ids and log-probabilities do not match."""
+        """Raise InvalidEngineReply for what no honest engine answers, and the error that the engine sent."""
         try:
             reply = _DECODER.decode(data)
-        except msgspec.DecodeError as error:
-            raise EngineFailed(f"the engine's answer cannot be read: {error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidEngineReply(f"it cannot be read: {error}") from error
         if reply.error is not None:
             code = reply.error.get("code") if isinstance(reply.error, dict) else None
             raise refusal_of(code if isinstance(code, int) else 500, message_of(msgspec.json.encode(reply.error)))
         meta = reply.meta_info
         if meta is None:
-            raise EngineFailed("the engine's answer has no meta_info")
+            raise InvalidEngineReply("it has no meta_info")
         # Before its tokens: SGLang sends one along with a refusal in mid-stream, and nothing that belongs to it.
         finish = _finish_of(meta.finish_reason)
-        ids = self._new(reply.output_ids, meta.completion_tokens, "output ids")
-        scored = self._new(meta.output_token_logprobs, meta.completion_tokens, "log-probabilities")
-        if [each[1] for each in scored] != ids:
-            raise EngineFailed("the engine's log-probabilities belong to other tokens than its output ids")
-        logprobs = tuple([each[0] for each in scored if each[0] is not None])
-        if len(logprobs) != len(ids):
-            raise EngineFailed("the engine left out log-probabilities")
-        top = self._top(meta)
-        self._seen = meta.completion_tokens
+        chunk = self._chunk(reply, meta, finish)
+        self._ids += chunk.output_ids
         self.finished = finish is not None
+        return chunk
+
+    def _chunk(self, reply: Reply, meta: _Meta, finish: EngineFinish | None) -> EngineChunk:
+        total, seen = meta.completion_tokens, len(self._ids)
+        if self.finished:
+            raise InvalidEngineReply("it goes on after its end")
+        if total < seen:
+            raise InvalidEngineReply(f"it counts {total} tokens after {seen} of them came")
+        self._bounds.check_counts(total, meta.prompt_tokens)
+        ids = self._new(reply.output_ids, total, "output ids")
+        if seen and len(reply.output_ids) == total > len(ids) and reply.output_ids[:seen] != self._ids:
+            raise InvalidEngineReply("tokens that it had sent before are others now")
+        self._bounds.check_ids(ids)
+        scored = self._new(meta.output_token_logprobs, total, "log-probabilities")
+        if [each[1] for each in scored] != ids:
+            raise InvalidEngineReply("its log-probabilities belong to other tokens than its output ids")
         return EngineChunk(
             output_ids=tuple(ids),
-            logprobs=logprobs,
-            top_logprobs=top,
+            logprobs=checked_logprobs([each[0] for each in scored]),
+            top_logprobs=self._top(meta),
             finish=finish,
             spans=() if finish is None else _spans_of(meta),
         )
 
     def parse_all(self, events: Sequence[bytes]) -> Iterator[EngineChunk]:
-        """What came together as one chunk, so that a reader that is behind catches up; nothing where it says nothing.
+        """Join the events that came together into one chunk, so that a reader that is behind catches up.
 
-        Raises like `parse`, after giving what came before.
+        Yields nothing for events without tokens. Raises like `parse`, after giving the chunks before the wrong one.
         """
         chunks: list[EngineChunk] = []
         try:
@@ -118,22 +139,26 @@ class ReplyParser:
             yield _joined(chunks)
 
     def _top(self, meta: _Meta) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """Without tokens that a grammar's mask keeps out, which SGLang tells of with the lowest number there is."""
+        """The alternatives to each new token, without those that a grammar's mask keeps out: SGLang reports them with
+        the lowest number there is."""
         if not meta.output_top_logprobs:
             return ()
         new = self._new(meta.output_top_logprobs, meta.completion_tokens, "lists of top log-probabilities")
+        self._bounds.check_ids([token for ranked in new for _, token, _ in ranked or ()])
+        if any(not logprob <= HIGHEST_LOGPROB for ranked in new for logprob, _, _ in ranked or ()):
+            raise InvalidEngineReply("a top log-probability is above 0")
         return tuple(
             tuple((token, logprob) for logprob, token, _ in ranked or () if logprob > IMPOSSIBLE) for ranked in new
         )
 
     def _new(self, items: list[Any], total: int, what: str) -> list[Any]:
-        if len(items) == total - self._seen:
+        """The items of the tokens since the last chunk, from a list of these alone or of all so far."""
+        seen = len(self._ids)
+        if len(items) == total - seen:
             return items
         if len(items) == total:
-            return items[self._seen :]
-        raise EngineFailed(
-            f"the engine sent {len(items)} {what}, having sent {self._seen} of the {total} tokens that it reports"
-        )
+            return items[seen:]
+        raise InvalidEngineReply(f"it has {len(items)} {what}, where {seen} of {total} tokens came before")
 
 
 def _joined(chunks: list[EngineChunk]) -> EngineChunk:
@@ -149,7 +174,7 @@ def _joined(chunks: list[EngineChunk]) -> EngineChunk:
 
 
 def refusal_of(status: int, message: str) -> BaseRlError:
-    """What an error answer to a generation means."""
+    """Translate the engine's error answer to a generation into an error of ours."""
     if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
         if any(words in message for words in CONTEXT_WORDS):
             return ContextLengthExceeded(message)
@@ -159,16 +184,21 @@ def refusal_of(status: int, message: str) -> BaseRlError:
 
 
 def failure_of(status: int, message: str) -> BaseRlError:
+    """Translate the engine's answer to a control call into an error of ours."""
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return EngineUnavailable(f"the engine takes no requests: {message}")
     return EngineFailed(f"the engine answered {status}: {message}")
 
 
 def message_of(content: bytes) -> str:
-    """The message in an error body: SGLang has several shapes, and plain text."""
+    """The message in an error body: SGLang has several shapes, and plain text. Long ones are cut."""
+    return _message_in(content)[:_MESSAGE_CHARACTERS]
+
+
+def _message_in(content: bytes) -> str:
     try:
         body = msgspec.json.decode(content)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return content.decode(errors="replace").strip()
     for _ in range(2):
         if isinstance(body, dict):
@@ -184,11 +214,11 @@ def _finish_of(reason: _FinishReason | None) -> EngineFinish | None:
     try:
         return EngineFinish(reason.type)
     except ValueError as error:
-        raise EngineFailed(f"the engine ended with {reason.type!r}") from error
+        raise InvalidEngineReply(f"it ended with {reason.type!r}") from error
 
 
 def _spans_of(meta: _Meta) -> tuple[LabelSpan, ...]:
-    """Which weights produced which tokens. Raises EngineFailed unless the spans cover all of them in order."""
+    """The weights that produced each token. Raises InvalidEngineReply unless the spans cover all tokens in order."""
     count = meta.completion_tokens
     spans = meta.weight_versions
     if spans is None:
@@ -196,5 +226,6 @@ def _spans_of(meta: _Meta) -> tuple[LabelSpan, ...]:
     spans = [span for span in spans if span.end > span.start]
     edges = [0, *(edge for span in spans for edge in (span.start, span.end)), count]
     if edges[::2] != edges[1::2]:
-        raise EngineFailed(f"the engine's weight versions do not cover its {count} tokens: {meta.weight_versions}")
+        named = [(span.version, span.start, span.end) for span in spans[:_NAMED_SPANS]]
+        raise InvalidEngineReply(f"its weight versions do not cover its {count} tokens: {named}")
     return tuple(LabelSpan(label=span.version, start=span.start, end=span.end) for span in spans)

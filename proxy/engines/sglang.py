@@ -8,11 +8,13 @@ import uuid
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from proxy.contract.turn import SamplingParameters
-from proxy.engines.connections import Connections
+from proxy.engines.bounds import ReplyBounds
+from proxy.engines.connections import LARGEST_BODY, Connections
 from proxy.engines.grammars import ENFORCED, constraint_for
 from proxy.engines.interface import (
     EngineChunk,
@@ -26,6 +28,7 @@ from proxy.errors import (
     EngineFailed,
     EngineTimeout,
     EngineUnavailable,
+    InvalidEngineReply,
     InvalidRequest,
 )
 from proxy.settings import ConfigurationError, EngineSettings
@@ -69,6 +72,7 @@ class SglangEngine:
             )
         except ValueError as error:
             raise ConfigurationError(f"engine.url: {error}") from error
+        self._name = _public_address(address)
         # Of its own, so that a weight update never waits for generations to end.
         self._control_calls = Connections(
             address, limit=CONTROL_CALLS, connect_seconds=connect, silence_seconds=CONTROL_SECONDS
@@ -81,23 +85,28 @@ class SglangEngine:
         self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
 
+    @property
+    def name(self) -> str:
+        return self._name
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
         """Streams chunks; closing the iterator early aborts the generation in the engine.
 
         Raises InvalidRequest for what the engine refuses, UnsupportedParameter for a constraint that it does not
         enforce, EngineUnavailable when it is down or dies meanwhile, EngineTimeout after a silence of the read
-        timeout, EngineFailed for everything else.
+        timeout, InvalidEngineReply for an answer that cannot be true, EngineFailed for everything else.
         """
         if request.sampling.constraint is not None and self._grammar_backend is None:
             await self._look_at_server()
-        parser = ReplyParser()
+        bounds = _bounds_of(request)
+        parser = ReplyParser(bounds)
         over = False
         try:
             with await self._calls.request("POST", "/generate", self._body(request)) as reply:
                 if reply.status != HTTPStatus.OK:
                     raise refusal_of(reply.status, message_of(await reply.read()))
                 if request.stream:
-                    events = EventLines()
+                    events = EventLines(bounds.max_bytes)
                     while not events.over and (part := await reply.part()):
                         for chunk in parser.parse_all(events.feed(part)):
                             # Before the yield: a reader that stops at the last chunk leaves nothing to abort.
@@ -105,7 +114,7 @@ class SglangEngine:
                             yield chunk
                     reply.runs_out = events.over
                 else:
-                    chunk = parser.parse(await reply.read())
+                    chunk = parser.parse(await reply.read(bounds.max_bytes))
                     over = parser.finished
                     yield chunk
             if not parser.finished:
@@ -216,8 +225,8 @@ class SglangEngine:
             raise failure_of(reply.status, message_of(content))
         try:
             return msgspec.json.decode(content, type=kind)
-        except msgspec.DecodeError as error:
-            raise EngineFailed(f"the engine's {path} cannot be read: {error}") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidEngineReply(f"its {path} cannot be read: {error}") from error
 
     async def healthy(self) -> bool:
         try:
@@ -243,16 +252,24 @@ class SglangEngine:
 
 
 class EventLines:
-    """Cuts the data out of a stream of server-sent events, in whatever parts it comes. `over` after its last one."""
+    """Cut the data out of a stream of server-sent events, in whatever parts it comes. `over` after its last one.
 
-    def __init__(self) -> None:
+    A line of more than `limit` bytes raises InvalidEngineReply: without its end it would fill the memory.
+    """
+
+    def __init__(self, limit: int = LARGEST_BODY) -> None:
+        self._limit = limit
         self._line: list[bytes] = []
+        self._size = 0
         self.over = False
 
     def feed(self, part: bytes) -> list[bytes]:
-        """What events the part completes."""
+        """The data of the events that this part completes."""
         first, *further = part.split(b"\n")
         self._line.append(first)
+        self._size = self._size + len(first) if not further else len(further[-1])
+        if self._size > self._limit:
+            raise InvalidEngineReply(f"an event has more than {self._limit} bytes")
         if not further:
             return []
         lines = [b"".join(self._line), *further]
@@ -262,6 +279,23 @@ class EventLines:
             self.over = True
             return events[: events.index(DONE)]
         return events
+
+
+def _bounds_of(request: GenerateRequest) -> ReplyBounds:
+    bounds = ReplyBounds(
+        max_new_tokens=request.sampling.max_new_tokens,
+        prompt_tokens=len(request.input_ids),
+        per_token=1 + request.top_logprobs,
+    )
+    if request.vocabulary_size is None:
+        return bounds
+    return msgspec.structs.replace(bounds, vocabulary_size=request.vocabulary_size)
+
+
+def _public_address(url: str) -> str:
+    """The address without its user and password."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 def _engine_id(request_id: str) -> str:

@@ -111,6 +111,7 @@ def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> Turn
         request=row.request,
         tokens=tokens,
         masked=tuple((start, end) for start, end in row.masked or ()),
+        failure=_failure_of(row.response),
     )
 
 
@@ -125,6 +126,13 @@ def answer_of(response: Mapping[str, Any]) -> dict[str, Any] | None:
     match response:
         case {"choices": [{"text": str()} as choice, *_]}:
             return _answer_message(choice)
+    return None
+
+
+def _failure_of(response: Mapping[str, Any]) -> str | None:
+    match response:
+        case {"choices": [{"failure": str() as failure}, *_]}:
+            return failure
     return None
 
 

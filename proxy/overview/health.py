@@ -9,6 +9,7 @@ from typing import Protocol
 
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
+from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreUnavailable
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.views import Health, RunHealth
@@ -28,12 +29,19 @@ class HealthCheck:
     """`swaps` None: nobody watches an engine here. `data_dir` None: nobody said which disk counts."""
 
     def __init__(
-        self, *, database: Database, clock: Clock, swaps: ServingStatus | None, data_dir: Path | None
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        swaps: ServingStatus | None,
+        data_dir: Path | None,
+        faults: EngineFaults | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._swaps = swaps
         self._data_dir = data_dir
+        self._faults = faults
 
     async def check(self) -> Health:
         """Never raises: what does not work is in the answer."""
@@ -50,6 +58,7 @@ class HealthCheck:
         engine_ready = self._swaps.engine_ready if self._swaps is not None else None
         if engine_ready is False:
             problems.append("the engine does not take calls: it is down, or does not hold a version of the run yet")
+        problems.extend(_fault_problem(fault) for fault in (self._faults.recent() if self._faults else ()))
         disk = _disk(self._data_dir)
         if disk is not None and disk[1] < _LOW_DISK_BYTES:
             problems.append(f"only {disk[1] / 2**20:.0f} MiB are free on the disk of {self._data_dir}")
@@ -103,6 +112,11 @@ class HealthCheck:
             trainer_seen_at=seen_at,
             paused_because=await repository.pause_reason(run.id) if run.state == "paused" else None,
         )
+
+
+def _fault_problem(fault: EngineFault) -> str:
+    times = "an invalid reply" if fault.count == 1 else f"{fault.count} invalid replies"
+    return f"the engine {fault.engine} sent {times}, which are never trained; the last one: {fault.reason}"
 
 
 def _disk(directory: Path | None) -> tuple[int, int] | None:

@@ -24,6 +24,7 @@ from proxy.clock import Clock
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
+from proxy.engines.faults import EngineFaults
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.metrics import LastStep
 from proxy.overview import assembly
@@ -73,6 +74,7 @@ class OverviewService:
         swaps: ServingStatus | None = None,
         data_dir: Path | None = None,
         token_text: TokenText | None = None,
+        faults: EngineFaults | None = None,
         hold_seconds: float = 0.5,
         elapsed: Clock = time.monotonic,
     ) -> None:
@@ -83,7 +85,7 @@ class OverviewService:
         self.ledger = LedgerOverview(database)
         self._steps = StepOverview(database, token_text)
         self._figures = RunFigures(database=database, clock=clock, hold_seconds=hold_seconds, elapsed=elapsed)
-        self._health = HealthCheck(database=database, clock=clock, swaps=swaps, data_dir=data_dir)
+        self._health = HealthCheck(database=database, clock=clock, swaps=swaps, data_dir=data_dir, faults=faults)
         self._closed = asyncio.Event()
 
     def close(self) -> None:

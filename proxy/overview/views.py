@@ -101,7 +101,8 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     """A model call with its text. `messages` are those that the call added; `answer` is the message that was sent
     back, None where the call failed before there was one. `prefix_tokens` of the `prompt_tokens` were shared with
     the parent. `attributed_by` is how the call came to its session. `tokens` only where asked for. `masked` are
-    [start, end) over the turn's own prompt ids followed by its output ids: redacted."""
+    [start, end) over the turn's own prompt ids followed by its output ids: redacted. `failure` is why a failed call
+    failed, and of which engine, where that is known."""
 
     id: str
     session_id: str
@@ -126,6 +127,7 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
     request: dict[str, Any]
     tokens: TurnTokens | None
     masked: tuple[tuple[int, int], ...] = ()
+    failure: str | None = None
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):

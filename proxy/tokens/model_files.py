@@ -19,7 +19,9 @@ _UNBOUNDED = 10**9
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     """`templates` by name ("default", "tool_use"); `special_tokens` are those that templates may name, such as
-    `bos_token`; `stop_ids` and `stop_texts` are what the model's configuration ends an answer with."""
+    `bos_token`; `stop_ids` and `stop_texts` are what the model's configuration ends an answer with;
+    `vocabulary_size` is that of the model's output layer, which may be padded beyond the tokenizer's; 0 where the
+    configuration does not say."""
 
     directory: Path
     tokenizer_json: Path
@@ -28,6 +30,7 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     stop_ids: tuple[int, ...]
     stop_texts: tuple[str, ...]
     context_length: int
+    vocabulary_size: int = 0
 
 
 def locate(model: str, cache_dir: Path | None = None) -> Path:
@@ -69,6 +72,7 @@ def read_model_files(directory: Path) -> ModelFiles:
         stop_ids=_stop_ids(_read_json(directory / "generation_config.json"), config),
         stop_texts=(special["eos_token"],) if "eos_token" in special else (),
         context_length=_context_length(directory, config, tokenizer_config),
+        vocabulary_size=_vocabulary_size(config),
     )
 
 
@@ -126,6 +130,12 @@ def _stop_ids(*configs: dict[str, Any]) -> tuple[int, ...]:
         if isinstance(eos, list) and eos:
             return tuple(int(token) for token in eos)
     return ()
+
+
+def _vocabulary_size(config: dict[str, Any]) -> int:
+    text_config = config.get("text_config")
+    sizes = [source.get("vocab_size") for source in (config, text_config) if isinstance(source, dict)]
+    return max((size for size in sizes if isinstance(size, int)), default=0)
 
 
 def _context_length(directory: Path, config: dict[str, Any], tokenizer_config: dict[str, Any]) -> int:

@@ -83,6 +83,9 @@ class ChatTemplate:
         """The names that the templates read beside messages, tools and the like: switches such as enable_thinking."""
         self.context_length = files.context_length
         self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.model_vocabulary_size = max(files.vocabulary_size, highest + 1)
+        """How many ids the model can answer: its output layer may be padded beyond the tokenizer's vocabulary."""
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._added = {entry.content: token for token, entry in added.items()}

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from proxy.engines.connections import Connections
-from proxy.errors import EngineTimeout, EngineUnavailable
+from proxy.errors import EngineTimeout, EngineUnavailable, InvalidEngineReply
 from tests.engines.conftest import NOBODY
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -259,7 +259,22 @@ async def test_a_reader_that_is_slow_holds_the_server_back() -> None:
         with await connections.request("GET", "/") as reply:
             await asyncio.sleep(0.2)
             assert written < 32
-            assert len(await reply.read()) == 64 * len(block)
+            assert len(await reply.read(64 * len(block))) == 64 * len(block)
+
+
+async def test_a_body_beyond_its_limit_is_refused() -> None:
+    async def answer(_server: Server, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n" + b"x" * 1000)
+        await writer.drain()
+
+    async with server_that(answer) as (_, connections):
+        for limit in (999, 1000):
+            with await connections.request("GET", "/") as reply:
+                if limit < 1000:
+                    with pytest.raises(InvalidEngineReply, match="999 bytes"):
+                        await reply.read(limit)
+                else:
+                    assert len(await reply.read(limit)) == 1000
 
 
 async def test_nobody_there_is_unavailable() -> None:

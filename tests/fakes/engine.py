@@ -51,6 +51,10 @@ class FakeEngine:
         self.aborted: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
 
+    @property
+    def name(self) -> str:
+        return "fake://engine"
+
     def _reach(self) -> None:
         if self.down:
             raise EngineUnavailable("the fake engine is down")

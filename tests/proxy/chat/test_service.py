@@ -115,7 +115,7 @@ async def test_tokens_of_unknown_weights_are_not_recorded(world: World, label: s
     world.engine.label = label
     response = await world.post({"stream": stream})
     assert "cannot be attributed" in response.text
-    assert "engine_failed" in response.text
+    assert "invalid_engine_reply" in response.text
     assert response.status_code == (200 if stream else 502)
     (turn,) = await world.turns()
     assert (turn.state, output_ids(turn), turn.spans) == ("failed", [], [])
