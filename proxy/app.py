@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from fastapi.telemetry import TelemetryConfig
+from sqlalchemy import make_url
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.admin import endpoints as admin_endpoints
@@ -47,6 +49,7 @@ from proxy.policies import endpoints as policy_endpoints
 from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
 from proxy.policies.swap import SwapController
+from proxy.private_files import make_directory, tighten
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
@@ -155,7 +158,7 @@ def begin_stop(app: FastAPI) -> None:
 async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock, stack: AsyncExitStack) -> None:
     """Builds every service, in order of need; `stack` ends them in reverse."""
     state = app.state
-    settings.server.data_dir.mkdir(parents=True, exist_ok=True)
+    _keep_private(settings)
     state.database = database = await _open_database(settings)
     stack.push_async_callback(database.aclose)
     state.signals = signals = Signals()
@@ -242,6 +245,19 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
     await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, state.overview.look_ahead))
     await stack.enter_async_context(_background("swaps", state.swaps.run_forever()))
     stack.push_async_callback(state.chat.aclose)
+
+
+def _keep_private(settings: Settings) -> None:
+    """Make the data directory, or close one that an earlier version left open to others."""
+    make_directory(settings.server.data_dir)
+    store = make_url(settings.database_url)
+    changed = tighten(
+        settings.server.data_dir,
+        store=Path(str(store.database)) if store.get_backend_name() == "sqlite" else None,
+        directory=not settings.server.shared_data_dir,
+    )
+    if changed:
+        _LOG.warning("other users could read these; now only their owner can", paths=[str(path) for path in changed])
 
 
 async def _open_database(settings: Settings) -> Database:

@@ -57,6 +57,9 @@ class ServerSettings(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     data_dir: Path = Path(".base-rl")
+    shared_data_dir: bool = False
+    """Leave the data directory's mode as it is, so that an engine or a trainer under another user reaches the
+    weights in it. Keys, logs and the store are private in any case."""
     public_url: Annotated[str, AfterValidator(_http_url)] | None = None
     """What clients should use as the address, where it is not http://host:port (behind a gateway)."""
     max_body_mib: PositiveInt = 32

@@ -18,6 +18,7 @@ from typing import IO, Protocol
 
 from proxy.cli.console import Refused
 from proxy.contract.export import PREFERENCE_FORMAT
+from proxy.private_files import make_directory, open_file
 from proxy.trajectories.transfer.parquet import RecordWriter, read_records
 from proxy.trajectories.transfer.preferences import PreferenceRecord, decode_preference
 from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode, encode
@@ -37,7 +38,7 @@ class _Shard(Protocol):
 
 class _Lines:
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = open_file(path, "wb")
 
     def add(self, line: bytes, _record: SessionRecord | PreferenceRecord) -> None:
         self._file.write(line + b"\n")
@@ -51,7 +52,7 @@ class _Lines:
 
 class _Rows:
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+        self._file = open_file(path, "wb")
         self._writer = RecordWriter(self._file)
         self._group: list[SessionRecord] = []
         self._bytes = 0
@@ -93,7 +94,8 @@ class DatasetWriter:
         self._preferences = preferences
         self._shard_bytes = shard_bytes
         self._partial = directory / ".partial"
-        self._partial.mkdir(parents=True)
+        make_directory(directory)  # private, as its records are: whoever exported them decides who reads them
+        make_directory(self._partial)
         self._paths: list[Path] = []
         self._shard: _Shard | None = None
         self.records = self.turns = 0
@@ -122,7 +124,7 @@ class DatasetWriter:
         else:
             card.write_text(_card(run, self._suffix, self.records, self.turns))
         data = self._directory / "data"
-        data.mkdir()
+        make_directory(data)
         count = len(self._paths)
         final = [data / f"train-{index:05}-of-{count:05}.{self._suffix}" for index in range(count)]
         for path, name in zip(self._paths, final, strict=True):

@@ -23,6 +23,7 @@ from proxy.cli.operations import Operations
 from proxy.cli.stack import Stack, running_stack, wait_until_ready
 from proxy.cli.supervisor import PartFailed, die_with_parent
 from proxy.cli.up import end_on_sigterm, with_model
+from proxy.private_files import open_file
 from proxy.settings import ConfigurationError, EngineKind, Settings, load_settings
 
 REWARD_WINDOW = 128
@@ -199,7 +200,7 @@ class _Demo:
         argv += ["--seed", str(options.seed), "--report", str(self._report_file.resolve())]
         if options.shuffle_rewards:
             argv.append("--shuffle-rewards")
-        with (options.data_dir / "logs" / "harness.log").open("ab") as log:
+        with open_file(options.data_dir / "logs" / "harness.log", "ab") as log:
             return await asyncio.create_subprocess_exec(
                 *argv,
                 env={

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from proxy.private_files import make_directory
+
 FILE_NAME = "keys.json"
 
 
@@ -33,7 +35,7 @@ def load_or_make(data_dir: Path) -> LocalKeys:
     found = load(data_dir)
     if found is not None:
         return found
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(data_dir)
     partial = _write(data_dir, _new_keys())
     try:
         os.link(partial, data_dir / FILE_NAME)

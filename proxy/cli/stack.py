@@ -22,6 +22,7 @@ from proxy.cli.operations import Operations, ProxyUnreachable
 from proxy.cli.supervisor import Listener, Part, PartFailed, Supervisor
 from proxy.cli.trainer_process import trainer_command
 from proxy.engines.launch import LaunchPlan, embedded_plan, scripted_plan, sglang_cpu_plan, sglang_gpu_plan
+from proxy.private_files import make_directory, open_file
 from proxy.settings import ConfigurationError, EngineKind, Settings, as_environment
 
 ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
@@ -261,8 +262,8 @@ def _keep_apart(data_dir: Path, settings: Settings) -> None:
 @contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        file = (data_dir / "lock").open("w")
+        make_directory(data_dir)
+        file = open_file(data_dir / "lock", "wb")
     except OSError as error:
         raise ConfigurationError(
             f"the data directory {data_dir} cannot be used ({error.strerror or error}); "

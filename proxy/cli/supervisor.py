@@ -18,6 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proxy.private_files import make_directory, open_file
+
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 15.0
 _RAPID_DEATHS = 5
@@ -61,7 +63,7 @@ class Supervisor:
     """`listener(part, what)` hears of starts, deaths and restarts. Logs go to `log_dir/PART.log`."""
 
     def __init__(self, parts: list[Part], log_dir: Path, listener: Listener) -> None:
-        log_dir.mkdir(parents=True, exist_ok=True)
+        make_directory(log_dir)
         self._running = [_Running(part, log_dir / f"{part.name}.log") for part in parts]
         self._listener = listener
         self._keepers: list[asyncio.Task[None]] = []
@@ -129,7 +131,7 @@ class Supervisor:
 
     async def _spawn(self, running: _Running) -> None:
         part = running.part
-        with running.log.open("ab") as log:
+        with open_file(running.log, "ab") as log:
             running.process = await asyncio.create_subprocess_exec(
                 *part.argv,
                 env={**os.environ, **part.env},

@@ -8,6 +8,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from proxy.private_files import make_directory
 from proxy.settings import ConfigurationError
 
 _SECRET_BYTES = 32
@@ -19,7 +20,7 @@ def load_secret(data_dir: Path) -> bytes:
     When several processes start at once, one makes the file and all read that one. Raises ConfigurationError for a
     file of the wrong length.
     """
-    data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_directory(data_dir)
     path = data_dir / "secret"
     if not path.exists():
         descriptor, name = tempfile.mkstemp(dir=data_dir, prefix="secret.")

@@ -24,6 +24,7 @@ import migrations
 from proxy.database.postgresql import connect_arguments, sqlstate
 from proxy.database.tables import Base
 from proxy.errors import StoreUnavailable
+from proxy.private_files import make_directory, make_file, open_file
 from proxy.settings import ConfigurationError
 
 HEAD = "head"
@@ -211,7 +212,8 @@ def _nothing() -> Iterator[None]:
 def _sole_process(url: URL) -> Iterator[None]:
     """Holds a lock file beside the database; the kernel frees it with the process, however that ends."""
     path = Path(f"{url.database}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
+    make_directory(path.parent)
+    make_file(Path(str(url.database)))
+    with open_file(path, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

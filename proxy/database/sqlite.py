@@ -14,6 +14,7 @@ from proxy.database.backend import READERS, Backend
 from proxy.database.checkpoints import Checkpoints
 from proxy.database.packed_json import json_text
 from proxy.database.threads import ConnectionThreads
+from proxy.private_files import make_directory, make_file
 
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 _BEGIN_READING = "BEGIN"
@@ -28,7 +29,8 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
     """Raises ValueError for an in-memory database."""
     if url.database in (None, "", ":memory:"):
         raise ValueError("the store needs a SQLite file: an in-memory one is not shared between connections")
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    make_directory(Path(str(url.database)).parent)
+    make_file(Path(str(url.database)))
     level = synchronous or "normal"
     timeout = {"timeout": busy_timeout_seconds}
     asynchronous, plain = url.set(drivername="sqlite+aiosqlite"), url.set(drivername="sqlite")
