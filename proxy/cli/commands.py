@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from proxy.cli.claims_commands import claims_app
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out, where
@@ -21,6 +20,7 @@ from proxy.cli.fit_commands import AS_THEY_ARE, fit
 from proxy.cli.keys_commands import keys_app
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
+from proxy.cli.runs_commands import runs_app
 from proxy.cli.steps_commands import steps_app
 from proxy.cli.train_commands import train
 
@@ -32,7 +32,25 @@ app = typer.Typer(
     help="Point your agent at another base_url, post a reward, and it learns.\n\n"
     "`base-rl demo` shows the whole loop; `base-rl up --model DIR` starts it for your own model and agent.",
 )
-runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        out.print(importlib.metadata.version("base-rl"), highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def base_rl(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Hold the options that stand before a command."""
+
+
 app.add_typer(runs_app, name="runs")
 app.add_typer(steps_app, name="steps")
 app.add_typer(claims_app, name="claims")
@@ -116,6 +134,8 @@ def up(
     """Start engine, proxy and trainer for your own model and agent, and keep them up until Ctrl-C.
 
     A part that dies is started again; state is in the data directory, so stopping and starting goes on where it was.
+    The options are kept there too: `base-rl up`, or `base-rl up --data-dir DIR`, starts it again as it was, and those
+    that are given go before.
 
     `--engine scripted` needs no model and no GPU: it answers by the rules of a script, to check an agent's wiring.
     """
@@ -131,55 +151,6 @@ def up(
     }
     options = UpOptions(config=config, overrides=overrides, trainer=trainer, nproc=nproc, seed=seed, dry_run=dry_run)
     finish(lambda: asyncio.run(run_up(options, out)))
-
-
-@runs_app.command("list")
-def runs_list(
-    data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
-) -> None:
-    """List runs with their versions, sessions and rewards."""
-    from proxy.admin.formatting import model as short_model
-    from proxy.admin.formatting import percent
-    from proxy.cli.operations import Operations
-
-    async def ask() -> list[dict[str, Any]]:
-        async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.runs()
-
-    def show() -> int:
-        runs = asyncio.run(ask())
-        if as_json:
-            out.print_json(json.dumps(runs))
-            return 0
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for heading in (
-            "run",
-            "state",
-            "head",
-            "serving",
-            "reward (last 128)",
-            "sessions",
-            "not attributed",
-            "base model",
-        ):
-            table.add_column(heading)
-        for one in runs:
-            reward = "–" if one["mean_reward"] is None else f"{one['mean_reward']:.3f}"
-            sessions = str(sum(one["sessions"].values()))
-            table.add_row(
-                one["name"],
-                one["state"],
-                str(one["head_version"]),
-                str(one["serving_version"]),
-                reward,
-                sessions,
-                percent(one["unattributed_share"]),
-                short_model(one["base_model"]),
-            )
-        out.print(table)
-        return 0
-
-    finish(show)
 
 
 @app.command()
@@ -250,10 +221,8 @@ def doctor(
 
 @app.command()
 def version() -> None:
-    """Print the version."""
-    import importlib.metadata
-
-    out.print(importlib.metadata.version("base-rl"), highlight=False)
+    """Print the version, as `base-rl --version` does."""
+    _print_version(True)
 
 
 def main() -> None:

@@ -41,6 +41,9 @@ class Operations:
     async def run(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}")
 
+    async def delete_run(self, name: str) -> None:
+        await self._ask("DELETE", f"/api/v1/runs/{quote(name, safe='')}")
+
     async def curves(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}/curves")
 

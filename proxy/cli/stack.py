@@ -37,10 +37,12 @@ class AlreadyRunning(Exception):
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the base-rl of a data directory answers, for `base-rl status` and its like."""
+    """Where the base-rl of a data directory answers, for `base-rl status` and its like, and the run that it serves.
+    `run` None: an older base-rl did not say."""
 
     url: str
     pid: int
+    run: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ async def running_stack(
         )
         address_file = data_dir / _ADDRESS_FILE
         async with Supervisor(parts, data_dir / "logs", listener) as supervisor:
-            address_file.write_bytes(msgspec.json.encode(Address(url=url, pid=os.getpid())))
+            address_file.write_bytes(msgspec.json.encode(Address(url=url, pid=os.getpid(), run=settings.run.name)))
             try:
                 yield Stack(url=url, keys=keys, supervisor=supervisor, started_at=time.monotonic())
             finally:

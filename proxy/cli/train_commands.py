@@ -115,8 +115,9 @@ def _train(config: Path | None, data_dir: Path | None, arguments: Sequence[str],
 def connected(
     config: Path | None, data_dir: Path | None, arguments: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """What a process of the trainer that is told `arguments` needs in its environment to find proxy and weights, and
-    the configuration that it has then, without the key. Raises Refused where there is no key for its proxy."""
+    """Return what a process of the trainer with these `arguments` needs in its environment to find proxy, run and
+    weights, and the configuration that it then has, without the key. Raises Refused where there is no key for its
+    proxy."""
     from proxy.cli.stack import read_address
     from proxy.cli.trainer_process import resolved_by_trainer, runs_of
     from proxy.settings import load_settings
@@ -128,6 +129,8 @@ def connected(
     environment = {"BASE_RL_SERVER__DATA_DIR": str(directory)}
     if address is not None:
         environment["BASE_RL_SERVER__PUBLIC_URL"] = address.url
+        if address.run is not None and "name" not in load_settings(config).run.model_fields_set:
+            environment["BASE_RL_RUN__NAME"] = address.run
     resolved = resolved_by_trainer(arguments, environment)
     without_key = [run["proxy_url"] for run in runs_of(resolved) if not run.pop("api_key")]
     keys = {_own_key(directory, address, url) for url in without_key}

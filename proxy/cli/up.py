@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,17 @@ from rich.text import Text
 from sqlalchemy import make_url
 
 from proxy.cli.models import resolve_model
+from proxy.cli.remembered import (
+    FILE_NAME,
+    StartOptions,
+    described,
+    merged,
+    read_remembered,
+    remember,
+    worth_remembering,
+)
 from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment, wait_until_ready
+from proxy.cli.stored_runs import chosen_run, stored_runs
 from proxy.cli.trainer_process import resolved_by_trainer, runs_of
 from proxy.engines.scripted.script import BUILT_IN, MODEL, read_script
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, load_settings
@@ -37,11 +48,17 @@ class UpOptions:
 
 
 async def run_up(options: UpOptions, out: Console) -> int:
-    """Starts the parts, says how an agent reaches them, and waits for Ctrl-C or SIGTERM."""
+    """Start the parts, say how an agent reaches them, and wait for Ctrl-C or SIGTERM."""
+    data_dir = _data_dir(options)
+    options, again = _as_last_time(options, data_dir)
+    if again and not options.dry_run:
+        out.print(f"as last time ({data_dir / FILE_NAME}): {again}", style="dim", highlight=False, soft_wrap=True)
     settings = load_settings(options.config, options.overrides)
     scripted = settings.engine.kind == EngineKind.SCRIPTED
     if scripted:
         settings = _for_a_script(settings, options)
+    run = chosen_run(settings, await asyncio.to_thread(stored_runs, settings), named=_names_the_run(options))
+    settings = settings.model_copy(update={"run": run})
     settings = with_model(settings, str(resolve_model(settings.run.model, weights=not scripted)))
     with_trainer = not scripted and options.trainer is not False
     trainer = _trainer_settings(settings, options) if with_trainer else None
@@ -65,6 +82,8 @@ async def run_up(options: UpOptions, out: Console) -> int:
     ) as stack:
         with out.status("loading the model …"):
             await wait_until_ready(stack)
+        # Not before it is ready: a misspelt option would be remembered.
+        remember(settings.server.data_dir, worth_remembering(_start_options(options), os.environ))
         out.print(_welcome(stack, settings), soft_wrap=True)
         try:
             await stack.supervisor.wait_for_failure()
@@ -72,6 +91,64 @@ async def run_up(options: UpOptions, out: Console) -> int:
             out.print(f"ending: {'trainer, ' if with_trainer else ''}proxy, engine …")
             raise
     return 0
+
+
+def _data_dir(options: UpOptions) -> Path:
+    """The data directory, as far as it can be known before what was remembered in it."""
+    settings = load_settings(options.config, options.overrides)
+    directory = settings.server.data_dir
+    if settings.engine.kind == EngineKind.SCRIPTED and directory == ServerSettings().data_dir:
+        return directory / _SCRIPTED_DATA_DIR
+    return directory
+
+
+def _as_last_time(options: UpOptions, data_dir: Path) -> tuple[UpOptions, str]:
+    """The options with those of the last start in this data directory below them, and the latter in words."""
+    remembered = read_remembered(data_dir)
+    if remembered is None:
+        return options, ""
+    given = _start_options(options)
+    both = merged(given, remembered, os.environ)
+    overrides = {**both.overrides, "server": {**both.overrides.get("server", {}), "data_dir": data_dir}}
+    reused = described(_without(both, given))
+    return replace(
+        options,
+        config=both.config,
+        overrides=overrides,
+        trainer=both.trainer,
+        nproc=both.nproc,
+        seed=both.seed,
+    ), reused
+
+
+def _start_options(options: UpOptions) -> StartOptions:
+    return StartOptions(
+        config=options.config,
+        overrides=options.overrides,
+        trainer=options.trainer,
+        nproc=options.nproc,
+        seed=options.seed,
+    )
+
+
+def _without(options: StartOptions, given: StartOptions) -> StartOptions:
+    """What of the options was not given now."""
+    return StartOptions(
+        config=options.config if given.config is None else None,
+        overrides={
+            section: {key: value for key, value in keys.items() if key not in given.overrides.get(section, {})}
+            for section, keys in options.overrides.items()
+        },
+        trainer=options.trainer if given.trainer is None else None,
+        nproc=options.nproc if given.nproc is None else None,
+        seed=options.seed if given.seed is None else None,
+    )
+
+
+def _names_the_run(options: UpOptions) -> bool:
+    """Whether command line, environment or file name the run."""
+    named = load_settings(options.config).run.model_fields_set
+    return "name" in named or "name" in options.overrides.get("run", {})
 
 
 def with_model(settings: Settings, model: str) -> Settings:

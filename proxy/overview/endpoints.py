@@ -6,6 +6,7 @@ where the cursor goes into `?cursor=` for the next page. An admin key may do eve
     GET    /api/v1/health                          Health
     GET    /api/v1/runs                            {"runs": [RunSummary…]}; with a run key, its own
     GET    /api/v1/runs/{run}                      RunSummary; {run} is a name or an id
+    DELETE /api/v1/runs/{run}                      204; of a run that nothing was recorded of
     POST   /api/v1/runs/{run}/pause, /resume       RunSummary as it is then; ?reason= of a pause is shown
     GET    /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}
     GET    /api/v1/rewards, /runs/{run}/rewards    see overview/rewards/endpoints.py
@@ -36,6 +37,7 @@ from proxy.http.openapi import EVENT_STREAM, described
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
+from proxy.runs.service import RunDirectory
 
 router = APIRouter(prefix="/api/v1")
 
@@ -71,6 +73,15 @@ async def runs(who: Who, overview: Overview) -> Response:
 @router.get("/runs/{run}")
 async def run(run: str, who: Who, overview: Overview) -> Response:
     return json_answer(await overview.run(await readable_run(run, who, overview)))
+
+
+@router.delete("/runs/{run}", status_code=204)
+async def delete_run(run: str, request: Request, who: Who) -> Response:
+    """Only of a run that has no sessions, no claims and no steps, and is not served here; 409 otherwise."""
+    require(who, PrincipalKind.ADMIN)
+    runs: RunDirectory = request.app.state.runs
+    await runs.delete(run, served=request.app.state.run.id)
+    return Response(status_code=204)
 
 
 @router.post("/runs/{run}/pause")

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import VersionState
-from proxy.database.tables import PolicyVersionRow, RunRow
+from proxy.database.tables import (
+    ApiKeyRow,
+    ClaimRow,
+    EventRow,
+    GroupRow,
+    PolicyVersionRow,
+    RateLimitRow,
+    RunRow,
+    SessionRow,
+)
 
 ACTIVE = "active"
 
@@ -65,6 +74,25 @@ class RunRepository:
                 served_at=now,
             )
         )
+
+    def has_history(self, run_id: str) -> bool:
+        """Whether the run has a session, a claim or a version that a step made."""
+        return any(
+            self._connection.execute(select(table.run_id).where(table.run_id == run_id).limit(1)).first() is not None
+            for table in (SessionRow, ClaimRow)
+        ) or bool(
+            self._connection.execute(
+                select(PolicyVersionRow.version).where(
+                    PolicyVersionRow.run_id == run_id, PolicyVersionRow.version > 0
+                )
+            ).first()
+        )
+
+    def delete(self, run_id: str) -> None:
+        """Remove a run without history, with all that refers to it."""
+        for table in (ApiKeyRow, GroupRow, PolicyVersionRow, RateLimitRow, EventRow):
+            self._connection.execute(delete(table).where(table.run_id == run_id))
+        self._connection.execute(delete(RunRow).where(RunRow.id == run_id))
 
     def set_config(self, run_id: str, config: dict[str, Any]) -> None:
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))

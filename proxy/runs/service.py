@@ -12,7 +12,7 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
 from proxy.database.events import append_event
 from proxy.database.unit_of_work import Database, retried
-from proxy.errors import ModelNotFound, NotFound
+from proxy.errors import Conflict, ModelNotFound, NotFound
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
 
@@ -110,6 +110,27 @@ class RunDirectory:
         if row is None:
             raise NotFound(f"there is no run {name_or_id!r}")
         return self._view(row)
+
+    async def delete(self, name_or_id: str, *, served: str) -> None:
+        """Remove a run that was begun by mistake. `served` is the id of the run that this proxy serves.
+
+        Raises NotFound, and Conflict for a run that is served or has sessions, claims or steps.
+        """
+        run = await self.by_name_or_id(name_or_id)
+        if run.id == served:
+            raise Conflict(f"the run {run.name!r} is the one that is served here: stop this base-rl to delete it")
+        async with self._database.write() as connection:
+            # Asked in the transaction that deletes, so that no session can begin in between.
+            if await connection.run_sync(lambda found: RunRepository(found).has_history(run.id)):
+                raise Conflict(
+                    f"the run {run.name!r} has sessions, claims or steps, which are kept; only a run that nothing was"
+                    " recorded of can be deleted"
+                )
+            await connection.run_sync(lambda found: RunRepository(found).delete(run.id))
+            data = {"name": run.name, "base_model": run.base_model}
+            await append_event(connection, run_id=None, kind="run.deleted", data=data, now=self._clock())
+        self._recent.pop(run.id, None)
+        self._parsed.pop(run.id, None)
 
     async def list_(self) -> list[RunView]:
         """All runs, oldest first."""

@@ -51,8 +51,8 @@ def data_dir(tmp_path: Path) -> Path:
     return directory
 
 
-def is_up_at(data_dir: Path, url: str) -> None:
-    (data_dir / "address.json").write_bytes(msgspec.json.encode(Address(url=url, pid=1)))
+def is_up_at(data_dir: Path, url: str, run: str | None = None) -> None:
+    (data_dir / "address.json").write_bytes(msgspec.json.encode(Address(url=url, pid=1, run=run)))
 
 
 def dry(data_dir: Path, *options: str) -> dict[str, Any]:
@@ -75,6 +75,15 @@ def test_address_and_directories_are_those_of_the_data_directory(data_dir: Path)
     assert resolved["weights"]["directory"] == str(data_dir / "weights")
     assert resolved["profile"]["directory"] == str(data_dir / "profiles")
     assert "api_key" not in resolved
+
+
+def test_the_run_is_the_one_that_is_served_unless_somebody_names_another(data_dir: Path, tmp_path: Path) -> None:
+    is_up_at(data_dir, LOCAL, run="my-agent")
+    assert dry(data_dir)["run"] == "my-agent"
+    assert dry(data_dir, "--run", "other")["run"] == "other"
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nname = "of-the-file"\n')
+    assert dry(data_dir, "--config", str(file))["run"] == "of-the-file"
 
 
 def test_options_go_before_the_file_and_the_file_before_the_data_directory(data_dir: Path, tmp_path: Path) -> None:

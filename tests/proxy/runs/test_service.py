@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
+from proxy.credentials.service import PrincipalKind
 from proxy.database.tables import EventRow, PolicyVersionRow, RunRow
-from proxy.errors import ModelNotFound, NotFound
+from proxy.errors import AuthenticationFailed, Conflict, ModelNotFound, NotFound
 from proxy.runs.service import RunDirectory
+from proxy.sessions.opening import SessionSpec
 from proxy.settings import ConfigurationError, RunSettings
 from tests.proxy.store import Store
 
@@ -33,6 +35,28 @@ async def test_ensuring_again_is_the_same_run_with_the_new_settings(store: Store
     async with store.database.read() as connection:
         kinds = (await connection.execute(select(EventRow.kind, EventRow.data).order_by(EventRow.id))).all()
     assert tuple(kinds[-1]) == ("run.configured", {"changed": ["lease_seconds"]})
+
+
+async def test_a_run_that_nothing_came_of_is_deleted_and_its_name_is_free_again(store: Store) -> None:
+    ghost = await store.runs.ensure(RunSettings(name="ghost", model="base/model"))
+    key = await store.credentials.create(PrincipalKind.RUN, run_id=ghost.id)
+    await store.runs.delete("ghost", served=store.run.id)
+    assert [run.name for run in await store.runs.list_()] == ["policy"]
+    with pytest.raises(AuthenticationFailed):
+        await store.credentials.authenticate(key.text)
+    with pytest.raises(NotFound):
+        await store.runs.delete("ghost", served=store.run.id)
+    again = await store.runs.ensure(RunSettings(name="ghost", model="other/model"))
+    assert again.id != ghost.id
+
+
+async def test_a_run_with_history_or_calls_is_not_deleted(store: Store) -> None:
+    with pytest.raises(Conflict, match="is the one that is served here"):
+        await store.runs.delete("policy", served=store.run.id)
+    await store.sessions.create(store.run, SessionSpec())
+    with pytest.raises(Conflict, match="has sessions, claims or steps, which are kept"):
+        await store.runs.delete("policy", served="another")
+    assert len(await store.runs.list_()) == 1
 
 
 async def test_another_base_model_is_refused_with_a_remedy(store: Store) -> None:

@@ -1,0 +1,88 @@
+"""`base-rl runs …`: which runs a base-rl has, and removing one that nothing came of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
+
+runs_app = typer.Typer(no_args_is_help=True, help="The policies being trained.")
+
+
+@runs_app.command("list")
+def runs_list(
+    data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
+) -> None:
+    """List runs with their versions, sessions and rewards."""
+    from proxy.admin.formatting import model as short_model
+    from proxy.admin.formatting import percent
+    from proxy.cli.operations import Operations
+
+    async def ask() -> list[dict[str, Any]]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            return await operations.runs()
+
+    def show() -> int:
+        runs = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(runs))
+            return 0
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for heading in (
+            "run",
+            "state",
+            "head",
+            "serving",
+            "reward (last 128)",
+            "sessions",
+            "not attributed",
+            "base model",
+        ):
+            table.add_column(heading)
+        for one in runs:
+            reward = "–" if one["mean_reward"] is None else f"{one['mean_reward']:.3f}"
+            sessions = str(sum(one["sessions"].values()))
+            table.add_row(
+                one["name"],
+                one["state"],
+                str(one["head_version"]),
+                str(one["serving_version"]),
+                reward,
+                sessions,
+                percent(one["unattributed_share"]),
+                short_model(one["base_model"]),
+            )
+        out.print(table)
+        return 0
+
+    finish(show)
+
+
+@runs_app.command("delete")
+def runs_delete(
+    run: Annotated[str, typer.Argument(help="The run's name.")],
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+) -> None:
+    """Remove a run that has no sessions and no training steps, with its keys: one that was begun by mistake.
+
+    A run that has any stays, and so does the one that is served: nothing that was recorded is lost.
+    """
+    from proxy.cli.operations import Operations
+
+    async def ask() -> None:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            await operations.delete_run(run)
+
+    def delete() -> int:
+        asyncio.run(ask())
+        out.print(f"the run {run} is deleted", highlight=False)
+        return 0
+
+    finish(delete)
