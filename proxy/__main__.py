@@ -8,13 +8,15 @@ import socket
 import sys
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
-from proxy import log
+from proxy import log, machine
 from proxy.app import begin_stop, create_app
 from proxy.errors import StoreUnavailable
+from proxy.http.connections import BoundedConnection, Connections, connections_within
 from proxy.interpreter import settle_interpreter
 from proxy.settings import ConfigurationError, Settings, load_settings
 
@@ -26,8 +28,8 @@ KEEP_ALIVE_SECONDS = 75
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 2 for a configuration that is wrong, 1 for a database that is away and may come back, with the
-    reason as the last line of standard error."""
+    """Serve, and return the exit status: 2 for a configuration that is wrong, 1 for a database that is away and may
+    come back, with the reason as the last line of standard error."""
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The base-rl proxy.")
     parser.add_argument("--config", type=Path, help="TOML file; BASE_RL_SECTION__KEY in the environment overrides it")
     options = parser.parse_args(arguments)
@@ -37,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         app = create_app(settings)
     except ConfigurationError as error:
         return _refuse(error)
+    machine.raise_descriptor_limit()
     server = _Server(app, settings)
     logging.getLogger("uvicorn.error").addFilter(partial(_is_worth_a_line, app))
     try:
@@ -52,15 +55,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Tells the application that it is about to stop before waiting for its open connections."""
+    """uvicorn's server with bounded connections. It tells the application that it is about to stop before it waits
+    for open connections."""
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         self._app = app
+        most = connections_within(settings.server.max_connections, machine.descriptor_limit())
+        connections = Connections(settings.server, app.state.metrics, most=most)
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.server.host,
                 port=settings.server.port,
+                # uvicorn calls what it is given here as it would call its own class.
+                http=cast("type[BoundedConnection]", partial(BoundedConnection, connections=connections)),
                 access_log=False,
                 server_header=False,
                 log_config=None,
@@ -80,8 +88,12 @@ class _Server(uvicorn.Server):
 
 
 def _is_worth_a_line(app: FastAPI, record: logging.LogRecord) -> bool:
-    """False for the traceback of what the last line says."""
-    return app.state.startup_error is None or not record.getMessage().startswith("Traceback")
+    """Return False for the traceback of an error that the last line tells, and for uvicorn's line about each
+    malformed request, which `Connections` counts and logs within bounds."""
+    message = record.getMessage()
+    if message == "Invalid HTTP request received.":
+        return False
+    return app.state.startup_error is None or not message.startswith("Traceback")
 
 
 def _refuse(error: ConfigurationError | StoreUnavailable) -> int:

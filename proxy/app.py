@@ -13,12 +13,14 @@ from fastapi.telemetry import TelemetryConfig
 from sqlalchemy import make_url
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from proxy import machine
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
 from proxy.chat import endpoints as chat_endpoints
 from proxy.chat import messages_endpoints, responses_endpoints
 from proxy.chat.service import ChatService
 from proxy.clock import Clock, system_clock
+from proxy.credentials.http import authenticate
 from proxy.credentials.secret import load_secret
 from proxy.credentials.service import Credentials, PrincipalKind
 from proxy.database import migrate
@@ -32,7 +34,9 @@ from proxy.errors import StoreUnavailable
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
 from proxy.http import errors, openapi
-from proxy.http.boundary import BodyBound, RequestBoundary, RequestObserver
+from proxy.http.admission import BodyAdmission, BodyBytes
+from proxy.http.boundary import RequestBoundary, RequestObserver
+from proxy.http.descriptors import LOOK_SECONDS, DescriptorWatch
 from proxy.http.plain_routes import PlainRoutes
 from proxy.keeping import endpoints as keeping_endpoints
 from proxy.keeping.erasing import EraseService
@@ -53,7 +57,7 @@ from proxy.private_files import make_directory, tighten
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
-from proxy.settings import ConfigurationError, Settings, opentelemetry_is_set_up
+from proxy.settings import ConfigurationError, ServerSettings, Settings, opentelemetry_is_set_up
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories import endpoints as claim_endpoints
 from proxy.trajectories.claims.service import ClaimService
@@ -64,6 +68,7 @@ from proxy.trajectories.transfer import endpoints as transfer_endpoints
 from proxy.trajectories.transfer.service import TransferService
 
 _MIB = 1 << 20
+_MOST_BODIES_BYTES = 2048 * _MIB
 _SWEEP_SECONDS = 2.0
 _ERASURES_SECONDS = 1.0
 """How soon what another proxy erased is forgotten here."""
@@ -126,6 +131,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
     app.add_edge(
         (chat_endpoints.router, messages_endpoints.router, responses_endpoints.router),
         max_body_bytes=settings.server.max_body_mib * _MIB,
+        in_work=_body_bytes(settings.server),
         observer=app.state.metrics,
     )
     return app
@@ -134,13 +140,42 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
 class _Application(FastAPI):
     """FastAPI behind layers of our own: model calls are answered there, without the framework's middleware."""
 
-    def add_edge(self, plain_routers: Sequence[APIRouter], *, max_body_bytes: int, observer: RequestObserver) -> None:
+    def add_edge(
+        self,
+        plain_routers: Sequence[APIRouter],
+        *,
+        max_body_bytes: int,
+        in_work: BodyBytes,
+        observer: RequestObserver,
+    ) -> None:
         plain = PlainRoutes(super().__call__, plain_routers)
-        self._edge: ASGIApp = RequestBoundary(BodyBound(plain, max_body_bytes), observer)
+        admission = BodyAdmission(plain, limit=max_body_bytes, in_work=in_work, authenticate=_key_of)
+        self._edge: ASGIApp = RequestBoundary(admission, observer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
         await self._edge(scope, receive, send)
+
+
+async def _key_of(scope: Scope) -> str | None:
+    """Return the id of the request's key; None without one. Raises AuthenticationFailed."""
+    who = await authenticate(scope)
+    return None if who is None else str(who.key_id)
+
+
+def _body_bytes(server: ServerSettings) -> BodyBytes:
+    """Return the counter of bodies in work, with bounds that fit the machine where the settings name none.
+
+    A body's JSON, its texts and its token ids take several times its size while it is worked on, and the rest of the
+    proxy needs memory too: hence an eighth. Every bound lets one body of the largest size pass.
+    """
+    largest = server.max_body_mib * _MIB
+    if server.max_bodies_mib is not None:
+        most = server.max_bodies_mib * _MIB
+    else:
+        most = max(2 * largest, min(_MOST_BODIES_BYTES, machine.memory_limit() // 8))
+    per_key = most // 2 if server.max_bodies_mib_per_key is None else server.max_bodies_mib_per_key * _MIB
+    return BodyBytes(most=max(most, largest), most_per_key=max(per_key, largest))
 
 
 def _telemetry() -> TelemetryConfig | None:
@@ -201,6 +236,7 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
         await retention.sweep()
 
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
+    await stack.enter_async_context(_repeated("descriptors", LOOK_SECONDS, DescriptorWatch().look))
 
 
 async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: AsyncExitStack) -> None:

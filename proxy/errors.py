@@ -11,13 +11,17 @@ BaseRlError
 │   └── PreviousResponseNotFound 404
 ├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
 ├── Gone                      410  the session was erased
+├── RequestTimedOut           408  the request did not arrive whole in time
 ├── PayloadTooLarge           413
+├── HeadersTooLarge           431
 ├── RateLimited               429  with Retry-After: more calls a minute than the run's limit
 │   ├── TokensLimited         429  likewise, tokens
+│   ├── TooManyBytes          429  the key has as many bytes of bodies in work as one key may
 │   └── TrainerBehind         429  too many trajectories wait for the trainer: no session is opened
 ├── EngineFailed              502  the engine answered with an error
 │   └── InvalidEngineReply    502  the engine answered what cannot be true: nothing of it is trained
 ├── Unavailable               503  with Retry-After
+│   ├── Overloaded            503  as many connections, or bytes of bodies, as this proxy takes, or no memory left
 │   ├── EngineUnavailable     503  no engine takes traffic
 │   └── StoreUnavailable      503  the database is down or the disk is full
 │       └── StoreContended    503  several proxies were at the same in it, again and again
@@ -105,6 +109,18 @@ class PayloadTooLarge(BaseRlError):
     code = "payload_too_large"
 
 
+class RequestTimedOut(BaseRlError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class HeadersTooLarge(BaseRlError):
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
 class RateLimited(BaseRlError):
     """`type` and `code` are those that OpenAI's clients know."""
 
@@ -115,6 +131,10 @@ class RateLimited(BaseRlError):
 
 class TokensLimited(RateLimited):
     type = "tokens"
+
+
+class TooManyBytes(RateLimited):
+    code = "too_many_bytes"
 
 
 class TrainerBehind(RateLimited):
@@ -144,6 +164,10 @@ class Unavailable(BaseRlError):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = 2.0) -> None:
         super().__init__(message, param=param, retry_after=retry_after)
+
+
+class Overloaded(Unavailable):
+    code = "overloaded"
 
 
 class EngineUnavailable(Unavailable):

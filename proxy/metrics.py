@@ -159,6 +159,12 @@ class Metrics:
             "Calls that were refused for a limit of their run (run.limits).",
             ("limit", "run"),
         )
+        self._connections_refused = _Counts(
+            self.registry,
+            "base_rl_connections_refused",
+            "Connections and requests that ended at a bound of the server before they reached an endpoint.",
+            ("reason",),
+        )
         self._first_token_seconds = _Seconds(
             self.registry, "base_rl_first_token_seconds", "From a call's arrival to its first token.", ()
         )
@@ -223,6 +229,9 @@ class Metrics:
 
     def call_limited(self, *, limit: str, run: str) -> None:
         self._limited.add((limit, run))
+
+    def connection_refused(self, *, reason: str) -> None:
+        self._connections_refused.add((reason,))
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None:
         self._rewards.labels(effect).inc(entries)

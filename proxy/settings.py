@@ -63,6 +63,19 @@ class ServerSettings(_Section):
     public_url: Annotated[str, AfterValidator(_http_url)] | None = None
     """What clients should use as the address, where it is not http://host:port (behind a gateway)."""
     max_body_mib: PositiveInt = 32
+    max_bodies_mib: PositiveInt | None = None
+    """Bound on the bodies of all requests in work together, those up to 64 KiB not counted; default: an eighth of the
+    memory that the process may use, at most 2 GiB."""
+    max_bodies_mib_per_key: PositiveInt | None = None
+    """The same for the requests of one key; default: half of `max_bodies_mib`."""
+    max_connections: PositiveInt = 4096
+    """Fewer where the limit on open files leaves room for fewer."""
+    max_header_kib: PositiveInt = 64
+    max_headers: PositiveInt = 200
+    header_timeout_seconds: PositiveFloat = 20.0
+    """From the opening of a connection, or the first byte of a later request, to the end of its headers."""
+    body_timeout_seconds: PositiveFloat = 120.0
+    """From the end of the headers to the end of the body."""
     stream_ping_seconds: PositiveFloat = 15.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -39,10 +41,10 @@ def environment(directory: Path, model: Path, **more: str) -> dict[str, str]:
 
 
 @contextmanager
-def proxy(directory: Path, model: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def proxy(directory: Path, model: Path, **more: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """A running proxy whose engine is down, and a client of it with the run key."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "proxy"], env=environment(directory, model), stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "proxy"], env=environment(directory, model, **more), stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
     lines = []
@@ -130,3 +132,60 @@ def test_a_database_that_is_away_is_one_line_and_another_exit_status(tmp_path: P
     assert "cannot be reached" in ended.stderr.strip().splitlines()[-1]
     assert "Traceback" not in ended.stderr
     assert "secret" not in ended.stderr
+
+
+KNOWN_LIMITS = {
+    "BASE_RL_SERVER__HEADER_TIMEOUT_SECONDS": "10",
+    "BASE_RL_SERVER__MAX_CONNECTIONS": "300",
+}
+
+
+def resident(process: subprocess.Popen[str]) -> int:
+    """The most memory that the process ever had resident, in bytes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) << 10
+
+
+@contextmanager
+def connections(client: httpx.Client, number: int) -> Iterator[list[socket.socket]]:
+    address = (client.base_url.host, client.base_url.port or 80)
+    with ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(address, timeout=30)) for _ in range(number)]
+
+
+def test_bodies_without_a_key_are_not_taken_into_memory(tmp_path: Path, model: Path) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 30000000\r\n\r\n"
+    with proxy(tmp_path, model) as (process, client), connections(client, 20) as opened:
+        before = resident(process)
+        for connection in opened:
+            connection.sendall(head + b"x" * 3_000_000)
+        for connection in opened:
+            assert connection.recv(100).startswith(b"HTTP/1.1 401")
+        assert client.get("/healthz").status_code == 200
+        assert resident(process) - before < 30 << 20
+
+
+def test_connections_that_ask_for_nothing_neither_stay_nor_shut_others_out(tmp_path: Path, model: Path) -> None:
+    with proxy(tmp_path, model, **KNOWN_LIMITS) as (_, client), connections(client, 1000) as opened:
+        for connection in opened[::2]:
+            with suppress(OSError):  # its place was given to a later one
+                connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n")
+        assert client.get("/healthz").status_code == 200
+        for connection in opened:
+            with suppress(ConnectionResetError):
+                assert connection.recv(4096)[:12] in (b"", b"HTTP/1.1 408")
+        text = client.get("/metrics").text
+        refused = dict(re.findall(r'base_rl_connections_refused_total\{reason="(\w+)"\} (\d+)', text))
+        assert int(refused["idle"]) >= 700
+
+
+def test_running_out_of_file_descriptors_is_logged_and_passes(tmp_path: Path, model: Path) -> None:
+    with proxy(tmp_path, model, **KNOWN_LIMITS) as (process, client):
+        assert process.stderr is not None
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (250, 250))
+        with connections(client, 260):
+            assert any("nearly out of file descriptors" in line for line in process.stderr)
+        assert any("file descriptors are free again" in line for line in process.stderr)
+        assert client.post("/v1/sessions", json={}).status_code == 201

@@ -13,8 +13,8 @@ from proxy import errors as all_errors
 from proxy.errors import BaseRlError
 from proxy.http import errors
 from proxy.http.anthropic import anthropic_envelope
-from proxy.http.boundary import BodyBound, RequestBoundary
-from tests.proxy.http.test_boundary import LIMIT, Recorder
+from proxy.http.boundary import RequestBoundary
+from tests.proxy.http.test_boundary import LIMIT, Recorder, bound_bodies
 
 OURS = [kind for kind in vars(all_errors).values() if isinstance(kind, type) and issubclass(kind, BaseRlError)]
 KINDS = {
@@ -27,7 +27,7 @@ KINDS = {
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
-    app.add_middleware(BodyBound, limit=LIMIT)
+    bound_bodies(app)
     app.add_middleware(RequestBoundary, observer=Recorder())
     errors.install(app)
 

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from proxy.errors import EngineUnavailable, StoreUnavailable
 from proxy.http import errors
-from proxy.http.boundary import BodyBound, RequestBoundary
+from proxy.http.admission import BodyAdmission, BodyBytes
+from proxy.http.boundary import RequestBoundary
 
 LIMIT = 1000
 
@@ -31,9 +32,19 @@ class Body(BaseModel):
     number: int
 
 
+async def anybody(scope: Scope) -> str:
+    """Take every request for one of the same valid key."""
+    return "key"
+
+
+def bound_bodies(app: FastAPI) -> None:
+    in_work = BodyBytes(most=10 * LIMIT, most_per_key=10 * LIMIT)
+    app.add_middleware(BodyAdmission, limit=LIMIT, in_work=in_work, authenticate=anybody)
+
+
 def application(recorder: Recorder) -> FastAPI:
     app = FastAPI()
-    app.add_middleware(BodyBound, limit=LIMIT)
+    bound_bodies(app)
     app.add_middleware(RequestBoundary, observer=recorder)
     errors.install(app)
 
@@ -48,6 +59,10 @@ def application(recorder: Recorder) -> FastAPI:
     @app.get("/bug")
     async def bug() -> None:
         raise RuntimeError("secret detail")
+
+    @app.get("/memory")
+    async def memory() -> None:
+        raise MemoryError
 
     @app.get("/half")
     async def half() -> StreamingResponse:
@@ -138,6 +153,13 @@ async def test_a_bug_is_a_500_without_its_details_and_is_logged_with_them(client
     assert "mine-2" in error["message"]
     (failure,) = [entry for entry in logs if entry["log_level"] == "error"]
     assert (failure["path"], failure["exc_info"]) == ("/bug", True)
+
+
+async def test_a_request_without_memory_left_is_refused_and_logged(client: httpx.AsyncClient) -> None:
+    with capture_logs() as logs:
+        answer = await client.get("/memory")
+    assert (answer.status_code, error_of(answer)["code"], answer.headers["retry-after"]) == (503, "overloaded", "2")
+    assert [(entry["event"], entry["path"]) for entry in logs] == [("out of memory", "/memory")]
 
 
 async def test_a_stream_that_breaks_is_cut_not_closed(client: httpx.AsyncClient, recorder: Recorder) -> None:

@@ -14,9 +14,9 @@ from fastapi.responses import JSONResponse
 from proxy.chat import endpoints, messages_endpoints, responses_endpoints
 from proxy.errors import Conflict
 from proxy.http import errors
-from proxy.http.boundary import BodyBound, RequestBoundary
+from proxy.http.boundary import RequestBoundary
 from proxy.http.plain_routes import PlainRoutes
-from tests.proxy.http.test_boundary import LIMIT, Recorder
+from tests.proxy.http.test_boundary import LIMIT, Recorder, bound_bodies
 
 
 async def plain(request: Request) -> JSONResponse:
@@ -50,7 +50,7 @@ def application(*, short: bool) -> FastAPI:
     app = FastAPI(title="the app")
     if short:
         app.add_middleware(PlainRoutes, routers=(router,))
-    app.add_middleware(BodyBound, limit=LIMIT)
+    bound_bodies(app)
     app.add_middleware(RequestBoundary, observer=Recorder())
     errors.install(app)
     app.include_router(router)

@@ -1,0 +1,310 @@
+"""Bounds on connections: their number, the size of a request's head, and the time that a request may take to arrive.
+
+uvicorn has none of these for its fast parser (`httptools`), which keeps a header of any length in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from proxy.contract.identifiers import new_request_id
+from proxy.errors import BaseRlError, HeadersTooLarge, InvalidRequest, Overloaded, RequestTimedOut
+from proxy.log import logger
+
+_LOG = logger(__name__)
+
+_LINE_BYTES = 4
+"""Bytes of a header line beyond its name and value: the colon, the space, and the end of the line."""
+
+_MOST_PIPELINED = 16
+"""Requests that one connection may send ahead of their answers. No known client sends any."""
+
+_MOST_PIPELINED_BYTES = 1 << 20
+"""Bytes of body that may arrive for a request whose turn has not come."""
+
+_WARNING_SECONDS = 10.0
+"""Least time between two warnings of one kind, so that a flood of connections is not a flood of log lines."""
+
+
+class ConnectionBounds(Protocol):
+    """The part of the server's settings that binds connections."""
+
+    @property
+    def max_connections(self) -> int: ...
+    @property
+    def max_header_kib(self) -> int: ...
+    @property
+    def max_headers(self) -> int: ...
+    @property
+    def header_timeout_seconds(self) -> float: ...
+    @property
+    def body_timeout_seconds(self) -> float: ...
+
+
+class ConnectionObserver(Protocol):
+    """Receives each refusal, by its reason, for the metrics."""
+
+    def connection_refused(self, *, reason: str) -> None: ...
+
+
+class Connections:
+    """The connections of one server: at most `most`. A new one beyond that takes the place of the idle one that has
+    waited longest, so that connections which ask for nothing cannot shut others out; it is refused where none is
+    idle."""
+
+    def __init__(self, bounds: ConnectionBounds, observer: ConnectionObserver, *, most: int) -> None:
+        """`most` is the bound on their number, which may be less than the setting (see `connections_within`)."""
+        self.bounds = bounds
+        self._observer = observer
+        self._most = most
+        self._open: set[BoundedConnection] = set()
+        self._idle: dict[BoundedConnection, None] = {}
+        """In the order in which they became idle."""
+        self._warned_at: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def enter(self, connection: BoundedConnection) -> bool:
+        """Count a new connection, at the cost of an idle one if need be. False: there is no place for it."""
+        if len(self._open) >= self._most:
+            victim = next(iter(self._idle), None)
+            if victim is None:
+                self.refused("connections", f"{self._most} connections are open and all are in use")
+                return False
+            self.refused("idle", f"{self._most} connections are open; idle ones are closed for new ones")
+            self.leave(victim)
+            victim.end()
+        self._open.add(connection)
+        self._idle[connection] = None
+        return True
+
+    def leave(self, connection: BoundedConnection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+    def is_idle(self, connection: BoundedConnection) -> None:
+        """Note that a connection waits for its next request."""
+        if connection in self._open:
+            self._idle[connection] = None
+
+    def is_busy(self, connection: BoundedConnection) -> None:
+        """Note that a connection has a request to answer."""
+        self._idle.pop(connection, None)
+
+    def refused(self, reason: str, message: str) -> None:
+        """Count a refusal; log the first of its kind, and then one in ten seconds at most."""
+        self._observer.connection_refused(reason=reason)
+        now = time.monotonic()
+        if now - self._warned_at.get(reason, -_WARNING_SECONDS) >= _WARNING_SECONDS:
+            self._warned_at[reason] = now
+            _LOG.warning("connection refused", reason=message, open=len(self._open))
+
+
+class _Phase(Enum):
+    BETWEEN = auto()
+    """No request has begun since the last one was received whole."""
+    HEAD = auto()
+    BODY = auto()
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request; the parser turns it into an error of its own."""
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """One HTTP connection within the bounds of `Connections`.
+
+    Timers are armed only for what has not arrived whole, so a request that arrives in one piece costs none.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        connections: Connections,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._connections = connections
+        self._bounds = connections.bounds
+        self._most_head_bytes = connections.bounds.max_header_kib << 10
+        self._phase = _Phase.BETWEEN
+        self._refusal: BaseRlError | None = None
+        self._head_bytes = 0
+        """Bytes of the current request's line and headers, as parsed."""
+        self._pending_bytes = 0
+        """Bytes received since the parser last completed a head or gave a part of a body: it may hold them all."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timed_phase: _Phase | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._connections.enter(self):
+            self._refuse(Overloaded("this proxy has as many connections as it may: try again", retry_after=1.0))
+            return
+        self._arm(_Phase.HEAD)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.leave(self)
+        self._disarm()
+        super().connection_lost(exc)
+
+    def end(self) -> None:
+        """Close the connection without an answer."""
+        self._disarm()
+        self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():  # refused: uvloop may still hand over what it had read
+            return
+        self._pending_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._phase is not _Phase.BETWEEN and self._pending_bytes > self._most_head_bytes:
+            # A header that has not ended, or a trailer after a body: the parser keeps it in memory until it does.
+            self._refuse(self._headers_too_large())
+        elif self._phase is not _Phase.BETWEEN:
+            self._arm(self._phase)
+        elif self.cycle is None or self.cycle.response_complete:
+            # Empty lines between requests: they end the keep-alive timer, and begin nothing.
+            self._arm(_Phase.HEAD)
+        else:
+            self._disarm()
+
+    # Callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = _Phase.HEAD
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value) + _LINE_BYTES)
+        super().on_header(name, value)
+        if len(self.headers) > self._bounds.max_headers:
+            self._refusal = self._headers_too_large()
+            raise _Refused
+
+    def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= _MOST_PIPELINED:
+            raise _Refused
+        self._phase = _Phase.BODY
+        self._pending_bytes = 0
+        self._connections.is_busy(self)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._pending_bytes = 0
+        super().on_body(body)
+        if self.pipeline and len(self.cycle.body) > _MOST_PIPELINED_BYTES:
+            raise _Refused
+
+    def on_message_complete(self) -> None:
+        self._phase = _Phase.BETWEEN
+        self._pending_bytes = 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and (self.cycle is None or self.cycle.response_complete):
+            self._connections.is_idle(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser refused: bytes that are no HTTP, or a head beyond the bounds."""
+        if self._refusal is None:
+            self._connections.refused("malformed", "bytes that are not a valid HTTP request")
+        self._refuse(self._refusal or InvalidRequest("this is not a valid HTTP request"))
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._most_head_bytes:
+            self._refusal = self._headers_too_large()
+            raise _Refused
+
+    def _headers_too_large(self) -> HeadersTooLarge:
+        self._connections.refused("headers", "headers beyond server.max_header_kib or server.max_headers")
+        return HeadersTooLarge(
+            f"the request's line and headers are more than {self._bounds.max_header_kib} KiB or "
+            f"{self._bounds.max_headers} headers (server.max_header_kib, server.max_headers)"
+        )
+
+    def _refuse(self, error: BaseRlError) -> None:
+        """Answer with `error` where no answer has begun, and close the connection."""
+        self._disarm()
+        cycle = self.cycle
+        answered_so_far = cycle is None or cycle.response_complete
+        is_current = cycle is not None and not cycle.response_started and not self.pipeline
+        if answered_so_far or is_current:
+            self.transport.write(_answer(error))
+        if cycle is not None:
+            cycle.disconnected = True  # the application learns that its client is gone, and sends nothing
+            cycle.message_event.set()
+        self.transport.close()
+
+    def _arm(self, phase: _Phase) -> None:
+        """Start the time in which the rest of a head or a body must arrive. One that runs for it already goes on."""
+        if self._timed_phase is phase:
+            return
+        self._disarm()
+        seconds = self._bounds.body_timeout_seconds if phase is _Phase.BODY else self._bounds.header_timeout_seconds
+        self._timed_phase = phase
+        self._timer = self.loop.call_later(seconds, self._timed_out, phase)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._timed_phase = None
+
+    def _timed_out(self, phase: _Phase) -> None:
+        self._timer = self._timed_phase = None
+        if self.transport.is_closing():
+            return
+        if phase is _Phase.BODY:
+            self._connections.refused("body_time", "a body that did not end within server.body_timeout_seconds")
+            message = f"the body did not end within {self._bounds.body_timeout_seconds:g} seconds"
+            self._refuse(RequestTimedOut(f"{message} (server.body_timeout_seconds)"))
+        elif self._phase is _Phase.HEAD:
+            self._connections.refused("header_time", "headers that did not end within server.header_timeout_seconds")
+            message = f"the headers did not end within {self._bounds.header_timeout_seconds:g} seconds"
+            self._refuse(RequestTimedOut(f"{message} (server.header_timeout_seconds)"))
+        else:  # nothing was asked, so nothing is answered
+            self.end()
+
+
+def _answer(error: BaseRlError) -> bytes:
+    """Return a whole HTTP response: the error's envelope, after which the connection closes."""
+    body = json.dumps(error.envelope()).encode()
+    lines = [
+        b"content-type: application/json",
+        b"content-length: %d" % len(body),
+        b"x-request-id: " + new_request_id().encode(),
+        b"connection: close",
+    ]
+    if error.retry_after is not None:
+        lines.append(b"retry-after: %d" % max(1, round(error.retry_after)))
+    return STATUS_LINE[error.status] + b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def connections_within(setting: int, descriptors: int) -> int:
+    """Return how many connections fit `descriptors`, at most `setting`.
+
+    A quarter of the descriptors, at most 512, is left to the engine, the database and files, which must go on while
+    clients hold all of their connections.
+    """
+    return max(1, min(setting, descriptors - min(512, descriptors // 4)))

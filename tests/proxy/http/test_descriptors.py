@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy import machine
+from proxy.http.descriptors import DescriptorWatch
+
+
+async def test_nearly_running_out_is_said_once_and_its_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int | None] = [10, 95, 99, 80, 96, None]
+    monkeypatch.setattr(machine, "descriptor_limit", lambda: 100)
+    monkeypatch.setattr(machine, "open_descriptors", lambda: used.pop(0))
+    watch = DescriptorWatch()
+    with capture_logs() as logs:
+        while used:
+            await watch.look()
+    assert [(entry["log_level"], entry["open"]) for entry in logs] == [("warning", 95), ("info", 80), ("warning", 96)]
+    assert "ulimit -n" in logs[0]["event"]
