@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from proxy import log, machine
 from proxy.app import begin_stop, create_app
+from proxy.contract.visible import visible
 from proxy.errors import StoreUnavailable
 from proxy.http.connections import BoundedConnection, Connections, connections_within
 from proxy.interpreter import settle_interpreter
@@ -97,7 +98,7 @@ def _is_worth_a_line(app: FastAPI, record: logging.LogRecord) -> bool:
 
 
 def _refuse(error: ConfigurationError | StoreUnavailable) -> int:
-    sys.stderr.write(f"base-rl: {error}\n")
+    sys.stderr.write(f"base-rl: {visible(str(error))}\n")
     return 2 if isinstance(error, ConfigurationError) else 1
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import structlog
 
+from proxy.contract.visible import visible_values
+
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Of the request that is being answered; every line that is logged meanwhile has it."""
+"""Id of the request that is being answered; every line that is logged meanwhile has it."""
 
 
 def configure(level: str) -> None:
@@ -62,5 +64,7 @@ def logger(name: str) -> Any:
 
 def _rendering(for_people: bool) -> list[Any]:
     if for_people:
-        return [structlog.dev.ConsoleRenderer()]
+        # Tracebacks become text before `visible_values` sees the event: exceptions quote what clients sent.
+        console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        return [structlog.processors.format_exc_info, visible_values, console]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

@@ -28,6 +28,7 @@ from typing import Any
 
 import structlog
 
+from proxy.contract.visible import visible
 from trainer import log
 from trainer.algorithm.presets import check_teacher, resolve
 from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _check(settings, name if len(runs) > 1 else None)
         check_directories([settings.metrics for settings in runs.values()])
     except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{visible(str(error))}\n")
         return _last_words(error)
     if options.dry_run:
         sys.stdout.write(f"{json.dumps(_resolved(runs), indent=2)}\n")

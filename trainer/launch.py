@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxy.contract.visible import visible
 from trainer.restarts import STATUS, Restarts
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _together(count: int, module: str, arguments: Sequence[str], restarts: Resta
     except ChildFailedError as error:
         status, reason = _first_cause(error, restarts)
         if status != STATUS:
-            sys.stderr.write(f"base-rl: {reason}\n")
+            sys.stderr.write(f"base-rl: {visible(reason)}\n")
         return status
     return 0
 

@@ -8,12 +8,18 @@ from typing import Any
 
 import structlog
 
+from proxy.contract.visible import visible_values
+
 
 def configure(level: str) -> None:
     """`level` is one of debug, info, warning, error. Calling it again replaces the earlier set-up."""
     terminal = sys.stderr.isatty()
     rendering: list[Any] = (
-        [structlog.dev.ConsoleRenderer()]
+        [
+            structlog.processors.format_exc_info,
+            visible_values,
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+        ]
         if terminal
         else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     )

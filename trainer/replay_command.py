@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from proxy.contract.replay import StepBatch
+from proxy.contract.visible import visible
 from trainer.config import load_settings
 from trainer.errors import ConfigurationError, ReplayImpossible, TrainerError
 from trainer.proxy_client import ProxyClient
@@ -43,17 +44,17 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             client.close()
     except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{visible(str(error))}\n")
         return WRONG
     except TrainerError as error:
-        sys.stderr.write(f"version {options.version} cannot be replayed: {error}\n")
+        sys.stderr.write(f"version {options.version} cannot be replayed: {visible(str(error))}\n")
         return IMPOSSIBLE
     if verdict is None:
         return 0
     if options.json:
-        sys.stdout.write(f"{msgspec.json.encode(verdict).decode()}\n")
+        sys.stdout.write(f"{visible(msgspec.json.encode(verdict).decode())}\n")
     else:
-        sys.stdout.write(f"{describe(options.run, verdict)}\n")
+        sys.stdout.write(f"{visible(describe(options.run, verdict))}\n")
     return DIFFERENT if options.verify and not verdict.identical else 0
 
 

@@ -85,7 +85,7 @@ def claims_release(
 
     def release() -> int:
         asyncio.run(ask())
-        out.print(f"{claim} is released", highlight=False)
+        out.print(f"{claim} is released")
         return 0
 
     finish(release)

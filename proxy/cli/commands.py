@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from proxy.cli.claims_commands import claims_app
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, out, where
@@ -38,7 +39,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         import importlib.metadata
 
-        out.print(importlib.metadata.version("base-rl"), highlight=False)
+        out.print(importlib.metadata.version("base-rl"))
         raise typer.Exit
 
 
@@ -201,17 +202,18 @@ def doctor(
         }
         failures = 0
         findings = []
-        marks = {Verdict.OK: "[green]✓[/]", Verdict.NOTE: "[yellow]•[/]", Verdict.FAIL: "[red]✗[/]"}
+        marks = {Verdict.OK: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.FAIL: ("✗", "red")}
         for finding in examine(load_settings(config, overrides)):
             failures += finding.verdict is Verdict.FAIL
             if as_json:
                 findings.append({key: getattr(finding, key) for key in ("name", "verdict", "detail", "remedy")})
                 continue
-            out.print(f"{marks[finding.verdict]} [bold]{finding.name:<10}[/] ", end="")
-            out.print(finding.detail, markup=False, highlight=False, soft_wrap=True)
+            name = Text.assemble(marks[finding.verdict], " ", (f"{finding.name:<10} ", "bold"))
+            out.print(name, end="")
+            out.print(finding.detail, soft_wrap=True)
             if finding.remedy:
-                out.print("             [bold]do:[/] ", end="")
-                out.print(finding.remedy, markup=False, highlight=False, soft_wrap=True)
+                out.print("             do: ", style="bold", end="")
+                out.print(finding.remedy, soft_wrap=True)
         if as_json:
             out.print_json(json.dumps(findings))
         return 1 if failures else 0

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from proxy.cli.console import AsJson, Config, errors, finish, out
+from proxy.cli.console import AsJson, Config, finish, out, print_error
 
 db_app = typer.Typer(no_args_is_help=True, help="The trajectory store: upgrade it, check it, back it up.")
 
@@ -25,7 +26,7 @@ def upgrade(config: Config = None, data_dir: StoreDir = None) -> None:
 
         url = _url(config, data_dir)
         migrate.upgrade(url)
-        out.print(f"the store is at revision {migrate.current(url)}", highlight=False)
+        out.print(f"the store is at revision {migrate.current(url)}")
         return 0
 
     finish(_told(run))
@@ -44,12 +45,12 @@ def check(config: Config = None, data_dir: StoreDir = None, as_json: AsJson = Fa
         if as_json:
             out.print_json(json.dumps(msgspec.to_builtins(findings)))
         for finding in findings if not as_json else ():
-            out.print(f"[red]✗[/] [bold]{finding.name}[/] ", end="")
+            out.print(Text.assemble(("✗ ", "red"), (f"{finding.name} ", "bold")), end="")
             examples = f": {', '.join(finding.examples)}{', …' if finding.count > len(finding.examples) else ''}"
             told = f"{finding.detail} ({finding.count}{examples if finding.examples else ''})"
-            out.print(told, markup=False, highlight=False, soft_wrap=True)
+            out.print(told, soft_wrap=True)
         if not findings and not as_json:
-            out.print("[green]✓[/] the store is whole")
+            out.print("[green]✓[/] the store is whole", markup=True)
         return 1 if findings else 0
 
     finish(_told(run))
@@ -67,7 +68,7 @@ def backup(
         from proxy.database.backup import backup as write
 
         size = write(_url(config, data_dir), target)
-        out.print(f"{target}: {size:,} bytes, checked", highlight=False, soft_wrap=True)
+        out.print(f"{target}: {size:,} bytes, checked", soft_wrap=True)
         return 0
 
     finish(_told(run))
@@ -98,8 +99,7 @@ def _told(command: Callable[[], int]) -> Callable[[], Any]:
         try:
             return command()
         except StoreUnavailable as error:
-            errors.print("[bold red]error:[/] ", end="")
-            errors.print(error.message, markup=False, highlight=False, soft_wrap=True)
+            print_error(error.message)
             return 1
 
     return run

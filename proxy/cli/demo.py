@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from proxy.cli.drawing import LiveRun, live_line, live_table, transcript
 from proxy.cli.operations import Operations
@@ -84,7 +85,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
     def listener(part: str, what: str) -> None:
         notes.append(f"{part} {what}")
         if options.plain or "started" not in what:
-            out.print(f"[dim]{part:<8} {what}[/]", highlight=False)
+            out.print(f"{part:<8} {what}", style="dim")
 
     config_file = folder / "config.toml"
     async with running_stack(
@@ -99,7 +100,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
         with out.status("starting engine, proxy and trainer …"):
             await wait_until_ready(stack)
         if options.plain:
-            out.print(_admin_page(stack), highlight=False, soft_wrap=True)
+            out.print(_admin_page(stack), soft_wrap=True)
         demo = _Demo(options, stack, settings, out, began)
         async with Operations(stack.url, stack.keys.admin_key) as operations:
             await demo.watch(operations, folder)
@@ -107,7 +108,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
         _write_summary(options.data_dir / "summary.json", summary)
         demo.report(summary)
         if options.keep:
-            out.print(f"Everything is still up, until Ctrl-C. {_admin_page(stack)}", highlight=False, soft_wrap=True)
+            out.print(f"Everything is still up, until Ctrl-C. {_admin_page(stack)}", soft_wrap=True)
             await stack.supervisor.wait_for_failure()
     return 0 if summary.rise >= LEAST_RISE else 1
 
@@ -142,11 +143,11 @@ class _Demo:
                         live.update(self._picture(view))
                     elif time.monotonic() - printed > _PLAIN_EVERY_S:
                         printed = time.monotonic()
-                        self._out.print(live_line(view), highlight=False, soft_wrap=True)
+                        self._out.print(live_line(view), soft_wrap=True)
         finally:
             await _stop(harness)
         if self._options.plain:
-            self._out.print(live_line(await self._look(operations)), highlight=False, soft_wrap=True)
+            self._out.print(live_line(await self._look(operations)), soft_wrap=True)
 
     async def summarise(self, operations: Operations) -> Summary:
         harness = self._at_the_end or self._harness_report()
@@ -174,25 +175,29 @@ class _Demo:
             if harness.get(key):
                 self._out.print(transcript(title, harness[key]))
         if summary.first_reward is None or summary.last_reward is None:
-            self._out.print(
-                "[red]no session was finished[/]; the logs are in " + str(self._options.data_dir / "logs")
-            )
+            logs = f"; the logs are in {self._options.data_dir / 'logs'}"
+            self._out.print(Text.assemble(("no session was finished", "red"), logs))
             return
         colour = "green" if summary.rise >= LEAST_RISE else "red"
         self._out.print(
-            f"The agent went from [bold]{summary.first_reward:.2f}[/] to [bold {colour}]{summary.last_reward:.2f}[/] "
-            f"in {summary.seconds:.0f} s: {summary.versions} policy versions, {summary.swaps} hot swaps, "
-            f"{summary.turns} calls, {summary.failed_calls} failed. Its code knows nothing of it.",
-            highlight=False,
+            Text.assemble(
+                "The agent went from ",
+                (f"{summary.first_reward:.2f}", "bold"),
+                " to ",
+                (f"{summary.last_reward:.2f}", f"bold {colour}"),
+                f" in {summary.seconds:.0f} s: {summary.versions} policy versions, {summary.swaps} hot swaps, "
+                f"{summary.turns} calls, {summary.failed_calls} failed. Its code knows nothing of it.",
+            ),
             soft_wrap=self._options.plain,
         )
         if summary.rise < LEAST_RISE:
             self._out.print(
-                f"[red]The reward did not rise by {LEAST_RISE}.[/] Logs: {self._options.data_dir / 'logs'}",
-                highlight=False,
+                Text.assemble(
+                    (f"The reward did not rise by {LEAST_RISE}.", "red"), f" Logs: {self._options.data_dir / 'logs'}"
+                ),
                 soft_wrap=True,
             )
-        self._out.print(f"[dim]{self._options.data_dir / 'summary.json'}[/]", highlight=False, soft_wrap=True)
+        self._out.print(str(self._options.data_dir / "summary.json"), style="dim", soft_wrap=True)
 
     async def _start_harness(self, folder: Path) -> asyncio.subprocess.Process:
         options = self._options

@@ -88,9 +88,9 @@ def health_table(health: dict[str, Any]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("calls", "[green]served[/]" if health["ready"] else "[red]not served[/]")
+    table.add_row("calls", Text("served", "green") if health["ready"] else Text("not served", "red"))
     table.add_row("database", f"{health['database']}, answers in {health['database_seconds'] * 1000:.1f} ms")
-    table.add_row("engine", "[green]ready[/]" if health["engine_ready"] else "[red]not ready[/]")
+    table.add_row("engine", Text("ready", "green") if health["engine_ready"] else Text("not ready", "red"))
     if health["disk_free_bytes"] is not None:
         table.add_row("disk", f"{health['disk_free_bytes'] / 1024**3:.0f} GiB free")
     for run in health["runs"]:
@@ -100,7 +100,7 @@ def health_table(health: dict[str, Any]) -> RenderableType:
             f"trainer {'not seen yet' if run['trainer'] == 'never' else run['trainer']}",
         )
     for problem in health["problems"]:
-        table.add_row("[red]problem[/]", Text(problem))
+        table.add_row(Text("problem", "red"), problem)
     return table
 
 

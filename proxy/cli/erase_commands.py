@@ -44,12 +44,12 @@ def erase(
         if as_json:
             out.print_json(json.dumps(report))
         else:
-            out.print(f"{_sentence(report)}.", highlight=False, soft_wrap=True)
+            out.print(f"{_sentence(report)}.", soft_wrap=True)
             for learnt in report["versions"]:
                 what = f"{learnt['run']}@{learnt['version']} learnt from {learnt['sessions']} of the sessions"
-                out.print(what, highlight=False, soft_wrap=True)
+                out.print(what, soft_wrap=True)
             if report["leased"]:
-                out.print(f"{report['leased']} are in a trainer's current step", highlight=False, soft_wrap=True)
+                out.print(f"{report['leased']} are in a trainer's current step", soft_wrap=True)
         return 0
 
     finish(show)

@@ -94,7 +94,6 @@ def export(
             f"{writer.records} preferences in {len(files)} files below {out_dir}"
             if preferences
             else f"{writer.records} sessions with {writer.turns} turns in {len(files)} files below {out_dir}",
-            highlight=False,
             soft_wrap=True,
         )
         return 0
@@ -132,7 +131,7 @@ def import_sessions(
             skipped = f", {total['skipped']} were there already" if total["skipped"] else ""
             trainable = f", {total['trainable']} of them for training" if train else ""
             named = "preferences" if total["preferences"] else "sessions"
-            out.print(f"{total['imported']} {named} imported{trainable}{skipped}", highlight=False, soft_wrap=True)
+            out.print(f"{total['imported']} {named} imported{trainable}{skipped}", soft_wrap=True)
         return 0
 
     finish(read)

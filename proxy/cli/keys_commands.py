@@ -124,9 +124,9 @@ def keys_rotate(
             replace(data_dir, local, made["key"])
         _print_new(made, as_json)
         if local is not None:
-            errors.print(f"{data_dir}/keys.json has the new {local.replace('_', ' ')}.", highlight=False)
+            errors.print(f"{data_dir}/keys.json has the new {local.replace('_', ' ')}.")
         if local == "trainer_key":
-            errors.print("Restart `base-rl up`: its trainer has the old key until then.", highlight=False)
+            errors.print("Restart `base-rl up`: its trainer has the old key until then.")
         return 0
 
     finish(rotate)
@@ -145,7 +145,7 @@ def keys_revoke(
 
     def revoke() -> int:
         asyncio.run(ask())
-        out.print(f"{key} is revoked", highlight=False, markup=False)
+        out.print(f"{key} is revoked")
         return 0
 
     finish(revoke)
@@ -173,8 +173,8 @@ def _print_new(made: dict[str, Any], as_json: bool) -> None:
     if as_json:
         out.print_json(json.dumps(made))
         return
-    out.print(made["key"], highlight=False, markup=False, soft_wrap=True)
-    errors.print(f"This is {made['id']}. Keep the key: it is not shown again.", highlight=False, markup=False)
+    out.print(made["key"], soft_wrap=True)
+    errors.print(f"This is {made['id']}. Keep the key: it is not shown again.")
 
 
 def _table(keys: list[dict[str, Any]], own: str, runs: dict[str, str], now: float) -> Table:

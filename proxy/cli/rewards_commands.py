@@ -146,7 +146,7 @@ def rewards_add(
         late = receipt["effect"] == "recorded_after_training"
         about = receipt["turn_id"] or receipt["session_id"]
         note = ", after a trainer had taken its session: see `base-rl rewards revised`" if late else ""
-        out.print(f"{receipt['rewards'][0]} of {about} is recorded{note}", highlight=False, soft_wrap=True)
+        out.print(f"{receipt['rewards'][0]} of {about} is recorded{note}", soft_wrap=True)
         return 0
 
     finish(add)
@@ -163,10 +163,10 @@ def _ledger_table(rewards: list[dict[str, Any]], now: float) -> Table:
             "late" if one["after_training"] and one["used_by"] is None else "",
         ]
         table.add_row(
-            *(one["session_id"], one["turn_id"] or "", Text(one["name"])),
+            *(one["session_id"], one["turn_id"] or "", one["name"]),
             Text(reward(one["value"]), style="strike dim" if one["superseded"] else "bold"),
-            *(Text(one["source"]), ago(one["created_at"], now), ", ".join(filter(None, marks))),
-            Text(one["comment"] or ""),
+            *(one["source"], ago(one["created_at"], now), ", ".join(filter(None, marks))),
+            one["comment"] or "",
         )
     return table
 
@@ -180,7 +180,7 @@ def _revised_table(sessions: list[dict[str, Any]], now: float) -> Table:
         since = [f"{entry['name']} {reward(entry['value'])} by {entry['source']}" for entry in one["entries"]]
         table.add_row(
             *(one["session_id"], f"v{one['version']}", reward(one["reward_then"]), reward(one["reward_now"])),
-            *(", ".join(turns), Text(", ".join(since)), ago(one["revised_at"], now)),
+            *(", ".join(turns), ", ".join(since), ago(one["revised_at"], now)),
         )
     return table
 

@@ -70,7 +70,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     end_on_sigterm()
 
     def listener(part: str, what: str) -> None:
-        out.print(f"[dim]{part:<8}[/] {what}", highlight=False)
+        out.print(Text.assemble((f"{part:<8}", "dim"), f" {what}"))
 
     async with running_stack(
         settings,

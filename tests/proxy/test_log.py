@@ -48,3 +48,19 @@ def test_a_library_that_talks_much_is_heard_only_when_something_is_wrong(capsys:
     logging.getLogger("aiosqlite").warning("slow")
     log.logger("proxy.test").debug("shown")
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["slow", "shown"]
+
+
+def test_a_terminal_is_sent_text_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    log.configure("info")
+    try:
+        raise ValueError("of a client: \x1b]0;owned\x07")
+    except ValueError:
+        log.logger("proxy.test").exception("failed\x1b[2J\nforged line", path="/\x9b2J", given=["\x1b"])
+    said = capsys.readouterr().err
+    assert "\x1b]" not in said
+    assert "\x1b[2J" not in said
+    assert "\x9b" not in said
+    assert "of a client: \\u001b]0;owned" in said
+    assert "failed\\u001b[2J\\u000aforged line" in said
+    assert "Traceback (most recent call last):\n" in said

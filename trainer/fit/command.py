@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from proxy.contract.step import Fit
+from proxy.contract.visible import visible
 from trainer import log
 from trainer.config import TrainerSettings, load_settings
 from trainer.errors import ConfigurationError, HeadMoved, NothingToFit, TrainerError
@@ -55,18 +56,18 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write("ended by a signal: nothing was made\n")
         return INTERRUPTED
     except ConfigurationError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{visible(str(error))}\n")
         return WRONG
     except HeadMoved as error:
         sys.stderr.write(
-            f"nothing was made: {error}. A trainer makes versions of this run; pause the run (POST"
+            f"nothing was made: {visible(str(error))}. A trainer makes versions of this run; pause the run (POST"
             " /api/v1/runs/RUN/pause) or stop its trainer, and fit again\n"
         )
         return CANNOT
     except TrainerError as error:
-        sys.stderr.write(f"nothing was made: {error}\n")
+        sys.stderr.write(f"nothing was made: {visible(str(error))}\n")
         return CANNOT
-    sys.stdout.write(f"{json.dumps(outcome) if options.json else describe(outcome)}\n")
+    sys.stdout.write(f"{json.dumps(outcome) if options.json else visible(describe(outcome))}\n")
     return 0
 
 
