@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from proxy import log, machine
 from proxy.app import begin_stop, create_app
 from proxy.contract.visible import visible
-from proxy.errors import StoreUnavailable
+from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.http.connections import BoundedConnection, Connections, connections_within
 from proxy.interpreter import settle_interpreter
 from proxy.settings import ConfigurationError, Settings, load_settings
@@ -24,13 +24,16 @@ from proxy.settings import ConfigurationError, Settings, load_settings
 GRACE_SECONDS = 7
 """How long open streams may go on once the proxy was told to stop; the supervisor's patience is ten seconds."""
 
+DATABASE_AWAY = 75
+"""Exit status EX_TEMPFAIL of sysexits.h: the same start may succeed later (`proxy/cli/supervisor.py`)."""
+
 KEEP_ALIVE_SECONDS = 75
 """Longer than clients keep idle connections, so that none is closed in the moment it is used."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve, and return the exit status: 2 for a configuration that is wrong, 1 for a database that is away and may
-    come back, with the reason as the last line of standard error."""
+    """Return the exit status: 2 where starting again mends nothing (a wrong configuration, a damaged store),
+    `DATABASE_AWAY` for a database that cannot be reached. The last line of standard error has the reason."""
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The base-rl proxy.")
     parser.add_argument("--config", type=Path, help="TOML file; BASE_RL_SECTION__KEY in the environment overrides it")
     options = parser.parse_args(arguments)
@@ -99,7 +102,7 @@ def _is_worth_a_line(app: FastAPI, record: logging.LogRecord) -> bool:
 
 def _refuse(error: ConfigurationError | StoreUnavailable) -> int:
     sys.stderr.write(f"base-rl: {visible(str(error))}\n")
-    return 2 if isinstance(error, ConfigurationError) else 1
+    return 2 if isinstance(error, ConfigurationError | StoreDamaged) else DATABASE_AWAY
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
@@ -72,6 +72,9 @@ _MOST_BODIES_BYTES = 2048 * _MIB
 _SWEEP_SECONDS = 2.0
 _ERASURES_SECONDS = 1.0
 """How soon what another proxy erased is forgotten here."""
+
+_CHECK_SECONDS = 5.0
+"""How long a start waits for the check for damage: enough for a store of a gigabyte or so."""
 
 _LOG = logger(__name__)
 
@@ -193,11 +196,12 @@ def begin_stop(app: FastAPI) -> None:
 async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock, stack: AsyncExitStack) -> None:
     """Builds every service, in order of need; `stack` ends them in reverse."""
     state = app.state
-    _keep_private(settings)
+    with _data_dir_in_use(settings):
+        _keep_private(settings)
+        secret = load_secret(settings.server.data_dir)
     state.database = database = await _open_database(settings)
     stack.push_async_callback(database.aclose)
     state.signals = signals = Signals()
-    secret = load_secret(settings.server.data_dir)
     state.credentials = credentials = Credentials(
         database, secret, clock, outlive_store=settings.database.when_unavailable == "serve"
     )
@@ -276,6 +280,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         data_dir=state.settings.server.data_dir,
         token_text=template.readable_token,
         faults=faults,
+        serves_unrecorded=state.settings.database.when_unavailable == "serve",
     )
     stack.callback(state.overview.close)
     await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, state.overview.look_ahead))
@@ -296,6 +301,18 @@ def _keep_private(settings: Settings) -> None:
         _LOG.warning("other users could read these; now only their owner can", paths=[str(path) for path in changed])
 
 
+@contextmanager
+def _data_dir_in_use(settings: Settings) -> Iterator[None]:
+    """Turn the system's refusal into a sentence for whoever starts the proxy."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"the data directory {settings.server.data_dir} cannot be used ({error.strerror or error}): give base-rl "
+            "the right to write there, or name another with server.data_dir or --data-dir"
+        ) from error
+
+
 async def _open_database(settings: Settings) -> Database:
     """The store, migrated. A thread, because migrations are synchronous and may wait for another process's."""
     database = Database(
@@ -305,7 +322,12 @@ async def _open_database(settings: Settings) -> Database:
         connect_timeout_seconds=settings.database.connect_timeout_seconds,
         statement_timeout_seconds=settings.database.statement_timeout_seconds,
     )
-    await asyncio.to_thread(migrate.upgrade, settings.database_url)
+    try:
+        await asyncio.to_thread(migrate.upgrade, settings.database_url)
+        await database.check_integrity(patience_seconds=_CHECK_SECONDS)
+    except BaseException:
+        await database.aclose()
+        raise
     return database
 
 
@@ -364,17 +386,22 @@ async def healthz() -> JSONResponse:
 
 @health.get("/readyz", openapi_extra={"responses": {"503": {"description": "What is missing."}}})
 async def readyz(request: Request) -> JSONResponse:
-    """200 when a model call would be served now: the store answers, the engine is up and holds our weights.
-    503 with what is missing otherwise."""
+    """200 when a model call would be served now: the store takes writes, the engine is up and holds our weights.
+    503 with what is missing otherwise. Where calls are served without the store, `unrecorded` says why they are."""
     state = request.app.state
     missing: dict[str, str] = {}
+    unrecorded: dict[str, str] = {}
     try:
-        await state.runs.by_id(state.run.id)
+        await state.database.check_writable()
     except StoreUnavailable as error:
-        missing["store"] = error.message
+        if state.settings.database.when_unavailable == "serve":
+            unrecorded["unrecorded"] = error.message
+        else:
+            missing["store"] = error.message
     if not state.swaps.engine_ready:
         missing["engine"] = "the engine does not answer, or does not hold a version of this run yet"
-    answer = {"ready": not missing, "missing": missing, "serving_version": state.swaps.serving(state.run.id)}
+    serving = state.swaps.serving(state.run.id)
+    answer = {"ready": not missing, "missing": missing, "serving_version": serving, **unrecorded}
     return JSONResponse(answer, 503 if missing else 200)
 
 

@@ -24,7 +24,8 @@ BaseRlError
 │   ├── Overloaded            503  as many connections, or bytes of bodies, as this proxy takes, or no memory left
 │   ├── EngineUnavailable     503  no engine takes traffic
 │   └── StoreUnavailable      503  the database is down or the disk is full
-│       └── StoreContended    503  several proxies were at the same in it, again and again
+│       ├── StoreContended    503  several proxies were at the same in it, again and again
+│       └── StoreDamaged      503  without Retry-After: somebody must restore a backup
 └── EngineTimeout             504
 """
 
@@ -180,6 +181,15 @@ class StoreUnavailable(Unavailable):
 
 class StoreContended(StoreUnavailable):
     """The same again may well succeed."""
+
+
+class StoreDamaged(StoreUnavailable):
+    """The file of the store is damaged. Without Retry-After: waiting mends nothing."""
+
+    code = "store_damaged"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message, param=param, retry_after=retry_after)
 
 
 class EngineTimeout(BaseRlError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import resource
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -77,6 +78,17 @@ def postgresql_database(*, migrated: bool = True) -> Iterator[str]:
         yield server.url(name)
     finally:
         server.drop_database(name)
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file of this process grows beyond `size`: a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from proxy.admin.sign_in import SignInNeeded
 from proxy.admin.templating import render
-from proxy.errors import BaseRlError, InvalidRequest, NotFound, StoreUnavailable
+from proxy.errors import BaseRlError, InvalidRequest, NotFound, StoreDamaged, StoreUnavailable
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -84,8 +84,12 @@ def to_sign_in(request: Request, path: str) -> Response:
 
 
 def error_page(error: BaseRlError) -> Response:
-    title = "The database does not answer" if isinstance(error, StoreUnavailable) else _title(error.status)
-    page = render("error.html", status=error.status, title=title, message=error.message, remedy=_remedy(error.status))
+    title, remedy = _title(error.status), _remedy(error.status)
+    if isinstance(error, StoreDamaged):
+        title, remedy = "The store is damaged", "Nothing is written to it any more; the proxy's log has its place."
+    elif isinstance(error, StoreUnavailable):
+        title = "The database does not answer"
+    page = render("error.html", status=error.status, title=title, message=error.message, remedy=remedy)
     return HTMLResponse(page, status_code=error.status)
 
 

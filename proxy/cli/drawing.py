@@ -89,7 +89,7 @@ def health_table(health: dict[str, Any]) -> RenderableType:
     table.add_column(style="dim")
     table.add_column()
     table.add_row("calls", Text("served", "green") if health["ready"] else Text("not served", "red"))
-    table.add_row("database", f"{health['database']}, answers in {health['database_seconds'] * 1000:.1f} ms")
+    table.add_row("database", _database_line(health))
     table.add_row("engine", Text("ready", "green") if health["engine_ready"] else Text("not ready", "red"))
     if health["disk_free_bytes"] is not None:
         table.add_row("disk", f"{health['disk_free_bytes'] / 1024**3:.0f} GiB free")
@@ -102,6 +102,13 @@ def health_table(health: dict[str, Any]) -> RenderableType:
     for problem in health["problems"]:
         table.add_row(Text("problem", "red"), problem)
     return table
+
+
+def _database_line(health: dict[str, Any]) -> str:
+    line = f"{health['database']}, answers in {health['database_seconds'] * 1000:.1f} ms"
+    integrity = {"checking": "being checked for damage", "unchecked": "not checked for damage: see the proxy's log"}
+    told = integrity.get(health["database_integrity"])
+    return line if told is None else f"{line}; {told}"
 
 
 def transcript(title: str, record: dict[str, Any]) -> RenderableType:

@@ -32,11 +32,16 @@ _PR_SET_PDEATHSIG = 1
 WRONG_CONFIGURATION = 2
 """Exit status of a part that will not run however often it is started; the last line of its log says why."""
 
+AWAY = 75
+"""Exit status of a part that cannot start while something it needs is away (EX_TEMPFAIL of sysexits.h); the last line
+of its log says what."""
+
 Listener = Callable[[str, str], None]
 
 
 class PartFailed(Exception):
-    """A part died again and again, or its configuration is wrong. The message carries the end of its log."""
+    """A part died again and again, its configuration is wrong, or what it needs was away when it was first started.
+    The message carries the end of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,14 +149,25 @@ class Supervisor:
         self._listener(part.name, f"started (pid {running.process.pid})")
 
     async def _keep(self, running: _Running) -> None:
-        """Waits for the part's death, again and again; restarts it after a growing pause."""
+        """Wait for the part's death, again and again, and restart it after a growing pause.
+
+        A part that cannot start because something is away ends the installation only at its first start, when
+        somebody waits for the answer. Later on it is tried until that is back.
+        """
+        waits = 0
         while True:
             process = running.process
             assert process is not None
             code = await process.wait()
-            if code == WRONG_CONFIGURATION:
-                reason = self.log_tail(running.part.name, 1).removeprefix("base-rl: ")
+            reason = self.log_tail(running.part.name, 1).removeprefix("base-rl: ")
+            if code == WRONG_CONFIGURATION or (code == AWAY and running.restarts == 0):
                 raise PartFailed(f"{reason} (said by {running.part.name}; see {running.log})")
+            if code == AWAY:
+                pause = min(_FIRST_BACKOFF_S * 2**waits, _LONGEST_BACKOFF_S)
+                waits += 1
+                await self._restart(running, f"{reason}; trying again in {pause:.1f} s", pause)
+                continue
+            waits = 0
             running.deaths.append(time.monotonic())
             rapid = [death for death in running.deaths if death > time.monotonic() - _RAPID_WINDOW_S]
             if len(rapid) >= _RAPID_DEATHS:
@@ -160,10 +176,13 @@ class Supervisor:
                     f"(last: {_describe_exit(code)}). The end of {running.log}:\n{self.log_tail(running.part.name)}"
                 )
             pause = min(_FIRST_BACKOFF_S * 2 ** (len(rapid) - 1), _LONGEST_BACKOFF_S)
-            self._listener(running.part.name, f"{_describe_exit(code)}; restarting in {pause:.1f} s")
-            await asyncio.sleep(pause)
-            running.restarts += 1
-            await self._spawn(running)
+            await self._restart(running, f"{_describe_exit(code)}; restarting in {pause:.1f} s", pause)
+
+    async def _restart(self, running: _Running, why: str, pause: float) -> None:
+        self._listener(running.part.name, why)
+        await asyncio.sleep(pause)
+        running.restarts += 1
+        await self._spawn(running)
 
 
 async def _end(running: _Running) -> None:

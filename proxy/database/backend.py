@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from proxy.database.integrity import Integrity
 from proxy.database.threads import ConnectionThreads
 
 READERS = 4
@@ -31,12 +32,16 @@ class Backend:
     is_unavailable: Callable[[DBAPIError], bool]
     may_do_again: Callable[[BaseException], bool]
     close: Callable[[], None] | None = None
-    """What else is to be closed."""
+    """Closes what else the backend holds open."""
+    integrity: Integrity | None = None
+    """None on PostgreSQL, which checks its pages itself (data checksums)."""
 
     async def aclose(self) -> None:
         """Waits for what was asked of it."""
         self.write_threads.close()
         self.read_threads.close()
+        if self.integrity is not None:
+            self.integrity.close()
         if self.close is not None:
             self.close()
         await self.writer.dispose()

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
 import migrations
+from proxy.database.integrity import is_damage
 from proxy.database.postgresql import connect_arguments, sqlstate
 from proxy.database.tables import Base
 from proxy.errors import StoreUnavailable
@@ -31,6 +32,9 @@ HEAD = "head"
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 _ADVISORY_LOCK = 0x6261_7365_2D72_6C  # "base-rl": who migrates a PostgreSQL database holds it
 _CONNECT_SECONDS = 10.0
+
+_NOT_OURS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
+"""Errors of a file or directory that belongs to somebody else, or of a file system that is mounted read-only."""
 
 _REFUSED = {
     "28P01": "the password is wrong",
@@ -124,12 +128,22 @@ def _errors_told(url: str) -> Iterator[None]:
             f"the database {shown} does not fit this version of base-rl ({error}); "
             "it was probably used by a newer one: use that, or another database"
         ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"the store {make_url(url).database} cannot be written ({error.strerror or error}): give base-rl the "
+            "right to write there, or name another data directory"
+        ) from error
     except DatabaseError as error:
         reason = " ".join(str(error.orig).split())
-        if type(error.orig) is sqlite3.DatabaseError:  # its subclasses are other things than a damaged file
+        if is_damage(error.orig):
             raise ConfigurationError(
                 f"{make_url(url).database} is damaged or no database ({error.orig}): restore it from a backup, or "
                 "move it away to start with an empty store"
+            ) from error
+        if getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _NOT_OURS:
+            raise ConfigurationError(
+                f"the store {make_url(url).database} cannot be written ({error.orig}): give base-rl the right to "
+                "write the file and its directory, or name another data directory"
             ) from error
         known = _refusal(error)
         if known is not None:

@@ -11,26 +11,34 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from proxy.database.backend import READERS, Backend
-from proxy.database.checkpoints import Checkpoints
+from proxy.database.checkpoints import LONG_LOG, Checkpoints
+from proxy.database.integrity import Integrity
 from proxy.database.packed_json import json_text
 from proxy.database.threads import ConnectionThreads
 from proxy.private_files import make_directory, make_file
+from proxy.settings import ConfigurationError
 
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 _BEGIN_READING = "BEGIN"
-_LONG_LOG = 4000
-"""Pages, 64 MiB: the commit that finds as many in the log writes them back itself, and waits for the disk. Mostly
-`Checkpoints` were there before."""
+_LOG_BYTES = 64 << 20
+"""The log's file is cut to this when the log starts again from its beginning, however long it had become."""
 _SCRUB_PATIENCE_SECONDS = 0.2
 """Writers wait meanwhile."""
 
 
 def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: float) -> Backend:
-    """Raises ValueError for an in-memory database."""
+    """Open the store's file, which is made if it is missing. Raises ValueError for an in-memory database, and
+    ConfigurationError if the file's directory cannot be made."""
     if url.database in (None, "", ":memory:"):
         raise ValueError("the store needs a SQLite file: an in-memory one is not shared between connections")
-    make_directory(Path(str(url.database)).parent)
-    make_file(Path(str(url.database)))
+    try:
+        make_directory(Path(str(url.database)).parent)
+        make_file(Path(str(url.database)))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the store {url.database} cannot be made ({error.strerror or error}): give base-rl the right to write "
+            "there, or name another place"
+        ) from error
     level = synchronous or "normal"
     timeout = {"timeout": busy_timeout_seconds}
     asynchronous, plain = url.set(drivername="sqlite+aiosqlite"), url.set(drivername="sqlite")
@@ -67,6 +75,7 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         is_unavailable=is_unavailable,
         may_do_again=lambda _error: False,
         close=checkpoints.close,
+        integrity=Integrity(str(url.database)),
     )
 
 
@@ -104,7 +113,10 @@ def _configure(engine: Engine, *, synchronous: str) -> None:
         cursor.execute("PRAGMA secure_delete = ON")  # what is erased is overwritten
         cursor.execute("PRAGMA temp_store = MEMORY")
         cursor.execute("PRAGMA cache_size = -32768")  # KiB: of the indexes that each turn adds to at a random place
-        cursor.execute(f"PRAGMA wal_autocheckpoint = {_LONG_LOG}")
+        # A commit that finds so much in the log writes it back itself and waits for the disk; mostly `Checkpoints`
+        # were there before.
+        cursor.execute(f"PRAGMA wal_autocheckpoint = {LONG_LOG}")
+        cursor.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
         cursor.close()
 
 

@@ -450,6 +450,15 @@ class RateLimitRow(Base):
     """The limit by which it was used last."""
 
 
+class WriteProbeRow(Base):
+    """One row, written to find out whether the store takes writes (`database/probe.py`)."""
+
+    __tablename__ = "write_probes"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    at: Mapped[float] = mapped_column(Float)
+
+
 class EventRow(Base):
     """The event log: what happened, for the page and the audit. Appended in the transaction of what it tells."""
 

@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import wraps
 from typing import NoReturn, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, make_url
+from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.database.backend import Backend
 from proxy.database.group_commit import ATTEMPTS, GroupCommit
+from proxy.database.integrity import IntegrityState, is_damage
 from proxy.database.postgresql import open_postgresql
+from proxy.database.probe import WriteProbe
 from proxy.database.sqlite import open_sqlite, scrub
 from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
 
@@ -73,6 +76,7 @@ class Database:
                 statement_timeout_seconds=statement_timeout_seconds,
             )
         self._backend: Backend = backend
+        self._probe = WriteProbe(self._write_probe_row)
         self._lanes = [
             GroupCommit(backend.write_threads.run, may_do_again=backend.may_do_again)
             for _ in range(backend.write_threads.count)
@@ -82,15 +86,41 @@ class Database:
             self._lanes[0].held if backend.one_writer else nullcontext
         )
 
+    @property
+    def integrity(self) -> IntegrityState | None:
+        """What is known of damage to the store's file; None on PostgreSQL, which checks its own pages."""
+        return self._backend.integrity.state if self._backend.integrity is not None else None
+
+    async def check_integrity(self, *, patience_seconds: float) -> None:
+        """Begin to look for damage and wait for the result this long; a larger file is checked on in the background.
+
+        Raises StoreDamaged if damage was found by then; calls that come after it was found raise it themselves.
+        """
+        integrity = self._backend.integrity
+        if integrity is not None:
+            integrity.begin()
+            await asyncio.to_thread(integrity.wait, patience_seconds)
+            integrity.raise_if_damaged()
+
+    async def check_writable(self) -> None:
+        """Return if a write would succeed now; raises StoreUnavailable like `transact`, within about two seconds.
+
+        Cheap enough to be asked by every probe: at most one small write a second is made.
+        """
+        self._raise_if_damaged()
+        await self._probe.check()
+        self._raise_if_damaged()
+
     async def transact(self, work: Callable[[Connection], _Result], *, about: str | None = None) -> _Result:
         """What `work` returned, once what it wrote is committed; or what it raised, and then it changed nothing.
 
         It must only use its connection, and wait for nothing else. A caller that is cancelled does not undo it.
         `about`: what names the session that it changes, where it changes one. Writes about the same are made in the
         order of their arrival; where the database can, those about others at the same time, and those about none.
-        Raises StoreUnavailable when the database cannot be reached or written (down, locked, disk full), and
-        InvalidRequest for a value that the database cannot hold.
+        Raises StoreUnavailable when the database cannot be reached or written (down, locked, disk full), StoreDamaged
+        once damage to it is known, and InvalidRequest for a value that the database cannot hold.
         """
+        self._raise_if_damaged()
         try:
             return await self._lane(about).commit(work)
         except (DBAPIError, PoolExhausted) as error:
@@ -98,6 +128,7 @@ class Database:
 
     async def look(self, work: Callable[[Connection], _Result]) -> _Result:
         """What `work` read of one committed state. Raises StoreUnavailable like `transact`."""
+        self._raise_if_damaged()
         try:
             return await self._backend.read_threads.run(work)
         except (DBAPIError, PoolExhausted) as error:
@@ -110,6 +141,7 @@ class Database:
         Nothing else is written meanwhile on SQLite: do not wait in it for what may take long, nor for `transact`.
         Raises StoreUnavailable like `transact`, and StoreContended where other proxies got in the way (`retried`).
         """
+        self._raise_if_damaged()
         try:
             async with self._sole_writer(), self._backend.writer.begin() as connection:
                 yield connection
@@ -119,6 +151,7 @@ class Database:
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A read-only look at one committed state. Raises StoreUnavailable like `transact`."""
+        self._raise_if_damaged()
         try:
             async with self._backend.reader.connect() as connection:
                 yield connection
@@ -130,15 +163,18 @@ class Database:
         by itself, in time. False: not now, try again."""
         if self.url.get_backend_name() != "sqlite":
             return True
+        self._raise_if_damaged()
         try:
             return await asyncio.to_thread(scrub, str(self.url.database))
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
+            self._raise_if_damage(error)
             raise StoreUnavailable(f"the trajectory store cannot be used now: {error}") from error
 
     async def aclose(self) -> None:
         """Waits for what is being written."""
         for lane in self._lanes:
             await lane.aclose()
+        await self._probe.aclose()
         await self._backend.aclose()
 
     def _lane(self, about: str | None) -> GroupCommit:
@@ -146,8 +182,26 @@ class Database:
         transaction with none that waits for such a lock."""
         return self._lanes[-1] if about is None else self._session_lanes[hash(about) % len(self._session_lanes)]
 
+    async def _write_probe_row(self) -> None:
+        def write(connection: Connection) -> None:
+            connection.execute(_PROBE, {"at": time.time()})
+
+        await self.transact(write)
+
+    def _raise_if_damaged(self) -> None:
+        if self._backend.integrity is not None:
+            self._backend.integrity.raise_if_damaged()
+
+    def _raise_if_damage(self, error: BaseException | None) -> None:
+        """Remember the damage that this error tells of, if it does, and raise StoreDamaged."""
+        if self._backend.integrity is not None and is_damage(error):
+            self._backend.integrity.report(str(error))
+            self._backend.integrity.raise_if_damaged()
+
     def _raise_told(self, error: DBAPIError | PoolExhausted) -> NoReturn:
-        """What callers are told of it."""
+        """Raise the error that callers are to see in place of the driver's."""
+        if isinstance(error, DBAPIError):
+            self._raise_if_damage(error.orig)
         if self._backend.may_do_again(error):
             raise StoreContended("other proxies are at the same in the trajectory store; try again") from error
         if isinstance(error, PoolExhausted):
@@ -161,3 +215,6 @@ class Database:
             reason = str(error.orig).partition("\n")[0]
             raise InvalidRequest(f"the trajectory store cannot hold a value of this request: {reason}") from error
         raise error
+
+
+_PROBE = text("INSERT INTO write_probes (id, at) VALUES (1, :at) ON CONFLICT (id) DO UPDATE SET at = excluded.at")

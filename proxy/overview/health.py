@@ -1,4 +1,4 @@
-"""Whether the parts are well: database, engine, disk, trainers."""
+"""The health view: database, engine, disk and trainers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFault, EngineFaults
-from proxy.errors import StoreUnavailable
+from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.views import Health, RunHealth
 from proxy.settings import RunSettings
@@ -19,14 +19,17 @@ _LOW_DISK_BYTES = 1 << 30
 
 
 class ServingStatus(Protocol):
-    """What the health view asks of the swap controller."""
+    """The part of the swap controller that the health view needs."""
 
     @property
     def engine_ready(self) -> bool: ...
 
 
 class HealthCheck:
-    """`swaps` None: nobody watches an engine here. `data_dir` None: nobody said which disk counts."""
+    """`swaps` is None where nobody watches an engine, `data_dir` where no disk is to be watched.
+
+    `serves_unrecorded`: model calls are answered without the store as well (`database.when_unavailable = "serve"`).
+    """
 
     def __init__(
         self,
@@ -36,25 +39,32 @@ class HealthCheck:
         swaps: ServingStatus | None,
         data_dir: Path | None,
         faults: EngineFaults | None = None,
+        serves_unrecorded: bool = False,
     ) -> None:
         self._database = database
         self._clock = clock
         self._swaps = swaps
         self._data_dir = data_dir
         self._faults = faults
+        self._serves_unrecorded = serves_unrecorded
 
     async def check(self) -> Health:
-        """Never raises: what does not work is in the answer."""
+        """Never raises: everything that does not work is listed in the answer."""
         problems: list[str] = []
         began = time.monotonic()
         runs: tuple[RunHealth, ...] = ()
-        database = "ok"
+        database = "down"
+        seconds: float | None = None
         try:
             runs = await self._run_health()
+            seconds = time.monotonic() - began
+            database = "unwritable"
+            await self._database.check_writable()
+            database = "ok"
         except StoreUnavailable as error:
-            database = "down"
+            if isinstance(error, StoreDamaged):
+                database = "damaged"
             problems.append(error.message)
-        seconds = time.monotonic() - began
         engine_ready = self._swaps.engine_ready if self._swaps is not None else None
         if engine_ready is False:
             problems.append("the engine does not take calls: it is down, or does not hold a version of the run yet")
@@ -71,11 +81,12 @@ class HealthCheck:
             f"the run {run.name!r} is paused: {run.paused_because}" for run in runs if run.paused_because is not None
         )
         return Health(
-            ready=database == "ok" and engine_ready is not False,
+            ready=(database == "ok" or self._serves_unrecorded) and engine_ready is not False,
             status="degraded" if problems else "ok",
             problems=tuple(problems),
             database=database,
-            database_seconds=seconds,
+            database_seconds=time.monotonic() - began if seconds is None else seconds,
+            database_integrity=integrity.value if (integrity := self._database.integrity) is not None else None,
             engine_ready=engine_ready,
             disk_free_bytes=disk[1] if disk is not None else None,
             disk_total_bytes=disk[0] if disk is not None else None,
@@ -120,7 +131,7 @@ def _fault_problem(fault: EngineFault) -> str:
 
 
 def _disk(directory: Path | None) -> tuple[int, int] | None:
-    """(total, free) bytes; None where nobody said which disk, or it cannot be asked."""
+    """Return (total, free) bytes; None without a directory, or if its disk cannot be asked."""
     if directory is None:
         return None
     try:

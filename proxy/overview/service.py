@@ -62,7 +62,7 @@ class OverviewService:
     """Everything raises NotFound for what is not there and StoreUnavailable while the database is down.
 
     `hold_seconds`: how long costly figures of a run are kept at least; 0 in tests. `elapsed`: a clock that is never
-    set back, by which they grow old.
+    set back, by which they grow old. `serves_unrecorded`: as `HealthCheck` takes it.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class OverviewService:
         faults: EngineFaults | None = None,
         hold_seconds: float = 0.5,
         elapsed: Clock = time.monotonic,
+        serves_unrecorded: bool = False,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -85,7 +86,14 @@ class OverviewService:
         self.ledger = LedgerOverview(database)
         self._steps = StepOverview(database, token_text)
         self._figures = RunFigures(database=database, clock=clock, hold_seconds=hold_seconds, elapsed=elapsed)
-        self._health = HealthCheck(database=database, clock=clock, swaps=swaps, data_dir=data_dir, faults=faults)
+        self._health = HealthCheck(
+            database=database,
+            clock=clock,
+            swaps=swaps,
+            data_dir=data_dir,
+            faults=faults,
+            serves_unrecorded=serves_unrecorded,
+        )
         self._closed = asyncio.Event()
 
     def close(self) -> None:

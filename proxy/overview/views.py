@@ -256,13 +256,18 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """`ready`: model calls are served now. `status`: `ok`, or `degraded` with the `problems` in words.
-    `engine_ready` None: nothing watches an engine."""
+
+    `database`: `ok`, `unwritable` (it answers, and takes no writes), `down` or `damaged`. `database_integrity`: of a
+    SQLite file, `checking`, `ok`, `damaged`, or `unchecked` where the check failed; None on PostgreSQL.
+    `engine_ready` is None where nothing watches an engine.
+    """
 
     ready: bool
     status: str
     problems: tuple[str, ...]
     database: str
     database_seconds: float
+    database_integrity: str | None
     engine_ready: bool | None
     disk_free_bytes: int | None
     disk_total_bytes: int | None

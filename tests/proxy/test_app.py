@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -10,14 +11,17 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from proxy.app import create_app
+from proxy.database.probe import FRESH_SECONDS
 from proxy.settings import (
     BootstrapSettings,
     ConfigurationError,
+    DatabaseSettings,
     EngineSettings,
     RunSettings,
     ServerSettings,
     Settings,
 )
+from tests.database import files_end_at
 from tests.fakes.engine import FakeEngine
 from tests.proxy.store import MovedClock
 from tests.proxy.tokens.models import write_model
@@ -79,6 +83,28 @@ async def test_it_is_alive_and_counts_what_it_does(client: httpx.AsyncClient) ->
         'base_rl_sessions{run="policy",training="excluded"} 1.0',
     ):
         assert line in metrics.splitlines()
+
+
+@pytest.mark.parametrize(("when_unavailable", "status"), [("refuse", 503), ("serve", 200)])
+async def test_readiness_is_whether_a_call_would_be_served(
+    tmp_path: Path, model: Path, engine: FakeEngine, when_unavailable: Literal["refuse", "serve"], status: int
+) -> None:
+    """With a full disk everything can be read, and no call can be recorded."""
+    settings = settings_for(tmp_path, model, database=DatabaseSettings(when_unavailable=when_unavailable))
+    async with running(create_app(settings, engine=engine, clock=MovedClock()), key=ADMIN) as client:
+        async with asyncio.timeout(30):
+            while (await client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(FRESH_SECONDS)
+        with files_end_at(1):
+            readiness = await client.get("/readyz")
+            health = (await client.get("/api/v1/health")).json()
+        assert readiness.status_code == status
+        body = readiness.json()
+        assert "disk" in (body["missing"]["store"] if status == 503 else body["unrecorded"])
+        assert (health["database"], health["ready"], health["status"]) == ("unwritable", status == 200, "degraded")
+        assert any("disk" in problem for problem in health["problems"])
+        assert health["database_integrity"] == "ok"
 
 
 async def test_bootstrap_keys_are_what_they_are_named(client: httpx.AsyncClient) -> None:

@@ -16,6 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from proxy.__main__ import DATABASE_AWAY
+from proxy.cli.supervisor import AWAY
+from proxy.database.migrate import upgrade
 from tests.proxy.tokens.models import write_model
 from tests.running_app import bearer
 
@@ -117,21 +120,52 @@ def test_a_wrong_configuration_ends_with_one_clear_line(tmp_path: Path, model: P
         assert "Traceback" not in ended.stderr
 
 
-def test_a_database_that_is_away_is_one_line_and_another_exit_status(tmp_path: Path, model: Path) -> None:
-    """Who starts it again may be luckier."""
-    url = "postgresql://somebody:secret@127.0.0.1:1/store?connect_timeout=2"
+def refused(directory: Path, model: Path, status: int, **more: str) -> str:
+    """The last line that a proxy says which does not start, without a traceback before it."""
     ended = subprocess.run(
         [sys.executable, "-m", "proxy"],
-        env=environment(tmp_path, model, BASE_RL_DATABASE__URL=url),
+        env=environment(directory, model, **more),
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ended.returncode == 1, ended.stderr
-    assert "cannot be reached" in ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode == status, ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "secret" not in ended.stderr
+    line = ended.stderr.strip().splitlines()[-1]
+    assert line.startswith("base-rl: ")
+    return line
+
+
+def test_a_damaged_store_is_found_at_the_start(tmp_path: Path, model: Path) -> None:
+    """One page in its middle was overwritten: as much as a start would not meet by itself."""
+    store = tmp_path / "data" / "base-rl.sqlite3"
+    upgrade(f"sqlite:///{store}")
+    content = store.read_bytes()
+    page = 16384
+    middle = len(content) // 2 // page * page
+    store.write_bytes(content[:middle] + b"\xff" * page + content[middle + page :])
+    line = refused(tmp_path, model, 2)
+    assert "the trajectory store is damaged" in line
+    assert "restore the store from a backup" in line
+
+
+def test_a_directory_that_cannot_be_written_is_one_sentence(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "file").touch()
+    line = refused(tmp_path / "file", model, 2)
+    assert f"the data directory {tmp_path / 'file' / 'data'} cannot be used (Not a directory)" in line
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "base-rl.sqlite3.lock").mkdir()
+    assert "base-rl.sqlite3 cannot be written" in refused(tmp_path, model, 2)
+
+
+def test_a_database_that_is_away_is_one_line_and_another_exit_status(tmp_path: Path, model: Path) -> None:
+    """Who starts it again may be luckier."""
+    url = "postgresql://somebody:secret@127.0.0.1:1/store?connect_timeout=2"
+    assert DATABASE_AWAY == AWAY
+    line = refused(tmp_path, model, DATABASE_AWAY, BASE_RL_DATABASE__URL=url)
+    assert "cannot be reached" in line
+    assert "secret" not in line
 
 
 KNOWN_LIMITS = {

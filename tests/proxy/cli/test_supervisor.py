@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.supervisor import Part, PartFailed, Supervisor
+from proxy.cli.supervisor import AWAY, Part, PartFailed, Supervisor
 
 SLEEPER = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('up', flush=True)\n"
 FOREVER = SLEEPER + "while True: time.sleep(60)\n"
@@ -60,6 +60,42 @@ async def test_a_part_that_dies_is_started_again(tmp_path: Path) -> None:
         assert supervisor.restarts("part") == 1
         assert supervisor.alive("part")
         assert any("killed by SIGKILL" in line for line in heard.lines)
+
+
+AWAY_PART = (
+    "import pathlib, sys, time\n"
+    "if pathlib.Path(sys.argv[1]).exists():\n"
+    "    time.sleep(600)\n"
+    "print('base-rl: the database cannot be reached', file=sys.stderr)\n"
+    f"sys.exit({AWAY})\n"
+)
+
+
+def waiting_for(file: Path) -> Part:
+    return Part(name="part", argv=(sys.executable, "-c", AWAY_PART, str(file)))
+
+
+async def test_what_is_away_at_the_first_start_is_said_at_once(tmp_path: Path) -> None:
+    heard = Heard()
+    async with Supervisor([waiting_for(tmp_path / "never")], tmp_path, heard) as supervisor:
+        with pytest.raises(PartFailed, match="the database cannot be reached"):
+            await supervisor.wait_for_failure()
+        assert supervisor.restarts("part") == 0
+
+
+async def test_what_is_away_later_is_said_and_waited_for(tmp_path: Path) -> None:
+    """However often: it does not count as dying again and again."""
+    heard, back = Heard(), tmp_path / "back"
+    back.touch()
+    async with Supervisor([waiting_for(back)], tmp_path, heard) as supervisor:
+        pid = supervisor.pid("part")
+        assert pid is not None
+        back.unlink()
+        os.kill(pid, signal.SIGKILL)
+        await heard.wait_for(2, "the database cannot be reached; trying again")
+        back.touch()
+        await heard.wait_for(4, "started")
+        supervisor.raise_for_failure()
 
 
 async def test_the_end_of_the_block_ends_every_part(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +64,43 @@ def test_a_short_one_is_left(connection: Connection, path: Path) -> None:
         checkpoints.committed(connection)
     checkpoints.close()
     assert path.stat().st_size == before
+
+
+def test_a_log_that_is_never_free_of_readers_is_emptied_all_the_same(connection: Connection, path: Path) -> None:
+    """Each reader begins before the one before it ends, so SQLite itself never begins the log anew."""
+    checkpoints = Checkpoints(str(path), long_log=100)
+    log = path.with_name(path.name + "-wal")
+
+    def reader() -> sqlite3.Connection:
+        opened = sqlite3.connect(path, isolation_level=None)
+        opened.execute("BEGIN")
+        opened.execute("SELECT count(*) FROM t").fetchone()
+        return opened
+
+    current = reader()
+    for _ in range(8):
+        add(connection, ENOUGH)
+        following = reader()
+        current.close()
+        current = following
+    assert log.stat().st_size > 8 * ENOUGH * 4096
+    checkpoints.committed(connection)
+    deadline = time.monotonic() + 20
+    while log.stat().st_size and time.monotonic() < deadline:  # there is a reader at every moment
+        following = reader()
+        current.close()
+        current = following
+    checkpoints.close()
+    current.close()
+    assert log.stat().st_size == 0
+    assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 8 * ENOUGH
+
+
+async def test_a_log_that_was_long_is_cut_when_it_begins_anew(tmp_path: Path) -> None:
+    database = Database(sqlite_database(tmp_path))
+    limit = await database.look(lambda found: found.exec_driver_sql("PRAGMA journal_size_limit").scalar_one())
+    assert limit == 64 << 20
+    await database.aclose()
 
 
 def checkpointing(threads_before: set[threading.Thread]) -> list[str]:
