@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
+import math
 import socket
 import sys
 from functools import partial
@@ -21,8 +23,8 @@ from proxy.http.connections import BoundedConnection, Connections, connections_w
 from proxy.interpreter import settle_interpreter
 from proxy.settings import ConfigurationError, Settings, load_settings
 
-GRACE_SECONDS = 7
-"""How long open streams may go on once the proxy was told to stop; the supervisor's patience is ten seconds."""
+_LAST_RESORT_SECONDS = 3
+"""How much longer than the grace period a connection may take to close; then its task is cancelled."""
 
 DATABASE_AWAY = 75
 """Exit status EX_TEMPFAIL of sysexits.h: the same start may succeed later (`proxy/cli/supervisor.py`)."""
@@ -66,6 +68,7 @@ class _Server(uvicorn.Server):
         self._app = app
         most = connections_within(settings.server.max_connections, machine.descriptor_limit())
         connections = Connections(settings.server, app.state.metrics, most=most)
+        self._grace = settings.server.stop_grace_seconds
         super().__init__(
             uvicorn.Config(
                 app,
@@ -77,7 +80,7 @@ class _Server(uvicorn.Server):
                 server_header=False,
                 log_config=None,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=GRACE_SECONDS,
+                timeout_graceful_shutdown=math.ceil(settings.server.stop_grace_seconds) + _LAST_RESORT_SECONDS,
                 lifespan="on",
             )
         )
@@ -88,7 +91,17 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         begin_stop(self._app)
-        await super().shutdown(sockets)
+        cutting = asyncio.create_task(self._cut_generations())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+
+    async def _cut_generations(self) -> None:
+        """End the calls in flight once their grace period is over. Each is recorded as truncated, with its tokens so
+        far, and its client gets the end of its stream."""
+        await asyncio.sleep(self._grace)
+        await self._app.state.chat.aclose()
 
 
 def _is_worth_a_line(app: FastAPI, record: logging.LogRecord) -> bool:

@@ -77,6 +77,8 @@ class ServerSettings(_Section):
     body_timeout_seconds: PositiveFloat = 120.0
     """From the end of the headers to the end of the body."""
     stream_ping_seconds: PositiveFloat = 15.0
+    stop_grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 7.0
+    """How long calls in flight may go on once the proxy is told to stop; then they are recorded as truncated."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -33,7 +33,6 @@ from trainer import log
 from trainer.algorithm.presets import check_teacher, resolve
 from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
-from trainer.metrics.background import hanging
 from trainer.metrics.sinks import check_directories, check_installed
 from trainer.parallel.layout import layout_of
 from trainer.restarts import STATUS, LastWords, Restarts, end_with_launcher
@@ -264,6 +263,8 @@ def _parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     status = main()
-    if hanging():
-        os._exit(status)  # a sink had its time; what its library would do at the exit may take forever
-    sys.exit(status)
+    # Everything is closed by now. Taking the interpreter down with torch in it takes up to seconds, and what the
+    # library of a hanging sink would do at the exit may take for ever.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

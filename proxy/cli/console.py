@@ -112,6 +112,8 @@ def finish(command: Any) -> NoReturn:
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except asyncio.CancelledError:  # by SIGTERM, see `end_on_sigterm`
-        raise SystemExit(143) from None
+    except asyncio.CancelledError:  # by a signal, see `end_on_signals`
+        from proxy.cli.signals import exit_status
+
+        raise SystemExit(exit_status()) from None
     raise SystemExit(code)

@@ -21,9 +21,10 @@ from rich.text import Text
 
 from proxy.cli.drawing import LiveRun, live_line, live_table, transcript
 from proxy.cli.operations import Operations
+from proxy.cli.signals import end_on_signals
 from proxy.cli.stack import Stack, running_stack, wait_until_ready
 from proxy.cli.supervisor import PartFailed, die_with_parent
-from proxy.cli.up import end_on_sigterm, with_model
+from proxy.cli.up import with_model
 from proxy.private_files import open_file
 from proxy.settings import ConfigurationError, EngineKind, Settings, load_settings
 
@@ -33,6 +34,8 @@ _GOOD = 0.9
 _REFRESH_S = 0.5
 _PLAIN_EVERY_S = 5.0
 _HARNESS_STOP_S = 15.0
+_HARNESS_CUT_S = 0.5
+"""The same after Ctrl-C: sessions that it does not end in time end when they are idle."""
 _EMPTIED = ("base-rl.sqlite3", "base-rl.sqlite3-wal", "base-rl.sqlite3-shm", "weights", "logs", "harness.json")
 
 
@@ -79,7 +82,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
     began = time.monotonic()
     folder = _example_folder()
     settings = _settings(options, folder)
-    end_on_sigterm()
+    end_on_signals()
     notes: list[str] = []
 
     def listener(part: str, what: str) -> None:
@@ -144,8 +147,11 @@ class _Demo:
                     elif time.monotonic() - printed > _PLAIN_EVERY_S:
                         printed = time.monotonic()
                         self._out.print(live_line(view), soft_wrap=True)
+        except asyncio.CancelledError:
+            await _stop(harness, _HARNESS_CUT_S)
+            raise
         finally:
-            await _stop(harness)
+            await _stop(harness, _HARNESS_STOP_S)
         if self._options.plain:
             self._out.print(live_line(await self._look(operations)), soft_wrap=True)
 
@@ -317,14 +323,14 @@ def _write_summary(path: Path, summary: Summary) -> None:
     partial.replace(path)
 
 
-async def _stop(harness: asyncio.subprocess.Process) -> None:
-    """Lets the harness end its open sessions; kills it when that takes too long."""
+async def _stop(harness: asyncio.subprocess.Process, seconds: float) -> None:
+    """Let the harness end its open sessions; kill it when that takes longer than `seconds`."""
     if harness.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
         harness.send_signal(signal.SIGTERM)
     try:
-        async with asyncio.timeout(_HARNESS_STOP_S):
+        async with asyncio.timeout(seconds):
             await harness.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):

@@ -23,13 +23,24 @@ from proxy.cli.supervisor import Listener, Part, PartFailed, Supervisor
 from proxy.cli.trainer_process import trainer_command
 from proxy.engines.launch import LaunchPlan, embedded_plan, scripted_plan, sglang_cpu_plan, sglang_gpu_plan
 from proxy.private_files import make_directory, open_file
-from proxy.settings import ConfigurationError, EngineKind, Settings, as_environment
+from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, as_environment
 
 ENGINE, PROXY, TRAINER = "engine", "proxy", "trainer"
 _READY_POLL_S = 0.1
 _MOST_RESTARTS_BEFORE_READY = 3
 _ADDRESS_FILE = "address.json"
 _SCRIPTED_MARK = "scripted"
+# Ctrl-C takes two seconds at most, so no part has the time to finish what it is doing.
+_GRACE_S = 0.3
+_PROXY_STOP_S = 5.0
+"""Beyond its grace period. Recording the calls in flight takes moments, and longer only on a disk that hangs."""
+_TRAINER_STOP_S = 0.8
+"""To give claims back. In the middle of a step it cannot hear the signal: it is killed, the step is abandoned, and
+the next trainer gives its claims back."""
+_TRAINER_WITH_SINKS_STOP_S = 6.5
+"""A trainer waits five seconds for the sinks of its metrics."""
+_ENGINE_STOP_S = 0.3
+"""It keeps nothing that is worth waiting for, once the proxy has ended."""
 
 
 class AlreadyRunning(Exception):
@@ -70,13 +81,15 @@ async def running_stack(
     config_file: Path | None,
     with_trainer: bool,
     nproc: int = 1,
+    tells_metrics: bool = False,
     seed: int | None,
     listener: Listener,
     prepare: Callable[[], None] = lambda: None,
     or_next_port: bool = False,
 ) -> AsyncIterator[Stack]:
     """Starts the parts and ends them with the block. They start at the same time: `wait_until_ready` waits for them.
-    The trainer has `nproc` processes. `prepare` runs before, once the data directory is known to be ours alone.
+    The trainer has `nproc` processes, and more time to end if it `tells_metrics` to a sink.
+    `prepare` runs before, once the data directory is known to be ours alone.
     `or_next_port` allows another port than the one asked for, where that is taken.
 
     Raises AlreadyRunning, NoFreePort, ConfigurationError for a data directory that cannot be used.
@@ -90,7 +103,14 @@ async def running_stack(
         keys = load_or_make(data_dir)
         url = local_url(settings)
         parts = _parts(
-            settings, url=url, keys=keys, config_file=config_file, with_trainer=with_trainer, nproc=nproc, seed=seed
+            settings,
+            url=url,
+            keys=keys,
+            config_file=config_file,
+            with_trainer=with_trainer,
+            nproc=nproc,
+            tells_metrics=tells_metrics,
+            seed=seed,
         )
         address_file = data_dir / _ADDRESS_FILE
         async with Supervisor(parts, data_dir / "logs", listener) as supervisor:
@@ -157,6 +177,7 @@ def _parts(
     config_file: Path | None,
     with_trainer: bool,
     nproc: int,
+    tells_metrics: bool,
     seed: int | None,
 ) -> list[Part]:
     parts = []
@@ -165,12 +186,17 @@ def _parts(
         port = random_free_port("127.0.0.1")
         plan = _engine_plan(settings, port=port, seed=seed)
         engine_url = plan.url
-        parts.append(Part(name=ENGINE, argv=plan.argv, env=plan.env))
+        parts.append(Part(name=ENGINE, argv=plan.argv, env=plan.env, stop_seconds=_ENGINE_STOP_S))
     elif engine_url is None:
         engine_url = settings.engine.kind
     resolved = settings.model_copy(
         update={
-            "server": settings.server.model_copy(update={"data_dir": settings.server.data_dir.resolve()}),
+            "server": settings.server.model_copy(
+                update={
+                    "data_dir": settings.server.data_dir.resolve(),
+                    "stop_grace_seconds": _grace_seconds(settings.server),
+                }
+            ),
             "engine": settings.engine.model_copy(update={"url": engine_url}),
         }
     )
@@ -185,6 +211,7 @@ def _parts(
                 "BASE_RL_BOOTSTRAP__RUN_KEY": keys.run_key,
                 "BASE_RL_BOOTSTRAP__TRAINER_KEY": keys.trainer_key,
             },
+            stop_seconds=_grace_seconds(settings.server) + _PROXY_STOP_S,
         )
     )
     if with_trainer:
@@ -197,10 +224,16 @@ def _parts(
                     "BASE_RL_TRAINER__NPROC": str(nproc),
                     "BASE_RL_TRAINER__API_KEY": keys.trainer_key,
                 },
-                stop_seconds=20.0,
+                stop_seconds=_TRAINER_WITH_SINKS_STOP_S if tells_metrics else _TRAINER_STOP_S,
             )
         )
     return parts
+
+
+def _grace_seconds(server: ServerSettings) -> float:
+    """The grace period of calls in flight: as configured, or short where nobody configured it."""
+    default = ServerSettings().stop_grace_seconds
+    return _GRACE_S if server.stop_grace_seconds == default else server.stop_grace_seconds
 
 
 def _engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPlan:

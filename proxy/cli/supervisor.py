@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,10 @@ AWAY = 75
 of its log says what."""
 
 Listener = Callable[[str, str], None]
+
+
+_supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
+"""Those of this process, for `kill_all`."""
 
 
 class PartFailed(Exception):
@@ -73,6 +78,7 @@ class Supervisor:
         self._listener = listener
         self._keepers: list[asyncio.Task[None]] = []
         self._stopping = False
+        _supervisors.add(self)
 
     async def __aenter__(self) -> Supervisor:
         for running in self._running:
@@ -120,8 +126,16 @@ class Supervisor:
         for keeper in done:
             keeper.result()
 
+    def kill(self) -> None:
+        """Send SIGKILL to every part and what it started, and wait for nothing."""
+        for running in self._running:
+            process = running.process
+            if process is not None and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
     async def stop(self) -> None:
-        """Ends the parts, last started first: SIGTERM, then SIGKILL to those that outstay their `stop_seconds`."""
+        """End the parts, last started first: SIGTERM, then SIGKILL to those that outstay their `stop_seconds`."""
         self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -200,6 +214,12 @@ async def _end(running: _Running) -> None:
         await process.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # what the part itself may have left behind
+
+
+def kill_all() -> None:
+    """Send SIGKILL to the parts of every supervisor of this process."""
+    for supervisor in list(_supervisors):
+        supervisor.kill()
 
 
 def _shortened(line: str) -> str:

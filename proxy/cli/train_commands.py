@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from proxy.cli.stack import Address
 
 _CLI_STATUS_OF_WRONG_CONFIGURATION = 1
-_KILLED_AFTER = 3
-"""This many signals."""
+_STOP_SECONDS = 1.5
+"""How long a process may take to end after the first signal. In the middle of a step it cannot hear it: it is killed,
+and the next trainer gives its claims back."""
+_STOP_SECONDS_WITH_SINKS = 6.5
+"""A trainer waits five seconds for the sinks of its metrics."""
 
 
 def train(
@@ -101,14 +104,16 @@ def _arguments(
 
 def _train(config: Path | None, data_dir: Path | None, arguments: Sequence[str], *, dry_run: bool) -> int:
     from proxy.cli.supervisor import WRONG_CONFIGURATION
-    from proxy.cli.trainer_process import trainer_command
+    from proxy.cli.trainer_process import runs_of, trainer_command
 
     environment, resolved = connected(config, data_dir, arguments)
     processes = resolved["nproc"] or 1
     if dry_run:
         out.print_json(json.dumps({**resolved, "nproc": processes}))
         return 0
-    code = supervised(trainer_command(processes, arguments), environment)
+    sinks = any(run["metrics"]["sinks"] for run in runs_of(resolved))
+    patience = _STOP_SECONDS_WITH_SINKS if sinks else _STOP_SECONDS
+    code = supervised(trainer_command(processes, arguments), environment, patience=patience, when_killed=0)
     return _CLI_STATUS_OF_WRONG_CONFIGURATION if code == WRONG_CONFIGURATION else code
 
 
@@ -153,8 +158,12 @@ def _own_key(data_dir: Path, address: Address | None, proxy_url: str) -> str:
     return keys.trainer_key
 
 
-def supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs it to its end, passes signals on; its exit status, or that of a shell where a signal killed it."""
+def supervised(
+    command: Sequence[str], environment: Mapping[str, str], *, patience: float = _STOP_SECONDS, when_killed: int = 130
+) -> int:
+    """Run a process to its end and pass signals on; return its exit status, or that of a shell where a signal killed
+    it. After the first signal it has `patience` seconds, after the second none: it is killed, and the status is
+    `when_killed`, as nothing that it was doing counts."""
     from proxy.cli.supervisor import die_with_parent
 
     process: subprocess.Popen[bytes] | None = None
@@ -163,12 +172,15 @@ def supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
     def pass_on(_number: int, _frame: FrameType | None) -> None:
         nonlocal received
         received += 1
-        if process is not None and received < _KILLED_AFTER:
+        if process is None:
+            return
+        if received == 1:
             process.terminate()
-        elif process is not None:
+            signal.setitimer(signal.ITIMER_REAL, patience)
+        else:
             os.killpg(process.pid, signal.SIGKILL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, pass_on)
     # A session of its own: Ctrl-C in the terminal reaches it once, through us.
     process = subprocess.Popen(
@@ -179,5 +191,9 @@ def supervised(command: Sequence[str], environment: Mapping[str, str]) -> int:
     )
     if received:
         process.terminate()
+        signal.setitimer(signal.ITIMER_REAL, patience)
     code = process.wait()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    if received and code == -signal.SIGKILL:
+        return when_killed
     return code if code >= 0 else 128 - code

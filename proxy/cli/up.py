@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from proxy.cli.remembered import (
     remember,
     worth_remembering,
 )
+from proxy.cli.signals import end_on_signals
 from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment, wait_until_ready
 from proxy.cli.stored_runs import chosen_run, stored_runs
 from proxy.cli.trainer_process import resolved_by_trainer, runs_of
@@ -67,7 +67,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
         resolved["database"]["url"] = make_url(settings.database_url).render_as_string()  # without its password
         out.print_json(json.dumps(resolved if trainer is None else {**resolved, "trainer": trainer}))
         return 0
-    end_on_sigterm()
+    end_on_signals()
 
     def listener(part: str, what: str) -> None:
         out.print(Text.assemble((f"{part:<8}", "dim"), f" {what}"))
@@ -77,6 +77,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
         config_file=options.config,
         with_trainer=with_trainer,
         nproc=1 if trainer is None else trainer["nproc"] or 1,
+        tells_metrics=trainer is not None and any(run["metrics"]["sinks"] for run in runs_of(trainer)),
         seed=options.seed,
         listener=listener,
     ) as stack:
@@ -88,7 +89,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
         try:
             await stack.supervisor.wait_for_failure()
         except asyncio.CancelledError:
-            out.print(f"ending: {'trainer, ' if with_trainer else ''}proxy, engine …")
+            out.print(f"ending: {'trainer, ' if with_trainer else ''}proxy, engine … (Ctrl-C again: at once)")
             raise
     return 0
 
@@ -172,13 +173,6 @@ def _for_a_script(settings: Settings, options: UpOptions) -> Settings:
     if server.data_dir == ServerSettings().data_dir:
         server = server.model_copy(update={"data_dir": server.data_dir / _SCRIPTED_DATA_DIR})
     return with_model(settings.model_copy(update={"server": server}), settings.run.model or str(MODEL))
-
-
-def end_on_sigterm() -> None:
-    """SIGTERM ends the command as Ctrl-C does: by cancelling it, so that every block cleans up."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
 def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:

@@ -100,8 +100,3 @@ class BackgroundSink:
         if self._in_trouble:
             _log.info("a sink works again", sink=self.name, missing=self.failed)
         self._in_trouble = False
-
-
-def hanging() -> bool:
-    """Whether a sink is at work still. At the end of the process its library may wait for it without a bound."""
-    return any(thread.name.startswith(_THREAD) for thread in threading.enumerate())

@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM for the commands that keep processes up: the first ends them in order, the second at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from proxy.cli.supervisor import kill_all
+
+_received: list[signal.Signals] = []
+"""The signals of this process, in order: the first one decides its exit status."""
+
+
+def end_on_signals() -> None:
+    """Let SIGINT and SIGTERM cancel the current task, so that every block cleans up; a second signal kills the parts
+    and ends this process without waiting for anything."""
+    task = asyncio.current_task()
+    assert task is not None
+    _received.clear()
+
+    def receive(number: signal.Signals) -> None:
+        _received.append(number)
+        if len(_received) == 1:
+            task.cancel()
+            return
+        kill_all()
+        os._exit(exit_status())
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A shell without job control starts background commands with SIGINT ignored: it stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, receive, number)
+
+
+def exit_status() -> int:
+    """Return the exit status that shells give to the signal that came first; of none, SIGTERM's."""
+    return 128 + (_received[0] if _received else signal.SIGTERM)
