@@ -82,7 +82,7 @@ def runs_delete(
 
     def delete() -> int:
         asyncio.run(ask())
-        out.print(f"the run {run} is deleted", highlight=False)
+        out.print(f"the run {run} is deleted")
         return 0
 
     finish(delete)

@@ -52,7 +52,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     data_dir = _data_dir(options)
     options, again = _as_last_time(options, data_dir)
     if again and not options.dry_run:
-        out.print(f"as last time ({data_dir / FILE_NAME}): {again}", style="dim", highlight=False, soft_wrap=True)
+        out.print(f"as last time ({data_dir / FILE_NAME}): {again}", style="dim", soft_wrap=True)
     settings = load_settings(options.config, options.overrides)
     scripted = settings.engine.kind == EngineKind.SCRIPTED
     if scripted:
