@@ -56,10 +56,9 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreviousAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded answer that a call goes on from. `session_id` is that of its session, while that is open."""
+    """A recorded answer that a call goes on from."""
 
     turn_id: TurnId
-    session_id: SessionId | None = None
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):

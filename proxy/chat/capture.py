@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Iterable
 
 import msgspec
 
 from proxy.chat.call import CallDelta, Delta, ModelCall, ReasoningDelta, TextDelta, TokenLogprob, TopLogprob
 from proxy.chat.prompts import PlannedPrompt
-from proxy.contract.identifiers import RunId, SessionId, TurnId
+from proxy.contract.identifiers import RunId, SessionId, TurnId, part_id
 from proxy.contract.policy import parse_weight_label
 from proxy.contract.turn import FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
 from proxy.engines.interface import EngineChunk, EngineFinish
@@ -230,7 +229,7 @@ class Capture:
         return deltas
 
     def _called(self, call: ToolCall) -> CallDelta:
-        made = CallDelta(f"call_{secrets.token_hex(12)}", call, self.plan.choice)
+        made = CallDelta(part_id("call", self.plan.turn_id, len(self.calls)), call, self.plan.choice)
         self.calls.append(made)
         self._unshown.clear()
         return made

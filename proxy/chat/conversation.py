@@ -14,6 +14,7 @@ from typing import Any, overload
 
 import msgspec
 
+from proxy.contract.identifiers import TurnId, turn_of_part
 from proxy.tokens.canonical import EMPTY, extend_hash, text_of
 
 Message = dict[str, Any]
@@ -24,6 +25,10 @@ _KEPT = 1 << 16
 _LOOK_BACK = 64
 """How many messages behind the last answer are looked at before the conversation is read from its beginning."""
 
+
+_NAMED = 8
+"""How many of our turns a conversation is known to name, the newest: one query looks them up, and the newest decides
+unless it is unknown here."""
 
 _FLOATING = frozenset({"system", "developer", "user"})
 _ANSWERED = frozenset({"user", "tool", "function"})
@@ -66,18 +71,21 @@ class WireMessages(Sequence[Message]):
 
 
 class KnownMessages(msgspec.Struct, frozen=True):
-    """What is kept of messages: their canonical hash, and whether all of them are plain."""
+    """The canonical hash of some messages, whether all of them are plain, and the turns of ours whose ids they hold,
+    newest first."""
 
     hash: bytes = EMPTY
     plain: bool = True
+    named: tuple[TurnId, ...] = ()
 
     def followed_by(self, messages: Iterable[Message]) -> KnownMessages:
-        """The same with more."""
-        current, plain = self.hash, self.plain
+        """Return what is known of these messages with more behind them."""
+        current, plain, named = self.hash, self.plain, self.named
         for message in messages:
             current = extend_hash(current, message)
             plain = plain and _is_plain(message)
-        return KnownMessages(current, plain)
+            named = _naming(named, message)
+        return KnownMessages(current, plain, named)
 
 
 class RememberedMessages(list[Message]):
@@ -106,14 +114,18 @@ class ReadConversation:
         self._tail: list[bytes] = []
         self._all: list[bytes] | None = None
         self._last_answered: bytes | None = None
-        current, plain = known.hash, known.plain
-        for message in messages[start:]:
+        self._last_answer: int | None = None
+        self._restored: dict[bytes, int] = {}
+        current, plain, named = known.hash, known.plain, known.named
+        for position, message in enumerate(messages[start:], start):
             current = extend_hash(current, message)
             plain = plain and _is_plain(message)
+            named = _naming(named, message)
             self._tail.append(current)
             if message["role"] == "assistant":
-                self._last_answered = current
+                self._last_answered, self._last_answer = current, position
         self.plain = plain
+        self.named = named
 
     @property
     def settled_hash(self) -> bytes | None:
@@ -149,12 +161,38 @@ class ReadConversation:
                 if self.messages[position]["role"] == "assistant":
                     yield whole[position]
 
+    @property
+    def textless_answer(self) -> TurnId | None:
+        """The turn whose answer is the last one here, where that came back with its tool calls and without text.
+
+        Several clients cannot send text beside tool calls, and drop it.
+        """
+        if self._last_answer is None:
+            return None
+        answer = self.messages[self._last_answer]
+        if not answer.get("tool_calls") or text_of(answer.get("content")).strip():
+            return None
+        return next(iter(_naming((), answer)), None)
+
+    def restore(self, text: str) -> bytes:
+        """Return the hash behind the last answer as it would be with `text`; from now on the chain holds it too."""
+        assert self._last_answer is not None, "there is a textless answer"
+        tail = self._last_answer - self._start
+        before = self._tail[tail - 1] if tail else self._known.hash
+        digest = extend_hash(before, {**self.messages[self._last_answer], "content": text})
+        self._restored[digest] = self._last_answer + 1
+        return digest
+
     def holds(self, digest: bytes) -> bool:
-        """Whether that hash is in the chain."""
-        return digest in self._tail or digest == self._known.hash or digest in self._whole()
+        """Return whether that hash is in the chain."""
+        return (
+            digest in self._tail or digest == self._known.hash or digest in self._restored or digest in self._whole()
+        )
 
     def length_at(self, digest: bytes) -> int:
-        """How many messages that hash is over. Raises ValueError for one that is not in the chain."""
+        """Return how many messages that hash is over. Raises ValueError for one that is not in the chain."""
+        if digest in self._restored:
+            return self._restored[digest]
         if digest in self._tail:
             return self._start + self._tail.index(digest) + 1
         if digest == self._known.hash:
@@ -235,7 +273,7 @@ class ConversationIndex:
         """So that the request which goes on from this one is recognised."""
         if conversation.digest is None:
             return
-        self._known[conversation.digest] = KnownMessages(conversation.hash, conversation.plain)
+        self._known[conversation.digest] = KnownMessages(conversation.hash, conversation.plain, conversation.named)
         if len(self._known) > self._kept:
             self._known.popitem(last=False)
 
@@ -246,6 +284,21 @@ def _last_answer(messages: Sequence[Message]) -> int:
         if messages[position]["role"] == "assistant":
             return position
     return 0
+
+
+def _naming(named: tuple[TurnId, ...], message: Message) -> tuple[TurnId, ...]:
+    """Return the turns that are named with this message behind the others, newest first."""
+    if message["role"] == "assistant":
+        ids = [message.get("id"), *(call.get("id") for call in message.get("tool_calls") or ())]
+    elif message["role"] == "tool":
+        ids = [message.get("tool_call_id")]
+    else:
+        return named
+    for identifier in ids:
+        turn = turn_of_part(identifier)
+        if turn is not None and turn not in named[:1]:
+            named = (turn, *(other for other in named if other != turn))[:_NAMED]
+    return named
 
 
 def _is_plain(message: Message) -> bool:

@@ -93,15 +93,26 @@ class PromptPlanner:
         )
 
     async def _parent(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> ParentTurn | None:
-        """The turn of the session that the call extends: the one it names, if it does."""
+        """Return the turn of the session that the call extends; of equal ones, the one whose id it sends back."""
         if session.is_new:
             return None
-        named = call.previous
-        if named is not None and named.session_id == session.id:
-            parent = await self._trajectories.turn(named.turn_id)
-            if parent is not None and asked.holds(parent.conversation_hash):
-                return parent
-        return await self._trajectories.find_parent(session.id, asked.answered)
+        named = asked.named if call.previous is None else (call.previous.turn_id, *asked.named)
+        restored = await self._restored(asked)
+        return await self._trajectories.find_parent(
+            session.id,
+            [*restored, *asked.answered] if restored else asked.answered,
+            tools_hash=tools_hash(call.tools, call.template_arguments),
+            named=named,
+        )
+
+    async def _restored(self, asked: ReadConversation) -> tuple[bytes, ...]:
+        """Return the conversation's hash with the text of its last answer, where the client dropped that text."""
+        turn_id = asked.textless_answer
+        if turn_id is None:
+            return ()
+        responses = await self._trajectories.responses([turn_id])
+        text = responses[0]["choices"][0]["text"] if responses else ""
+        return (asked.restore(text),) if text.strip() else ()
 
     async def count(self, call: ModelCall) -> int:
         """The tokens of the prompt, were it the first of its session. Raises InvalidRequest."""

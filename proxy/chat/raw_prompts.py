@@ -9,7 +9,7 @@ import msgspec
 
 from proxy.chat.call import Answer, ModelCall
 from proxy.chat.prompts import RECENT_TURNS, PlannedPrompt, known_turn, off_its_owner
-from proxy.contract.identifiers import RunId
+from proxy.contract.identifiers import RunId, TurnId
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.raw import (
@@ -34,6 +34,11 @@ class ReadPrompts(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: tuple[RawPrompt, ...]
     extended: tuple[tuple[bytes, ...], ...]
+
+    @property
+    def named(self) -> tuple[TurnId, ...]:
+        """The turns whose ids come back: a bare prompt holds none."""
+        return ()
 
     @property
     def answered(self) -> tuple[bytes, ...]:

@@ -125,6 +125,7 @@ class TurnRecorder:
                     context.session,
                     record.conversation_hash,
                     settled_hash=record.settled_hash,
+                    turn_id=record.turn.id,
                     seen_open=look if is_open else None,
                 )
             if self._observer is not None:

@@ -15,10 +15,11 @@ from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
 from proxy.chat.fields import decode_listing
 from proxy.chat.recorded import RecordedAnswers, answer_of
 from proxy.chat.responses import Responses, recorded_response
-from proxy.chat.responses_items import Item, UnknownItem, input_items, output_items, references, turn_of
+from proxy.chat.responses_items import Item, UnknownItem, input_items, output_items, references
 from proxy.chat.responses_request import ResponseBody, parse_response_request
 from proxy.chat.responses_tools import special_tools
 from proxy.chat.streaming import json_response
+from proxy.contract.identifiers import turn_of_part
 from proxy.contract.turn import TurnState
 from proxy.credentials.http import principal
 from proxy.credentials.service import Principal
@@ -132,7 +133,7 @@ async def _find(request: Request, response_id: str) -> RecordedTurn:
 async def _referenced(recorded: RecordedAnswers, who: Principal, item_ids: Sequence[str]) -> dict[str, Item]:
     """Those of the items that there are."""
     found: dict[str, Item] = {}
-    for turn_id in dict.fromkeys(turn_of(item_id) for item_id in item_ids):
+    for turn_id in dict.fromkeys(turn_of_part(item_id) for item_id in item_ids):
         turn = await recorded.find(who, turn_id) if turn_id is not None else None
         if turn is not None:
             choice = answer_of(turn.response).choices[0]
@@ -159,10 +160,7 @@ async def _go_on(recorded: RecordedAnswers, who: Principal, call: ModelCall, pre
         messages = RememberedMessages([*before, *call.messages[own:]], start=before.start, known=before.known)
     else:
         messages = [*call.messages[:own], *before[theirs:], *call.messages[own:]]
-    session_id = turn.session_id if turn.session_open else None
-    return msgspec.structs.replace(
-        call, messages=messages, previous=PreviousAnswer(turn_id=turn.id, session_id=session_id)
-    )
+    return msgspec.structs.replace(call, messages=messages, previous=PreviousAnswer(turn_id=turn.id))
 
 
 def _begins_with_instructions(body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -7,7 +7,6 @@ turn in their ids, so that however a client lays them out, those of one answer b
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from proxy.chat.conversation import KnownMessages, RememberedMessages
 from proxy.chat.fields import decode_element, list_at, object_at, plain, text_at
 from proxy.chat.images import hint
 from proxy.chat.responses_tools import SpecialTools, arguments_of, input_of, offered_name
-from proxy.contract.identifiers import TurnId
+from proxy.contract.identifiers import TurnId, part_id, turn_of_part
 from proxy.contract.turn import FinishReason
 from proxy.errors import InvalidRequest, NotFound, UnsupportedParameter
 from proxy.tokens.canonical import text_of
@@ -27,10 +26,11 @@ from proxy.tokens.tool_calls import ToolCall
 Item = dict[str, Any]
 Message = dict[str, Any]
 
-_OWN_ID = re.compile(r"(?:msg|rs|fc|ctc)_([0-9a-hjkmnp-tv-z]{26})(?:_\d+)?(_verbatim)?")
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _SHELLS = {"local_shell_call": "local_shell", "shell_call": "shell"}
+_VERBATIM = "_verbatim"
+"""Ends the id of a custom tool call whose input is the model's own arguments, because they had no text to unwrap."""
 ADDED_TOOLS = "additional_tools"
 """An item that is no message: it adds tools to those of the request."""
 
@@ -41,12 +41,6 @@ _OUTPUTS = (
     "shell_call_output",
     "apply_patch_call_output",
 )
-
-
-def turn_of(item_id: Any) -> TurnId | None:
-    """The turn whose answer the item is part of; None for an id that is not ours."""
-    found = _OWN_ID.fullmatch(item_id) if isinstance(item_id, str) else None
-    return TurnId(f"turn_{found[1]}") if found else None
 
 
 def references(items: Sequence[msgspec.Raw]) -> list[str]:
@@ -198,7 +192,7 @@ class ItemReader:
     def _answer_with(self, item: Item, *, begins: bool) -> Message:
         """The answer that an item is part of: the last one, where the item is of the same turn, or else may be. An
         item that `begins` an answer is not part of one that already has text or calls."""
-        turn, last = turn_of(item.get("id")), self._answer
+        turn, last = turn_of_part(item.get("id")), self._answer
         if last is None and turn is not None and turn == self._answer_turn:
             raise RememberedAnswer
         if last is not None:
@@ -209,6 +203,8 @@ class ItemReader:
                 self._answer_turn = turn or self._answer_turn
                 return last
         self._answer, self._answer_turn = {"role": "assistant", "content": None}, turn
+        if turn is not None:
+            self._answer["id"] = part_id("msg", turn)
         self.messages.append(self._answer)
         return self._answer
 
@@ -229,7 +225,7 @@ def status_of(choice: Choice) -> str:
 
 def reasoning_item(turn_id: str, text: str, number: int = 0) -> Item:
     return {
-        "id": item_id("rs", turn_id, number or None),
+        "id": part_id("rs", turn_id, number or None),
         "type": "reasoning",
         "summary": [],
         "content": [reasoning_part(text)],
@@ -239,7 +235,7 @@ def reasoning_item(turn_id: str, text: str, number: int = 0) -> Item:
 
 def message_item(turn_id: str, text: str, status: str, logprobs: Iterable[TokenLogprob], number: int = 0) -> Item:
     return {
-        "id": item_id("msg", turn_id, number or None),
+        "id": part_id("msg", turn_id, number or None),
         "type": "message",
         "status": status,
         "role": "assistant",
@@ -263,7 +259,7 @@ def call_item(turn_id: str, made: CallDelta, special: SpecialTools) -> Item:
         name["namespace"] = tool.namespace
     if tool is None or not tool.custom:
         return {
-            "id": item_id("fc", turn_id, index),
+            "id": part_id("fc", turn_id, index),
             "type": "function_call",
             "status": "completed",
             "call_id": made.id,
@@ -271,21 +267,15 @@ def call_item(turn_id: str, made: CallDelta, special: SpecialTools) -> Item:
             "arguments": made.call.arguments,
         }
     text = input_of(made.call.arguments)
-    suffix = "" if text is not None else "_verbatim"
+    suffix = "" if text is not None else _VERBATIM
     return {
-        "id": item_id("ctc", turn_id, index) + suffix,
+        "id": part_id("ctc", turn_id, index) + suffix,
         "type": "custom_tool_call",
         "status": "completed",
         "call_id": made.id,
         **name,
         "input": made.call.arguments if text is None else text,
     }
-
-
-def item_id(kind: str, turn_id: str, number: int | None = None) -> str:
-    """Of the `number`th item of its kind. The same for the same turn, whenever it is asked for."""
-    own = f"{kind}_{turn_id.removeprefix('turn_')}"
-    return own if number is None else f"{own}_{number}"
 
 
 def wire_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
@@ -305,7 +295,7 @@ def input_items(turn_id: str, messages: Sequence[Message], special: SpecialTools
     for message in messages:
         items += _items_of(message, special, custom_calls)
     for position, item in enumerate(items):
-        item["id"] = item_id("item", turn_id, position)
+        item["id"] = part_id("item", turn_id, position)
     return items
 
 
@@ -378,8 +368,9 @@ def _tool_name(item: Item, where: str) -> str:
 
 def _custom_arguments(item: Item, where: str) -> str:
     text = text_at(item.get("input"), f"{where}.input")
-    own = _OWN_ID.fullmatch(item["id"]) if isinstance(item.get("id"), str) else None
-    return text if own is not None and own[2] else arguments_of(text)
+    own = item.get("id")
+    is_verbatim = isinstance(own, str) and own.endswith(_VERBATIM) and turn_of_part(own) is not None
+    return text if is_verbatim else arguments_of(text)
 
 
 def _json(value: Any) -> str:

@@ -221,23 +221,29 @@ class ChatService:
         if call.prompts:
             await self._raw_prompts.recall(served.run.id)
         asked = self._read(call)
+        previous = () if call.previous is None else (call.previous.turn_id,)
         hints = msgspec.structs.replace(
             hints,
             conversation_hashes=asked.answered,
-            previous=call.previous.session_id if call.previous is not None else None,
+            turns=(*previous, *asked.named),
+            by_previous=bool(previous),
         )
         session = await self._admitted(caller, served.run, hints)
         if isinstance(session, Generation | Replayed):
             return session
-        prompts = await self._planned(call, asked, session, caller)
-        context = CallContext(
-            dialect=dialect,
-            served=served,
-            session=session,
-            idempotency_key=caller.idempotency_key,
-            users=self._sessions.users_of(call.body),
-        )
-        return self._generate(call, caller, hints, context, prompts, promised)
+        try:
+            prompts = await self._planned(call, asked, session, caller)
+            context = CallContext(
+                dialect=dialect,
+                served=served,
+                session=session,
+                idempotency_key=caller.idempotency_key,
+                users=self._sessions.users_of(call.body),
+            )
+            return self._generate(call, caller, hints, context, prompts, promised)
+        except BaseException:  # also when the client leaves meanwhile: the call is not counted as one that goes on
+            self._sessions.call_ended(session, recorded=False)
+            raise
 
     async def _admitted(
         self, caller: Caller, run: RunView, hints: SessionHints
@@ -249,16 +255,23 @@ class ChatService:
             return repeated
         admission = self._limits.admission(run) if self._limits is not None else None
         session = repeated
+        begins = False
         try:
+            if session is not None:
+                self._sessions.begun_again(session)
             session = session or await self._sessions.identify(caller.principal, run, hints, admission)
             found = await self._answered_before(session, caller)
             if found is not None:
                 return found
             if admission is not None:
                 await admission.to_begin()
+            begins = True
         except RateLimited:
             self._keep_refused(caller, unnamed, session)
             raise
+        finally:
+            if session is not None and not begins:
+                self._sessions.call_ended(session, recorded=False)
         return session
 
     def _read(self, call: ModelCall) -> ReadConversation | ReadPrompts:
@@ -311,7 +324,7 @@ class ChatService:
             faults=self._faults,
             vocabulary_size=self._template.model_vocabulary_size,
             engine_lost=self._swaps.doubt,
-            ended=partial(self._ended, run),
+            ended=partial(self._ended, context),
         )
         generation.hold()
         self._running.add(generation)
@@ -325,7 +338,11 @@ class ChatService:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
 
-    def _ended(self, run: RunView, generation: Generation) -> None:
+    def _ended(self, context: CallContext, generation: Generation) -> None:
+        run = context.served.run
+        self._sessions.call_ended(
+            context.session, recorded=generation.answer is not None and not generation.abandoned
+        )
         if self._limits is not None and run.settings.limits.bound_calls and generation.head.unrecorded is None:
             self._limits.used(run, generation.tokens_used)
         self._running.discard(generation)
@@ -334,8 +351,8 @@ class ChatService:
 
 
 def _unnamed_key(caller: Caller, hints: SessionHints) -> Hashable:
-    """What tells equal calls that name no session; None for one that does."""
-    if hints.name is not None or hints.previous is not None or caller.principal.session_id is not None:
+    """Return what equal calls that name no session have in common; None for a call that names one."""
+    if hints.name is not None or hints.by_previous or caller.principal.session_id is not None:
         return None
     return (caller.principal.key_id, caller.body_digest)
 

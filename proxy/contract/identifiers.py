@@ -1,11 +1,11 @@
-"""Identifiers: a prefix that says what the thing is, then 26 characters that sort by time of creation."""
+"""Identifiers: a prefix that names the kind of thing, then 26 characters that sort by time of creation."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from typing import NewType
+from typing import Any, NewType
 
 RunId = NewType("RunId", str)
 SessionId = NewType("SessionId", str)
@@ -25,6 +25,7 @@ _TIME_CHARACTERS = 10
 _SHIFTS = tuple(range(120, -10, -10))
 _FETCHED = 256
 _SESSION_ID = re.compile(f"ses_[{_ALPHABET}]{{26}}")
+_PART_OF_A_TURN = re.compile(rf"(?:call|msg|rs|fc|ctc|turn)_([{_ALPHABET}]{{26}})(?:_\d+)?(?:_verbatim)?")
 
 
 class _Randomness:
@@ -77,6 +78,25 @@ def new_group_id() -> GroupId:
 
 def new_turn_id() -> TurnId:
     return TurnId(_new("turn"))
+
+
+def part_id(kind: str, turn_id: str, number: int | None = None) -> str:
+    """Name a part of a turn's answer, such as its second tool call (`call`), by an id that carries the turn's id.
+
+    Clients send these ids back, so `turn_of_part` finds the turn without a table. They have at most 40 characters out
+    of [a-z0-9_], which every provider's clients accept.
+    """
+    own = f"{kind}_{turn_id.removeprefix('turn_')}"
+    return own if number is None else f"{own}_{number}"
+
+
+def turn_of_part(identifier: Any) -> TurnId | None:
+    """Return the turn whose id this is, or of whose answer it names a part; None for any other value.
+
+    Whether there is such a turn is not known yet: anybody can write an id of this form.
+    """
+    found = _PART_OF_A_TURN.fullmatch(identifier) if isinstance(identifier, str) else None
+    return TurnId(f"turn_{found[1]}") if found else None
 
 
 def least_turn_id(created_at: float) -> TurnId:

@@ -1,22 +1,22 @@
 """What a model call says about its session: the rules that read it, and what they find.
 
-Ten rules, the first that applies decides. 1 to 9 give a name, and names are one namespace in a run: `x` in a header
-and `x` in `metadata.session_id` are the same session. 10 needs no name. Between 4 and 5, a call by
-`previous_response_id` belongs to that response's session while it is open (`previous_response`).
+Ten rules; the first that applies decides. Rules 1, 3, 4, 6, 7, 8 and 10 find a name, and a run has one namespace:
+`x` in a header and `x` in `metadata.session_id` name the same session. A session is one attempt; a name is used for
+one attempt after another (`opening.py`).
 
      1  path              /sessions/{id}/v1/…
      2  key               a session's own key
      3  header            X-Base-RL-Session
      4  agent_header      what agents send anyway: Codex, OpenCode, Claude Code
-     5  prompt_cache_key  of the body
-     6  metadata          metadata.session_id; the session in metadata.user_id, as Claude Code writes it
-     7  project           OpenAI-Project
-     8  traceparent       its trace id
-     9  user              user; metadata.user_id
-    10  conversation      a recorded conversation that the messages extend; otherwise `new`
+     5  answer_id         ids that we gave and that come back: of tool calls, items, responses (`previous_response`)
+     6  prompt_cache_key  of the body
+     7  metadata          metadata.session_id; the session in metadata.user_id, as Claude Code writes it
+     8  project           OpenAI-Project
+     9  conversation      a recorded conversation that the messages extend
+    10  traceparent       its trace id; otherwise `new`
 
-The path and our own headers are meant for us: a fault in them is an error. The rest is not, and a value that can be
-no name is passed over.
+`user` names a person, who makes many attempts, so it never names a session. The path and our own headers are meant
+for us: a fault in them is an error. The other fields are not, so a value that cannot be a name is ignored.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from typing import Any
 
 import msgspec
 
-from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_session_id
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, TurnId, new_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.errors import InvalidRequest
 
 _NAME_LENGTH = 200
 _FOREIGN_LENGTH = 2000
-"""Longer values of others are not looked into."""
+"""Longer values of fields that are not meant for us are ignored unread."""
 
 
 class AttributedBy(StrEnum):
@@ -47,24 +47,28 @@ class AttributedBy(StrEnum):
     HEADER = "header"
     AGENT_HEADER = "agent_header"
     PREVIOUS_RESPONSE = "previous_response"
+    ANSWER_ID = "answer_id"
     PROMPT_CACHE_KEY = "prompt_cache_key"
     METADATA = "metadata"
     PROJECT = "project"
     TRACEPARENT = "traceparent"
     USER = "user"
+    """Only in older stores: `user` named a session once."""
     CONVERSATION = "conversation"
     NEW = "new"
     IMPORT = "import"
 
     @property
     def outlives_sessions(self) -> bool:
-        """Whether the rule's names are used on for attempts to come, so that one of an ended session opens the next:
-        a cache key, a project, a user. The others name an attempt."""
+        """Whether clients use the rule's names beyond one attempt, such as a cache key or a project.
+
+        After the end of its session, such a name opens the next attempt even for a conversation that goes on.
+        """
         return self in _OUTLIVING
 
     @property
     def meaning(self) -> str:
-        """In a sentence, for people."""
+        """Explain the rule in a sentence, for people."""
         return _MEANINGS[self]
 
 
@@ -74,7 +78,6 @@ _OUTLIVING = frozenset(
         AttributedBy.METADATA,
         AttributedBy.PROJECT,
         AttributedBy.TRACEPARENT,
-        AttributedBy.USER,
     }
 )
 
@@ -85,11 +88,12 @@ _MEANINGS = {
     AttributedBy.HEADER: "Named by the header X-Base-RL-Session.",
     AttributedBy.AGENT_HEADER: "Named by a header that the agent sends by itself, such as Codex's session-id.",
     AttributedBy.PREVIOUS_RESPONSE: "Went on from a response of this session by previous_response_id.",
+    AttributedBy.ANSWER_ID: "Sent back the id of a tool call or item of this session's answers.",
     AttributedBy.PROMPT_CACHE_KEY: "Named by prompt_cache_key in the request.",
     AttributedBy.METADATA: "Named by metadata.session_id, or by the session in Claude Code's metadata.user_id.",
     AttributedBy.PROJECT: "Named by the header OpenAI-Project (OPENAI_PROJECT_ID).",
     AttributedBy.TRACEPARENT: "Named by the trace id in the header traceparent.",
-    AttributedBy.USER: "Named by user in the request: one session per user until it ends.",
+    AttributedBy.USER: "Named by user in the request, which names no sessions any more.",
     AttributedBy.CONVERSATION: "Named nothing: the messages extend a conversation of this session.",
     AttributedBy.IMPORT: "Imported from a file.",
     AttributedBy.NEW: "Named nothing and extended no conversation, so it opened a session of its own.",
@@ -104,26 +108,34 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
-    """`path` and the text of `named`, the first of rules 3 to 9 that applies, are our session ids or the client's own
-    names. `previous` is the open session of the response that the call goes on from. `group` matters where a session
-    is opened. `conversation_hashes` are those of the conversation's recorded
-    answers, longest conversation first."""
+    """What a call says about its session.
+
+    `path` and the text of `named`, the first of rules 3, 4, 6, 7 and 8 that applies, are our session ids or the
+    client's own names. `turns` are the turns whose ids the call sends back, newest first; `by_previous` says that the
+    first of them is its `previous_response_id`. `conversation_hashes` are those behind every answer in its
+    conversation, longest conversation first. `trace` is the trace id. `group` matters where a session is opened.
+    """
 
     path: str | None = None
     named: Name | None = None
-    previous: SessionId | None = None
-    group: str | None = None
+    turns: Sequence[TurnId] = ()
+    by_previous: bool = False
     conversation_hashes: Sequence[bytes] = ()
+    trace: str | None = None
+    group: str | None = None
 
     @property
     def name(self) -> str | None:
-        """By which rules 1 and 3 to 9 find a session."""
+        """The name that decides, if one does before the conversation."""
         return self.path if self.path is not None or self.named is None else self.named.text
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The session of a call. Only `attributed_by` and `is_new` (this very call opened it) differ between calls of one
-    session. `key_id`: the run key whose call opened it."""
+    """The session of a call.
+
+    `key_id` is the run key whose call opened it. The last three fields differ between calls of one session: the rule,
+    whether this very call opened it, and the hash of the conversation by which rule 9 found it.
+    """
 
     id: SessionId
     run_id: RunId
@@ -132,11 +144,14 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     group_id: GroupId | None
     key_id: KeyId | None = None
     is_new: bool = False
+    continues: bytes | None = None
 
 
 def unrecorded_session(run_id: RunId) -> SessionContext:
-    """For a call that is answered while nothing can be recorded: a session that is in no store. It is not trained, so
-    its sampling is the client's own."""
+    """Return a session that is in no store, for a call that is answered while nothing can be recorded.
+
+    It is not trained, so its sampling is the client's own.
+    """
     return SessionContext(
         id=new_session_id(),
         run_id=run_id,
@@ -148,7 +163,7 @@ def unrecorded_session(run_id: RunId) -> SessionContext:
 
 
 def checked_name(name: str, *, param: str) -> str:
-    """A client's own name for a session or group. Raises InvalidRequest."""
+    """Return `name` if it can name a session or group. Raises InvalidRequest."""
     if not _is_name(name):
         raise InvalidRequest(f"{param} is 1 to {_NAME_LENGTH} printable characters", param=param)
     return name
@@ -174,11 +189,11 @@ _HEADERS = {
 
 
 _TELLING = frozenset({"metadata", "prompt_cache_key", "user"})
-"""The fields of a body that rules read."""
+"""The fields of a body that rules read; of `user`, only the session that gateways write into it."""
 
 
 def session_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The headers that rules read, out of all (names in lower case, as ASGI has them)."""
+    """Return the headers that the rules read, out of all (names in lower case, as ASGI has them)."""
     found: dict[str, str] = {}
     for key, value in raw:
         name = _HEADERS.get(key)
@@ -194,12 +209,14 @@ def session_hints(
     body: Mapping[str, Any],
     conversation_hashes: tuple[bytes, ...] = (),
 ) -> SessionHints:
-    """What a call says, in any dialect. Raises InvalidRequest for a name that we were told by path or own header and
-    that can be none."""
+    """Read what a call of any dialect says.
+
+    Raises InvalidRequest if the path or a header of ours holds what cannot be a name.
+    """
     if path is not None:
         checked_name(path, param="session_id")
     if not headers and _TELLING.isdisjoint(body):
-        return SessionHints(path=path, named=None, group=None, conversation_hashes=conversation_hashes)
+        return SessionHints(path=path, conversation_hashes=conversation_hashes)
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping):
         metadata = {}
@@ -209,11 +226,12 @@ def session_hints(
         named=_named(headers, body, metadata),
         group=_usable(metadata.get("group")) if group is None else checked_name(group, param="X-Base-RL-Group"),
         conversation_hashes=conversation_hashes,
+        trace=trace_id(headers.get("traceparent")),
     )
 
 
 def _named(headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mapping[str, Any]) -> Name | None:
-    """Rules 3 to 9."""
+    """Apply rules 3, 4, 6, 7 and 8."""
     own = headers.get(OWN_HEADER)
     if own is not None:
         return Name(AttributedBy.HEADER, checked_name(own, param="X-Base-RL-Session"))
@@ -227,23 +245,19 @@ def _named(headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mappin
 def _foreign(
     headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> Iterable[tuple[AttributedBy, Any]]:
-    """Rules 4 to 9 in their order, with what each finds."""
+    """Yield what each of the rules 4, 6, 7 and 8 finds, in their order."""
     if headers:
         for header in _AGENT_HEADERS:
             yield AttributedBy.AGENT_HEADER, headers.get(header)
     yield AttributedBy.PROMPT_CACHE_KEY, body.get("prompt_cache_key")
     yield AttributedBy.METADATA, metadata.get("session_id")
-    users = (metadata.get("user_id"), body.get("user"))
-    for user in users:
+    for user in (metadata.get("user_id"), body.get("user")):
         yield AttributedBy.METADATA, claude_code_session(user)
     yield AttributedBy.PROJECT, headers.get("openai-project")
-    yield AttributedBy.TRACEPARENT, trace_id(headers.get("traceparent"))
-    for user in reversed(users):
-        yield AttributedBy.USER, user
 
 
 def _usable(value: Any) -> str | None:
-    """A foreign value as a name; None where it can be none. Whole numbers are written out."""
+    """Return a value that is not meant for us as a name; None if it cannot be one. Whole numbers are written out."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         value = str(value)
     if not isinstance(value, str) or len(value) > _FOREIGN_LENGTH:
@@ -260,7 +274,10 @@ _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16}
 
 
 def trace_id(traceparent: str | None) -> str | None:
-    """Of a valid W3C `traceparent`. Later versions than 00 may have more fields; all zeros is no id."""
+    """Return the trace id of a valid W3C `traceparent`.
+
+    Later versions than 00 may have more fields; an id of zeros is invalid.
+    """
     found = _TRACEPARENT.fullmatch(traceparent.strip()) if traceparent else None
     if found is None or (found[1] == "00" and found[3] is not None):
         return None
@@ -271,7 +288,7 @@ _CLAUDE_CODE_USER = re.compile(r"user_\w+_account_[\w-]*_session_([0-9A-Za-z-]{8
 
 
 def claude_code_session(user_id: Any) -> str | None:
-    """The session in a `metadata.user_id` of Claude Code, or in the `user` that gateways make of it.
+    """Return the session in a `metadata.user_id` of Claude Code, or in the `user` that gateways make of it.
 
     JSON `{"device_id", "account_uuid", "session_id"}` since 2.1.78, before that
     `user_<hash>_account_<uuid or nothing>_session_<uuid>`.

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     func,
     insert,
     literal,
@@ -27,7 +28,7 @@ from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_gro
 from proxy.contract.turn import Continuation, TurnState
 from proxy.database.lifecycle import SessionState, TrainingState, is_open
 from proxy.database.preferences import preferences_about
-from proxy.database.prepared import NewRows, Prepared, given_rows
+from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
 from proxy.database.session_names import session_called
 from proxy.database.tables import (
     ClaimedSessionRow,
@@ -75,19 +76,26 @@ class SessionRepository:
         rows = _NEWEST_CALLED.run(self._connection, {"run": list(runs), "name": list(called)})
         return {(run_id, name): ContextRow(*columns) for run_id, name, *columns in rows}
 
+    def of_turns(self, *, run_id: str, turn_ids: Sequence[str]) -> dict[str, ContextRow]:
+        """Return the sessions of those of these turns that were recorded in the run, without failed ones."""
+        rows = _OF_TURNS.run(self._connection, {"run": run_id, "ids": list(turn_ids)})
+        return {turn_id: ContextRow(*columns) for turn_id, *columns in rows}
+
     def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
-        """Who holds the longest of these conversations (`hashes`, longest first) that any session of the key holds:
-        its sessions, open or ended, first recorded first, each with the hash (`held`) and how often it was continued
-        from there (`times`). `exact`: those that hold it as it is; else those that hold it but for a message that was
-        sent last. The first is looked for by itself: mostly it is held, and the others need not be known then."""
+        """Return the sessions that hold the longest of these conversations (`hashes`, longest first) that any session
+        of the key holds, open ones and then the newest first.
+
+        Each comes with the hash (`held`), how often it was continued from there (`times`), and whether it holds the
+        conversation as it is (`exact`) or without a message that was sent last. The first hash has a query of its
+        own: mostly it is held, and then the others need not be computed.
+        """
         for part in _parts(hashes):
             values = {"run": run_id, "key": key_id, "hashes": list(part)}
             rows = [row for held in (_HELD, _SETTLED) for row in self._connection.execute(held, values)]
             held = {row.held for row in rows}
             longest = next((value for value in part if value in held), None)
             if longest is not None:
-                found = [row for row in rows if row.held == longest]
-                return [row for row in found if row.exact] or found
+                return [row for row in rows if row.held == longest]
         return []
 
     def add_users(self, run_id: str, session_ids: Sequence[str], digests: Sequence[bytes]) -> None:
@@ -280,6 +288,7 @@ _TIMES = (
         _FOLLOWING.session_id == TurnRow.session_id,
         _FOLLOWING.parent_id == TurnRow.id,
         _FOLLOWING.continuation.in_((Continuation.EXACT.value, Continuation.RETEMPLATED.value)),
+        _FOLLOWING.state == TurnState.COMPLETE.value,
     )
     .scalar_subquery()
 )
@@ -305,9 +314,20 @@ def _holding(
             SessionRow.erased_at.is_(None),
             SessionRow.key_id == bindparam("key"),
         )
-        .order_by(TurnRow.finished_at, TurnRow.id)
+        .order_by(case((is_open(), 0), else_=1), TurnRow.finished_at.desc(), TurnRow.id.desc())
     )
 
+
+_OF_TURNS = Prepared(
+    select(TurnRow.id, *_CONTEXT)
+    .join(SessionRow, SessionRow.id == TurnRow.session_id)
+    .where(
+        among(TurnRow.id, "ids"),
+        TurnRow.run_id == bindparam("run"),
+        TurnRow.state != TurnState.FAILED.value,
+        unindexed(SessionRow.erased_at).is_(None),
+    )
+)
 
 _HELD = _holding(TurnRow.conversation_hash, exact=True)
 _SETTLED = _holding(TurnRow.settled_hash, exact=False)

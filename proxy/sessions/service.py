@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from sqlalchemy import Connection
 
 from proxy.clock import Clock
-from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, is_session_id
+from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, TurnId, is_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import require
 from proxy.credentials.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
@@ -33,8 +33,8 @@ from proxy.sessions.opening import Opened, Opening, SessionSpec, erased, group_f
 from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
 from proxy.sessions.views import SessionView, session_view
 
-_BEFORE_PREVIOUS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
-"""The rules that decide before a previous response does."""
+_BEFORE_IDS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
+"""The rules that decide before the ids of our answers do."""
 
 _SWEEP_BATCH = 500
 _SWEEP_BATCHES = 20
@@ -143,15 +143,23 @@ class SessionService:
         opening = Opening(run=run, key_id=principal.key_id, group=hints.group, admission=admission)
         if hints.path is not None:
             return await self._named(opening, Name(AttributedBy.PATH, hints.path))
-        if hints.previous is not None and (hints.named is None or hints.named.by not in _BEFORE_PREVIOUS):
-            return await self._named(opening, Name(AttributedBy.PREVIOUS_RESPONSE, hints.previous))
-        if hints.named is not None:
+        if hints.named is not None and hints.named.by in _BEFORE_IDS:
             return await self._named(opening, hints.named)
-        if hints.conversation_hashes:
-            known = await self._continued(run, principal.key_id, hints.conversation_hashes)
-            if known is not None and known.is_open:
-                return _attributed(known, AttributedBy.CONVERSATION)
-        return await self._open(opening, None)
+        return await self._by_contents(opening, hints)
+
+    def begun_again(self, session: SessionContext) -> None:
+        """A call that `call_ended` reported as failed begins again in its session."""
+        if session.continues is not None and session.key_id is not None:
+            self._memory.begun(session.key_id, session.continues, session.id)
+
+    def call_ended(self, session: SessionContext, *, recorded: bool) -> None:
+        """Report the end of a call that `identify` found this session for, whether a turn of it was recorded or not.
+
+        Of sessions that hold equal conversations, the one that was continued least often goes on next. An attempt
+        that failed must not count there: it is repeated, in the same session.
+        """
+        if session.continues is not None and session.key_id is not None:
+            self._memory.settled(session.key_id, session.continues, session.id, recorded=recorded)
 
     def users_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
         """What stands in the store for those on whose behalf a call is made."""
@@ -167,12 +175,17 @@ class SessionService:
         conversation_hash: bytes,
         *,
         settled_hash: bytes | None = None,
+        turn_id: TurnId | None = None,
         seen_open: Look | None,
     ) -> None:
-        """An answer of this session was recorded: calls may go on from this conversation. `seen_open`: the look at
-        which the session was open still."""
+        """Report a recorded answer of this session: calls may go on from this conversation, and name this turn.
+
+        `seen_open` is the time at which the session was still open.
+        """
         if seen_open is not None:
             self._memory.seen_open(session.id, seen_open)
+        if turn_id is not None:
+            self._memory.put_turn(turn_id, session.id)
         if session.key_id is not None:
             self._memory.add_conversation(session.key_id, conversation_hash, session.id)
             if settled_hash is not None:
@@ -262,6 +275,21 @@ class SessionService:
             raise PermissionDenied(f"this key belongs to the session {session_id}, not to {hints.path!r}")
         return _attributed(known, AttributedBy.PATH)
 
+    async def _by_contents(self, opening: Opening, hints: SessionHints) -> SessionContext:
+        """Apply rules 5 to 10."""
+        answered = await self._of_turns(opening.run, hints) if hints.turns else None
+        if answered is not None and answered.known.is_open:
+            return answered.attributed
+        if hints.named is not None:
+            return await self._named(opening, hints.named)
+        if hints.conversation_hashes:
+            ended = answered.known.context.id if answered is not None else None
+            continued = await self._continued(opening.run, opening.key_id, hints, ended)
+            if continued is not None:
+                return continued
+        traced = Name(AttributedBy.TRACEPARENT, hints.trace) if hints.trace is not None else None
+        return await (self._named(opening, traced) if traced is not None else self._open(opening, None))
+
     async def _named(self, opening: Opening, name: Name) -> SessionContext:
         run = opening.run
         known = self._memory.by_name(run.id, name.text)
@@ -274,11 +302,53 @@ class SessionService:
             raise NotFound(f"there is no session {name.text!r} in the run {run.name!r}")
         return await self._open(opening, name)
 
-    async def _continued(self, run: RunView, key_id: KeyId, hashes: Sequence[bytes]) -> KnownSession | None:
-        """The session, open or ended, that holds the longest of these conversations under this key."""
-        known = self._memory.continued(key_id, hashes[0])
+    async def _of_turns(self, run: RunView, hints: SessionHints) -> _Answered | None:
+        """Return the session, open or ended, of the newest recorded turn that the call sends an id of.
+
+        A key of a run sees the whole run, so any of its turns counts; ids of other runs and invented ones do not.
+        """
+        known = self._memory.by_turn(run.id, hints.turns[0])
         if known is not None:
-            return known
+            return _Answered(known, hints, hints.turns[0])
+        look = self._memory.look()
+        turn_ids = list(hints.turns)
+        rows = await self._database.look(
+            lambda connection: SessionRepository(connection).of_turns(run_id=run.id, turn_ids=turn_ids)
+        )
+        for turn_id, row in rows.items():
+            self._remember(row, look)
+            self._memory.put_turn(TurnId(turn_id), row.id)
+        newest = next((turn_id for turn_id in hints.turns if turn_id in rows), None)
+        return _Answered(self._remember(rows[newest], look), hints, newest) if newest is not None else None
+
+    async def _continued(
+        self, run: RunView, key_id: KeyId, hints: SessionHints, ended: SessionId | None
+    ) -> SessionContext | None:
+        """Return the open session that holds the longest of the call's conversations under this key.
+
+        Return None if only ended ones hold it: what goes on from the end of one attempt does not belong to another
+        that merely began alike. The same holds if `ended` does, the session that the call's ids name.
+        """
+        traced = self._memory.by_name(run.id, hints.trace) if hints.trace is not None else None
+        hashes = hints.conversation_hashes
+        traced_id = traced.context.id if traced is not None else None
+        known, held = self._memory.continued(key_id, hashes[0], traced_id), hashes[0]
+        if known is None:
+            found = await self._conversation(run, key_id, hashes)
+            if found is None:
+                return None
+            held = found[0]
+            known = self._memory.continued(key_id, held, traced_id) or found[1]
+        context = msgspec.structs.replace(known.context, attributed_by=AttributedBy.CONVERSATION, continues=held)
+        if known.is_open and (ended is None or not self._memory.holds(key_id, held, ended)):
+            return context
+        self.call_ended(context, recorded=False)
+        return None
+
+    async def _conversation(
+        self, run: RunView, key_id: KeyId, hashes: Sequence[bytes]
+    ) -> tuple[bytes, KnownSession] | None:
+        """Read from the store who holds the longest of these conversations; return its hash and the first of them."""
         look = self._memory.look()
         rows = await self._database.look(
             lambda connection: SessionRepository(connection).of_conversation(
@@ -292,8 +362,8 @@ class SessionService:
             times[row.id] = times.get(row.id, 0) + row.times
             self._remember(row, look)
         held = rows[0].held
-        self._memory.put_conversation(key_id, held, times, exact=rows[0].exact)
-        return self._memory.continued(key_id, held) or self._remember(rows[0], look)
+        self._memory.put_conversation(key_id, held, times, exact={row.id for row in rows if row.exact})
+        return held, self._remember(rows[0], look)
 
     async def _open(self, opening: Opening, name: Name | None) -> SessionContext:
         """A session on its first call. Of calls that name it at the same time, one opens it."""
@@ -366,6 +436,19 @@ class SessionService:
         if row is None:
             raise NotFound(f"there is no session {name!r}")
         return SessionId(row.id), RunId(row.run_id)
+
+
+class _Answered(NamedTuple):
+    """The session of a turn whose id a call sends back."""
+
+    known: KnownSession
+    hints: SessionHints
+    turn_id: TurnId
+
+    @property
+    def attributed(self) -> SessionContext:
+        by_previous = self.hints.by_previous and self.turn_id == self.hints.turns[0]
+        return _attributed(self.known, AttributedBy.PREVIOUS_RESPONSE if by_previous else AttributedBy.ANSWER_ID)
 
 
 def _view(connection: Connection, session_id: str) -> SessionView:

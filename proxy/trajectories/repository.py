@@ -143,17 +143,23 @@ class TurnRepository:
             values = {"run": run_id, "session": session_id, "digest": digest}
             self._connection.execute(_ADD_USER, values)
 
-    def by_conversation(self, session_id: str, hashes: Sequence[bytes]) -> str | None:
-        """The newest turn with the first of `hashes` that any turn of the session has."""
+    def by_conversation(
+        self, session_id: str, hashes: Sequence[bytes], *, tools_hash: bytes | None = None, named: Sequence[str] = ()
+    ) -> str | None:
+        """Return the session's turn with the first of `hashes` among its turns of that tools hash; without any, among
+        all its turns. Of several with one hash, a `named` one is taken, else the newest."""
+        longest: str | None = None
         for start in range(0, len(hashes), _HASHES):
             part = list(hashes[start : start + _HASHES])
-            found: dict[bytes, str] = {}
-            for row in self._connection.execute(_BY_CONVERSATION, {"session": session_id, "hashes": part}):
-                found[row.conversation_hash] = row.id
-            for value in part:
-                if value in found:
-                    return found[value]
-        return None
+            order = {value: position for position, value in enumerate(part)}
+            rows = self._connection.execute(_BY_CONVERSATION, {"session": session_id, "hashes": part}).all()
+            rows = sorted(rows, key=lambda row: (-order[row.conversation_hash], row.id in named))
+            fitting = [row.id for row in rows if tools_hash in (None, row.tools_hash)]
+            if fitting:
+                return str(fitting[-1])
+            if longest is None and rows:
+                longest = str(rows[-1].id)
+        return longest
 
     def latest(self, session_id: str, limit: int) -> list[str]:
         """Newest first, without failed turns."""
@@ -327,7 +333,7 @@ _ADD_USER = text(
 )
 
 _BY_CONVERSATION = (
-    select(TurnRow.id, TurnRow.conversation_hash)
+    select(TurnRow.id, TurnRow.conversation_hash, TurnRow.tools_hash)
     .where(
         TurnRow.session_id == bindparam("session"),
         TurnRow.conversation_hash.in_(bindparam("hashes", expanding=True)),

@@ -103,26 +103,33 @@ class TrajectoryStore:
             self._signals.trajectories.notify()
         return any(turn.session_open for turn in recorded)
 
-    async def find_parent(self, session_id: SessionId, conversation_hashes: Sequence[bytes]) -> ParentTurn | None:
-        """The turn of the session that ended with the longest of these conversations (longest first).
+    async def find_parent(
+        self,
+        session_id: SessionId,
+        conversation_hashes: Sequence[bytes],
+        *,
+        tools_hash: bytes | None = None,
+        named: Sequence[str] = (),
+    ) -> ParentTurn | None:
+        """Return the turn of the session that a call extends: one that ended with one of these conversations.
 
-        Costs no look at the database when the first hash is that of a recent turn: give only hashes of prefixes
-        that end in an answer.
+        The hashes are those of prefixes that end in an answer, longest first. A turn of this `tools_hash` goes before
+        one with a longer conversation, because only tokens that were rendered with the same tools can be reused. Of
+        turns with equal conversations, one of `named` is taken, else the newest. Costs no query if a recent turn is
+        certain to be the one.
         """
         if not conversation_hashes:
             return None
-        recent = self._paths.of_conversation(session_id, conversation_hashes[0])
+        recent = self._recent_parent(session_id, conversation_hashes[0], tools_hash, named)
         if recent is not None:
             return None if recent.redacted else _parent(recent)
         hashes = list(conversation_hashes)
         turn_id = await self._database.look(
-            lambda connection: TurnRepository(connection).by_conversation(session_id, hashes)
+            lambda connection: TurnRepository(connection).by_conversation(
+                session_id, hashes, tools_hash=tools_hash, named=named
+            )
         )
         return await self._whole(turn_id) if turn_id is not None else None
-
-    async def turn(self, turn_id: TurnId) -> ParentTurn | None:
-        """A recorded turn as one to continue; None for an unknown one, and one that only the redacted store has."""
-        return await self._whole(turn_id)
 
     async def recent_turns(self, session_id: SessionId, limit: int) -> list[ParentTurn]:
         """The last turns of a session, newest first. Of one that only the redacted store has, the path has
@@ -146,6 +153,16 @@ class TrajectoryStore:
         return await self._database.look(
             lambda connection: TurnRepository(connection).endings(run_id, tools_hash, limit)
         )
+
+    def _recent_parent(
+        self, session_id: SessionId, longest: bytes, tools_hash: bytes | None, named: Sequence[str]
+    ) -> CachedTurn | None:
+        """Return the kept turn that ended with the longest conversation, if its tools are the call's."""
+        turns = (self._paths.get(turn_id) for turn_id in named)
+        wanted = (session_id, longest)
+        recent = next((turn for turn in turns if turn and (turn.session_id, turn.conversation_hash) == wanted), None)
+        recent = recent or self._paths.of_conversation(session_id, longest)
+        return recent if recent is not None and tools_hash in (None, recent.tools_hash) else None
 
     async def _whole(self, turn_id: str) -> ParentTurn | None:
         found = await self._load([turn_id])

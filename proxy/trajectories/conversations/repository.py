@@ -41,7 +41,6 @@ _TURN = (
         TurnRow.messages,
         request_as_sent(),
         TurnRow.response,
-        SessionRow.state.label("session_state"),
     )
     .join(SessionRow, SessionRow.id == TurnRow.session_id)
     .where(TurnRow.id == bindparam("id"), SessionRow.erased_at.is_(None))

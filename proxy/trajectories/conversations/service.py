@@ -8,7 +8,6 @@ import msgspec
 
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.turn import TurnState
-from proxy.database.lifecycle import SessionState
 from proxy.database.unit_of_work import Database
 from proxy.trajectories.conversations.repository import CONTINUES, AnyRow, ConversationRepository
 
@@ -20,7 +19,6 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     id: TurnId
     run_id: RunId
     session_id: SessionId
-    session_open: bool
     state: TurnState
     continues: TurnId | None
     messages: list[dict[str, Any]]
@@ -49,7 +47,6 @@ class Conversations:
             id=TurnId(row.id),
             run_id=RunId(row.run_id),
             session_id=SessionId(row.session_id),
-            session_open=row.session_state == SessionState.OPEN.value,
             state=TurnState(row.state),
             continues=TurnId(row.parent_id) if row.continuation in CONTINUES else None,
             messages=row.messages,

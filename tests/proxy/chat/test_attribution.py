@@ -30,8 +30,6 @@ NAMED: list[tuple[AttributedBy, dict[str, str], dict[str, Any]]] = [
     (AttributedBy.METADATA, {}, {"metadata": {"user_id": CLAUDE_CODE}}),
     (AttributedBy.PROJECT, {"OpenAI-Project": "proj_7"}, {}),
     (AttributedBy.TRACEPARENT, {"traceparent": TRACE}, {}),
-    (AttributedBy.USER, {}, {"user": "alice"}),
-    (AttributedBy.USER, {}, {"metadata": {"user_id": "alice"}}),
 ]
 
 
@@ -104,7 +102,7 @@ async def test_a_wrong_name_of_others_is_passed_over(world: World, dialect: str)
     headers = {"Session-Id": "x" * 300, "traceparent": "00-garbage", "OpenAI-Project": "  "}
     response = await call(world, dialect, headers, {"metadata": {"session_id": "a\nb", "user_id": "alice"}})
     assert response.status_code == 200, response.text
-    assert [turn.attributed_by for turn in await world.turns()] == ["user"]
+    assert [turn.attributed_by for turn in await world.turns()] == ["new"]
 
 
 async def test_the_group_of_the_metadata_is_joined(world: World) -> None:
@@ -124,13 +122,12 @@ async def test_the_openai_sdk_names_a_session_by_its_project(world: World, monke
     assert (session.external_id, session.attributed_by, session.turn_count) == ("attempt-17", "project", 2)
 
 
-async def test_a_user_has_one_session_until_it_ends(world: World) -> None:
-    first = (await call(world, "chat", {}, {"user": "alice"})).headers["x-base-rl-session"]
-    assert (await world.http.post("/v1/sessions/alice/end")).json()["id"] == first
-    second = (await call(world, "chat", {}, {"user": "alice"})).headers["x-base-rl-session"]
-    third = (await call(world, "chat", {}, {"user": "alice"})).headers["x-base-rl-session"]
-    assert first != second == third
-    assert (await world.http.get("/v1/sessions/alice")).json()["id"] == second
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("body", [{"user": "alice"}, {"metadata": {"user_id": "alice"}}])
+async def test_a_user_makes_many_attempts(world: World, dialect: str, body: dict[str, Any]) -> None:
+    found = [(await call(world, dialect, {}, body)).headers["x-base-rl-session"] for _ in range(2)]
+    assert len(set(found)) == 2
+    assert (await world.http.get("/v1/sessions/alice")).status_code == 404
 
 
 async def test_without_any_name_the_conversation_decides_across_dialects(world: World) -> None:

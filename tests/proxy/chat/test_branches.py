@@ -250,3 +250,26 @@ async def test_a_conversation_that_goes_on_after_its_final_reward_is_a_new_sessi
         (agent.sessions[1], None, "new"),
         (agent.sessions[1], 1, "exact"),
     ]
+
+
+@pytest.mark.parametrize("headers", TOLD)
+async def test_a_reflection_without_tools_does_not_break_the_path_of_the_calls_with_tools(
+    world: World, headers: dict[str, str]
+) -> None:
+    """The longest conversation is the reflection's, but its prompt was rendered without the tools.
+
+    So its tokens cannot be reused: a call with tools goes on from the last one with the same tools.
+    """
+    agent = Agent(world, CODER, FIX, headers=headers, tools=TOOLS)
+    await agent.ask(answer="I look at add() first.")
+    await agent.ask(user("Reflect on what you did."), answer="I have not looked yet.", tools=None)
+    await agent.ask(user("Go on."), answer="add() subtracts.")
+    await agent.ask(user("Reflect again."), answer="Now I know.", tools=None)
+    await agent.ask(user("Fix it."), answer="It is fixed.")
+    first, reflection, second, again, third = await world.turns()
+    assert len(set(agent.sessions)) == 1
+    assert (second.parent_id, second.continuation) == (first.id, "exact")
+    assert (third.parent_id, third.continuation) == (second.id, "exact")
+    assert (again.parent_id, again.continuation) == (reflection.id, "exact")
+    paths = await whole_paths(world)
+    assert paths[third.id][: len(paths[first.id])] == paths[first.id], "the sampled tokens are in the prompt"

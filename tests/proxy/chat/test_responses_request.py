@@ -15,10 +15,10 @@ from proxy.chat.call import CallDelta, Choice, ModelCall, ToolUse
 from proxy.chat.conversation import ConversationIndex, RememberedMessages
 from proxy.chat.fields import decode_listing
 from proxy.chat.remembered import Remembered
-from proxy.chat.responses_items import input_items, item_id, output_items, references, turn_of
+from proxy.chat.responses_items import input_items, output_items, references
 from proxy.chat.responses_request import ItemMemory, ResponseBody, parse_response_request
 from proxy.chat.responses_tools import special_tools
-from proxy.contract.identifiers import new_turn_id
+from proxy.contract.identifiers import new_turn_id, part_id, turn_of_part
 from proxy.contract.turn import FinishReason
 from proxy.errors import InvalidRequest, NotFound, UnsupportedParameter
 from proxy.tokens.tool_calls import ToolCall
@@ -164,10 +164,10 @@ def test_the_items_of_an_answer_are_one_message() -> None:
 @pytest.mark.parametrize("order", list(permutations(range(4))))
 def test_our_items_become_their_answer_in_any_order(order: tuple[int, ...]) -> None:
     items = [
-        {"type": "reasoning", "id": item_id("rs", TURN), "summary": []},
-        said("a", id=item_id("msg", TURN)),
-        called("one", id=item_id("fc", TURN, 0)),
-        called("two", id=item_id("fc", TURN, 1)),
+        {"type": "reasoning", "id": part_id("rs", TURN), "summary": []},
+        said("a", id=part_id("msg", TURN)),
+        called("one", id=part_id("fc", TURN, 0)),
+        called("two", id=part_id("fc", TURN, 1)),
     ]
     read = messages([ASKED, *(items[index] for index in order), result()])
     assert [message["role"] for message in read] == ["user", "assistant", "tool"]
@@ -177,9 +177,9 @@ def test_our_items_become_their_answer_in_any_order(order: tuple[int, ...]) -> N
 
 def test_parallel_calls_of_an_answer_stay_together_though_each_is_followed_by_its_output() -> None:
     items = [
-        called("one", id=item_id("fc", TURN, 0), call_id="1"),
+        called("one", id=part_id("fc", TURN, 0), call_id="1"),
         result("1"),
-        called("two", id=item_id("fc", TURN, 1), call_id="2"),
+        called("two", id=part_id("fc", TURN, 1), call_id="2"),
         result("2"),
     ]
     read = messages([ASKED, *items])
@@ -190,10 +190,10 @@ def test_parallel_calls_of_an_answer_stay_together_though_each_is_followed_by_it
 @pytest.mark.parametrize(
     "answers",
     [
-        [said("a", id=item_id("msg", TURN)), said("b", id=item_id("msg", OTHER))],
+        [said("a", id=part_id("msg", TURN)), said("b", id=part_id("msg", OTHER))],
         [said("a"), said("b")],
         [called(), said("b")],
-        [said("a", id=item_id("msg", TURN)), called(id=item_id("fc", OTHER, 0))],
+        [said("a", id=part_id("msg", TURN)), called(id=part_id("fc", OTHER, 0))],
         [called(), {"type": "reasoning", "summary": []}],
     ],
 )
@@ -296,8 +296,8 @@ def test_the_same_items_behind_other_instructions_are_read() -> None:
 
 def test_an_item_that_belongs_to_a_remembered_answer_is_read_with_it() -> None:
     memory: ItemMemory = Remembered()
-    first = [ASKED, called("one", id=item_id("fc", TURN, 0)), result()]
-    more = [*first, called("two", id=item_id("fc", TURN, 1)), result()]
+    first = [ASKED, called("one", id=part_id("fc", TURN, 0)), result()]
+    more = [*first, called("two", id=part_id("fc", TURN, 1)), result()]
     for items in (first, more, first, more):
         assert list(parse_with({}, memory, input=items).messages) == messages(items)
 
@@ -314,8 +314,8 @@ def test_memory_changes_nothing(data: st.DataObject) -> None:
     pieces = [
         ASKED,
         said("a"),
-        said("b", id=item_id("msg", TURN)),
-        called(id=item_id("fc", TURN, 0)),
+        said("b", id=part_id("msg", TURN)),
+        called(id=part_id("fc", TURN, 0)),
         called(),
         result(),
         {"type": "reasoning", "summary": []},
@@ -449,9 +449,9 @@ def test_a_call_of_a_custom_tool_comes_back_as_it_was_made(arguments: str, text:
 
 def test_ids_tell_the_turn() -> None:
     (item,) = answer_of("{}")
-    assert turn_of(item["id"]) == TURN
-    assert turn_of("msg_01a1ff7f-87f4-7350-8484-389d038384a4") is None
-    assert turn_of(None) is None
+    assert turn_of_part(item["id"]) == TURN
+    assert turn_of_part("msg_01a1ff7f-87f4-7350-8484-389d038384a4") is None
+    assert turn_of_part(None) is None
 
 
 # Forms

@@ -42,9 +42,6 @@ EVERYTHING: list[tuple[dict[str, str], dict[str, Any], AttributedBy, str]] = [
     ({}, {"metadata": {"user_id": CLAUDE_CODE}}, AttributedBy.METADATA, UUID),
     ({}, {"user": CLAUDE_CODE_OLD}, AttributedBy.METADATA, UUID),
     ({"openai-project": "proj_1"}, {}, AttributedBy.PROJECT, "proj_1"),
-    ({"traceparent": f"00-{TRACE}-{PARENT}-01"}, {}, AttributedBy.TRACEPARENT, TRACE),
-    ({}, {"user": "alice"}, AttributedBy.USER, "alice"),
-    ({}, {"metadata": {"user_id": "bob"}}, AttributedBy.USER, "bob"),
 ]
 
 
@@ -76,12 +73,24 @@ def test_the_first_that_applies_decides(first: int) -> None:
 def test_a_foreign_value_that_is_no_name_is_passed_over(field: str, value: Any) -> None:
     body = {field: value} if field in ("prompt_cache_key", "user") else {"metadata": {field: value}}
     assert named({}, body) is None
-    assert named({"traceparent": f"00-{TRACE}-{PARENT}-00"}, body) == Name(AttributedBy.TRACEPARENT, TRACE)
+    assert named({"openai-project": "proj_1"}, body) == Name(AttributedBy.PROJECT, "proj_1")
 
 
 @pytest.mark.parametrize("metadata", [None, [], "text", 3, {}])
 def test_metadata_may_be_anything(metadata: Any) -> None:
-    assert named({}, {"metadata": metadata, "user": "u"}) == Name(AttributedBy.USER, "u")
+    assert named({}, {"metadata": metadata, "prompt_cache_key": "c"}) == Name(AttributedBy.PROMPT_CACHE_KEY, "c")
+
+
+@pytest.mark.parametrize("body", [{"user": "alice"}, {"metadata": {"user_id": "bob"}}, {"user": 17}])
+def test_a_user_names_no_session(body: dict[str, Any]) -> None:
+    hints = session_hints(path=None, headers={}, body=body)
+    assert (hints.named, hints.name) == (None, None)
+
+
+def test_a_trace_is_told_apart_from_names() -> None:
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "openai-project": "proj_1"}
+    hints = session_hints(path=None, headers=headers, body={})
+    assert (hints.trace, hints.named) == (TRACE, Name(AttributedBy.PROJECT, "proj_1"))
 
 
 def test_whole_numbers_and_surrounding_space() -> None:
@@ -128,7 +137,7 @@ def test_the_group_is_the_headers_before_the_metadatas() -> None:
 )
 def test_what_is_no_traceparent(value: str) -> None:
     assert trace_id(value) is None
-    assert named({"traceparent": value}, {"user": "u"}) == Name(AttributedBy.USER, "u")
+    assert session_hints(path=None, headers={"traceparent": value}, body={}).trace is None
 
 
 def test_later_versions_of_traceparent_may_have_more_fields() -> None:
@@ -185,7 +194,7 @@ def test_the_name_is_the_paths_before_all_others() -> None:
 def test_every_way_is_explained() -> None:
     assert all(by.meaning.endswith(".") for by in AttributedBy)
     assert not AttributedBy.AGENT_HEADER.outlives_sessions
-    assert AttributedBy.USER.outlives_sessions
+    assert AttributedBy.PROJECT.outlives_sessions
 
 
 JSON: Any = st.recursive(

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from sqlalchemy import func, select
 
-from proxy.contract.identifiers import SessionId, new_session_id
+from proxy.contract.identifiers import SessionId, TurnId, new_session_id, new_turn_id
 from proxy.credentials.service import PrincipalKind
 from proxy.database.lifecycle import Outcome
 from proxy.database.signals import Signals
@@ -23,6 +23,7 @@ from proxy.sessions.memory import FRESH_SECONDS
 from proxy.sessions.opening import SessionSpec
 from proxy.sessions.repository import ContextRow, SessionRepository
 from proxy.sessions.service import SessionService
+from proxy.settings import RunSettings
 from tests.proxy.store import Store
 
 ONE, TWO, THREE = b"1" * 16, b"2" * 16, b"3" * 16
@@ -126,9 +127,9 @@ async def test_a_name_that_lasts_opens_the_next_session_when_the_last_has_ended(
 
 
 async def test_calls_that_reopen_a_name_at_once_share_the_session(proxy: Proxy) -> None:
-    first = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    first = await proxy.call(by_name(AttributedBy.PROJECT, "alice"))
     await proxy.sessions.end(proxy.store.owner, first.id, Outcome.COMPLETED)
-    found = await asyncio.gather(*(proxy.call(by_name(AttributedBy.USER, "alice")) for _ in range(8)))
+    found = await asyncio.gather(*(proxy.call(by_name(AttributedBy.PROJECT, "alice")) for _ in range(8)))
     assert len({context.id for context in found}) == 1
     assert [context.is_new for context in found].count(True) == 1
     assert await sessions(proxy.store) == 2
@@ -159,18 +160,18 @@ async def test_what_memory_knows_costs_no_look_at_the_store(proxy: Proxy, monkey
 
 
 async def test_a_session_that_is_answered_stays_known(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    named = await proxy.call(by_name(AttributedBy.PROJECT, "alice"))
     for _ in range(3):
         proxy.store.clock.now += 10 * FRESH_SECONDS
         proxy.sessions.answered(named, ONE, seen_open=proxy.sessions.look())
         with transactions(proxy.store, monkeypatch) as opened:
-            assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).id == named.id
+            assert (await proxy.call(by_name(AttributedBy.PROJECT, "alice"))).id == named.id
             assert (await proxy.call(goes_on(ONE))).id == named.id
             assert opened == []
     look = proxy.sessions.look()
     await proxy.sessions.end(proxy.store.owner, named.id, Outcome.COMPLETED)
     proxy.sessions.answered(named, ONE, seen_open=look)
-    assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).is_new, "it ended while the turn was recorded"
+    assert (await proxy.call(by_name(AttributedBy.PROJECT, "alice"))).is_new, "it ended while the turn was recorded"
 
 
 async def test_a_session_key_costs_one_look(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,15 +186,15 @@ async def test_a_session_key_costs_one_look(proxy: Proxy, monkeypatch: pytest.Mo
 
 async def test_an_end_in_another_process_is_seen_within_a_second(proxy: Proxy) -> None:
     store, other = proxy.store, Proxy(proxy.store)
-    first = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    first = await proxy.call(by_name(AttributedBy.PROJECT, "alice"))
     bare = await proxy.call(SessionHints())
     await proxy.answer(bare, ONE)
     for context in (first, bare):
         await other.sessions.end(store.owner, context.id, Outcome.COMPLETED)
-    next_one = await other.call(by_name(AttributedBy.USER, "alice"))
+    next_one = await other.call(by_name(AttributedBy.PROJECT, "alice"))
     assert next_one.id != first.id
     store.clock.now += FRESH_SECONDS
-    assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).id == next_one.id
+    assert (await proxy.call(by_name(AttributedBy.PROJECT, "alice"))).id == next_one.id
     assert (await proxy.call(by_name(AttributedBy.HEADER, "alice"))).id == next_one.id
     assert (await proxy.call(goes_on(ONE))).attributed_by is AttributedBy.NEW
 
@@ -233,6 +234,110 @@ async def test_a_conversation_of_a_named_session_goes_on_without_the_name(proxy:
     (created,) = await proxy.sessions.create(proxy.store.run, SessionSpec())
     await proxy.store.add_turn(created.id, conversation_hash=TWO)
     assert (await proxy.call(goes_on(TWO))).is_new, "a session with a key of its own is called with that key"
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_an_id_that_comes_back_names_the_session_before_names_that_last(proxy: Proxy, cold: bool) -> None:
+    opened = [await proxy.call(SessionHints()) for _ in range(2)]
+    turns = []
+    for context in opened:
+        turns.append(TurnId(await proxy.store.add_turn(context.id, conversation_hash=ONE)))
+        proxy.sessions.answered(context, ONE, turn_id=turns[-1], seen_open=None)
+    asking = Proxy(proxy.store) if cold else proxy
+    for hints in (
+        SessionHints(turns=(turns[0],), conversation_hashes=(ONE,)),
+        SessionHints(turns=(new_turn_id(), turns[0], turns[1])),
+        SessionHints(turns=(turns[0],), named=Name(AttributedBy.PROJECT, "proj"), trace="t" * 32),
+    ):
+        found = await asking.call(hints)
+        assert (found.id, found.attributed_by) == (opened[0].id, AttributedBy.ANSWER_ID)
+    by_header = SessionHints(turns=(turns[0],), named=Name(AttributedBy.HEADER, "mine"))
+    assert (await asking.call(by_header)).attributed_by is AttributedBy.HEADER
+    previous = await asking.call(SessionHints(turns=(turns[1], turns[0]), by_previous=True))
+    assert (previous.id, previous.attributed_by) == (opened[1].id, AttributedBy.PREVIOUS_RESPONSE)
+
+
+async def test_ids_that_are_invented_failed_or_of_another_run_name_nothing(proxy: Proxy) -> None:
+    store = proxy.store
+    context = await proxy.call(SessionHints())
+    failed = TurnId(await store.add_turn(context.id, state="failed"))
+    other_run = await store.runs.ensure(RunSettings(name="other", model="base/model"))
+    other_key = await store.principal(PrincipalKind.RUN, run_id=other_run.id)
+    elsewhere = await store.sessions.identify(other_key, other_run, SessionHints())
+    foreign = TurnId(await store.add_turn(elsewhere.id))
+    store.sessions.answered(elsewhere, ONE, turn_id=foreign, seen_open=None)
+    found = await proxy.call(SessionHints(turns=(failed, foreign, new_turn_id(), TurnId("turn_x"))))
+    assert (found.is_new, found.attributed_by) == (True, AttributedBy.NEW)
+
+
+async def test_an_id_of_an_ended_session_opens_a_new_one_and_no_equal_one_takes_the_call(proxy: Proxy) -> None:
+    going, ended = [await proxy.call(SessionHints()) for _ in range(2)]
+    for context in (going, ended):
+        turn = TurnId(await proxy.store.add_turn(context.id, conversation_hash=ONE))
+        proxy.sessions.answered(context, ONE, turn_id=turn, seen_open=None)
+    await proxy.sessions.end(proxy.store.owner, ended.id, Outcome.COMPLETED)
+    for asking in (proxy, Proxy(proxy.store)):
+        found = await asking.call(SessionHints(turns=(turn,), conversation_hashes=(ONE,)))
+        assert (found.is_new, found.attributed_by) == (True, AttributedBy.NEW)
+    await proxy.answer(found, TWO)
+    again = await proxy.call(SessionHints(turns=(turn,), conversation_hashes=(TWO, ONE)))
+    assert again.id == found.id, "what goes on from the new session's answer is the new session's"
+
+
+async def test_a_looked_up_turn_costs_one_query_and_a_known_one_none(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = await proxy.call(SessionHints())
+    turn = TurnId(await proxy.store.add_turn(context.id))
+    hints = SessionHints(turns=(new_turn_id(), turn))
+    with transactions(proxy.store, monkeypatch) as opened:
+        for _ in range(2):
+            assert (await proxy.call(hints)).id == context.id
+        assert opened == ["look", "look"], "an unknown id in front may be another process's"
+        for _ in range(3):
+            await proxy.call(SessionHints(turns=(turn,)))
+        assert opened == ["look", "look"]
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_a_trace_that_is_unknown_joins_the_conversation(proxy: Proxy, cold: bool) -> None:
+    first = await proxy.call(SessionHints(trace="1" * 32))
+    assert (first.is_new, first.attributed_by) == (True, AttributedBy.TRACEPARENT)
+    await proxy.answer(first, ONE)
+    asking = Proxy(proxy.store) if cold else proxy
+    second = await asking.call(SessionHints(trace="2" * 32, conversation_hashes=(ONE,)))
+    assert (second.id, second.attributed_by) == (first.id, AttributedBy.CONVERSATION)
+    beside = await asking.call(SessionHints(trace="1" * 32))
+    assert (beside.id, beside.attributed_by) == (first.id, AttributedBy.TRACEPARENT)
+
+
+async def test_of_equal_conversations_the_trace_finds_its_own(proxy: Proxy) -> None:
+    traces = [str(number) * 32 for number in range(1, 6)]
+    opened = {}
+    for trace in traces:
+        context = opened[trace] = await proxy.call(SessionHints(trace=trace))
+        await proxy.answer(context, ONE)
+    for trace in traces:
+        assert (await proxy.call(SessionHints(trace=trace, conversation_hashes=(ONE,)))).id == opened[trace].id
+
+
+@pytest.mark.parametrize("cold", [False, True])
+async def test_of_equal_conversations_the_newest_that_is_open_goes_on(proxy: Proxy, cold: bool) -> None:
+    """An attempt that crashed stays open: the next one, equal so far, does not join it."""
+    crashed: list[SessionId] = []
+    newest: list[SessionId] = []
+    ended: list[SessionId] = []
+    for kind in (crashed, newest, ended):
+        context = await proxy.call(SessionHints())
+        await proxy.answer(context, ONE)
+        kind.append(context.id)
+        proxy.store.clock.now += 1
+    await proxy.sessions.end(proxy.store.owner, ended[0], Outcome.COMPLETED)
+    asking = Proxy(proxy.store) if cold else proxy
+    found = await asking.call(goes_on(ONE))
+    assert [found.id] == newest
+    asking.sessions.call_ended(found, recorded=False)
+    assert [(await asking.call(goes_on(ONE))).id] == newest, "an attempt that failed does not count"
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -318,16 +423,16 @@ async def test_opened_sessions_are_counted_by_their_rule(store: Store) -> None:
         store.database, store.runs, store.credentials, store.signals, store.clock, observer=Observer()
     )
     await service.create(store.run, SessionSpec(), 2)
-    for hints in (SessionHints(), by_name(AttributedBy.USER, "alice"), by_name(AttributedBy.USER, "alice")):
+    for hints in (SessionHints(), by_name(AttributedBy.PROJECT, "alice"), by_name(AttributedBy.PROJECT, "alice")):
         await service.identify(store.owner, store.run, hints)
-    assert counted == ["created", "created", "new", "user"]
+    assert counted == ["created", "created", "new", "project"]
 
 
 async def test_an_idle_session_frees_a_name_that_lasts(proxy: Proxy) -> None:
-    first = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    first = await proxy.call(by_name(AttributedBy.PROJECT, "alice"))
     proxy.store.clock.now += 901
     await proxy.sessions.sweep()
-    assert (await proxy.call(by_name(AttributedBy.USER, "alice"))).id != first.id
+    assert (await proxy.call(by_name(AttributedBy.PROJECT, "alice"))).id != first.id
     assert isinstance(first.id, str)
     assert await sessions(proxy.store) == 2
 
@@ -343,14 +448,14 @@ async def test_a_group_is_joined_by_the_call_that_opens(proxy: Proxy) -> None:
 async def test_calls_that_wait_together_open_sessions_as_one_by_one(proxy: Proxy) -> None:
     """By new names, names that are known or ended, names of sessions of ours, and none; some join groups."""
     known = await proxy.call(by_name(AttributedBy.HEADER, "known"))
-    ended = await proxy.call(by_name(AttributedBy.USER, "alice"))
+    ended = await proxy.call(by_name(AttributedBy.PROJECT, "alice"))
     await proxy.store.sessions.end(proxy.store.owner, ended.id, Outcome.COMPLETED)
     hints = [
         *(by_name(AttributedBy.HEADER, f"attempt-{number}") for number in range(20)),
         *(SessionHints(path=f"member-{number}", group="task") for number in range(4)),
         *(by_name(AttributedBy.HEADER, "twice") for _ in range(2)),
         by_name(AttributedBy.HEADER, "known"),
-        by_name(AttributedBy.USER, "alice"),
+        by_name(AttributedBy.PROJECT, "alice"),
         SessionHints(path=known.id),
         SessionHints(),
         SessionHints(),
@@ -372,5 +477,7 @@ async def test_postgresql_opens_sessions_that_wait_together_at_once(
         pytest.skip("SQLite gains nothing by it")
     with monkeypatch.context() as patch:
         patch.setattr(SessionRepository, "context", None)  # the way of one alone
-        opened = await asyncio.gather(*(proxy.call(by_name(AttributedBy.USER, f"u{number}")) for number in range(20)))
+        opened = await asyncio.gather(
+            *(proxy.call(by_name(AttributedBy.PROJECT, f"u{number}")) for number in range(20))
+        )
     assert len({context.id for context in opened}) == await sessions(proxy.store) == 20

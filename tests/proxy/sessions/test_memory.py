@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.contract.identifiers import KeyId, RunId, SessionId
+from proxy.contract.identifiers import KeyId, RunId, SessionId, TurnId
 from proxy.contract.trajectory import Purpose
 from proxy.sessions import memory as module
 from proxy.sessions.identification import AttributedBy, SessionContext
@@ -11,6 +11,7 @@ from tests.proxy.store import MovedClock
 
 RUN, KEY = RunId("run"), KeyId("key")
 HASH = b"h" * 16
+BOTH = (SessionId("a"), SessionId("b"))
 
 
 class Kept:
@@ -91,7 +92,7 @@ def test_equal_conversations_are_continued_in_turn(kept: Kept) -> None:
         kept.put(session_id)
         kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
     kept.memory.add_conversation(KEY, HASH, SessionId("a"))
-    assert [kept.continued() for _ in range(4)] == ["a", "b", "c", "a"]
+    assert [kept.continued() for _ in range(4)] == ["c", "b", "a", "c"]
     assert kept.memory.continued(KeyId("other"), HASH) is None
     assert kept.memory.continued(KEY, b"-" * 16) is None
 
@@ -99,10 +100,10 @@ def test_equal_conversations_are_continued_in_turn(kept: Kept) -> None:
 def test_what_the_store_says_of_a_conversation_is_counted_on_from(kept: Kept) -> None:
     for session_id in "ab":
         kept.put(session_id)
-    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 2, SessionId("b"): 0}, exact=True)
-    assert [kept.continued() for _ in range(3)] == ["b", "b", "a"]
-    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 0, SessionId("b"): 1}, exact=True)
-    assert kept.continued() == "b", "what was counted here counts"
+    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 2, SessionId("b"): 0}, exact=BOTH)
+    assert [kept.continued() for _ in range(3)] == ["b", "b", "b"]
+    kept.memory.put_conversation(KEY, HASH, {SessionId("a"): 0, SessionId("b"): 1}, exact=BOTH)
+    assert kept.continued() == "a", "what was counted here counts"
 
 
 def test_sessions_with_a_name_come_after_those_without(kept: Kept) -> None:
@@ -120,16 +121,51 @@ def test_sessions_that_hold_a_conversation_exactly_come_first(kept: Kept) -> Non
     assert [kept.continued() for _ in range(2)] == ["exactly"] * 2
     kept.memory.add_conversation(KEY, HASH, SessionId("nearly"))
     assert kept.continued() == "nearly", "it does too, now, and was not continued yet"
-    kept.memory.put_conversation(KEY, HASH, {SessionId("nearly"): 9, SessionId("exactly"): 0}, exact=False)
+    kept.memory.put_conversation(KEY, HASH, {SessionId("nearly"): 9, SessionId("exactly"): 0}, exact=())
     assert kept.continued() == "exactly"
 
 
-def test_a_conversation_of_an_ended_session_is_its_own(kept: Kept) -> None:
+def test_an_open_session_comes_before_an_ended_one(kept: Kept) -> None:
     kept.put("open")
     kept.put("ended", is_open=False)
     for session_id in ("ended", "open"):
         kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
-    assert [kept.continued() for _ in range(2)] == ["open", "ended"]
+    assert [kept.continued() for _ in range(2)] == ["open", "open"]
+
+
+def test_an_attempt_that_failed_does_not_count(kept: Kept) -> None:
+    for session_id in "ab":
+        kept.put(session_id)
+        kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
+    assert kept.continued() == "b"
+    kept.memory.settled(KEY, HASH, SessionId("b"), recorded=False)
+    assert kept.continued() == "b", "it is tried again in its session"
+    kept.memory.settled(KEY, HASH, SessionId("b"), recorded=True)
+    assert kept.continued() == "a"
+
+
+def test_the_session_of_the_trace_comes_first_among_open_ones(kept: Kept) -> None:
+    for session_id in "abc":
+        kept.put(session_id, is_open=session_id != "c")
+        kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
+    for traced, found in (("a", "a"), ("c", "b"), ("elsewhere", "b")):
+        known = kept.memory.continued(KEY, HASH, SessionId(traced))
+        assert known is not None
+        assert known.context.id == found
+        kept.memory.settled(KEY, HASH, known.context.id, recorded=False)
+
+
+def test_a_turn_names_its_session_within_the_run(kept: Kept) -> None:
+    kept.put("a")
+    turn = TurnId("turn_1")
+    assert kept.memory.by_turn(RUN, turn) is None
+    kept.memory.put_turn(turn, SessionId("a"))
+    known = kept.memory.by_turn(RUN, turn)
+    assert known is not None
+    assert known.context.id == "a"
+    assert kept.memory.by_turn(RunId("other"), turn) is None
+    kept.clock.now += FRESH_SECONDS
+    assert kept.memory.by_turn(RUN, turn) is None, "it may have ended in another process"
 
 
 def test_a_conversation_that_may_have_ended_is_not_certain(kept: Kept) -> None:
@@ -152,4 +188,4 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.memory.continued(KEY, b"a" * 16) is None
     for session_id in "abc":
         kept.memory.add_conversation(KEY, HASH, SessionId(session_id))
-    assert kept.continued() is None, "of the two that are kept, one is not known any more"
+    assert kept.continued() == "c", "the newest two are kept"
