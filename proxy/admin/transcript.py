@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.admin.formatting import heat, probability
-from proxy.contract.turn import Continuation
+from proxy.contract.turn import Continuation, TurnPlace, TurnState, abandoned_turns
 from proxy.overview.rewards.views import RewardItem
 from proxy.overview.views import TurnView
 
@@ -50,7 +50,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn as drawn. `branch` says where it begins, where it does not go on from the turn before."""
+    """A turn as drawn. `branch` says where it begins, if it does not continue the turn before. `abandoned`: the agent
+    never saw the answer, or did nothing with it."""
 
     number: int
     view: TurnView
@@ -58,10 +59,15 @@ class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
     branch: str | None
     rewards: tuple[RewardItem, ...]
     tokens: tuple[Token, ...]
+    abandoned: bool = False
 
 
 def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[DrawnTurn, ...]:
     numbered = {turn.id: (number, turn) for number, turn in enumerate(turns, start=1)}
+    abandoned = abandoned_turns(
+        TurnPlace(turn.id, turn.parent_id, turn.prefix_tokens, turn.prompt_tokens, TurnState(turn.state))
+        for turn in turns
+    )
     tool_names: dict[str, str] = {}
     drawn: list[DrawnTurn] = []
     for number, turn in enumerate(turns, start=1):
@@ -76,6 +82,7 @@ def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[Draw
                 branch=_branch(number, turn, numbered.get(turn.parent_id or "")),
                 rewards=tuple(reward for reward in rewards if reward.turn_id == turn.id),
                 tokens=tuple(_tokens(turn)),
+                abandoned=turn.id in abandoned,
             )
         )
     return tuple(drawn)

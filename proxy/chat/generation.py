@@ -155,6 +155,8 @@ class Generation:
     async def _run(self) -> Answer:
         try:
             states = await self._generate_or_record_failure()
+            if self.abandoned and self._holders <= 0:  # also where the engine was quicker: nobody is given the answer
+                states = [TurnState.TRUNCATED] * len(states)
             if TurnState.TRUNCATED in states and not any(capture.token_count for capture in self._captures):
                 raise Unavailable("the call was ended before its first token")
             for capture in self._captures:

@@ -26,8 +26,8 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     The node's prompt is the first `prefix_tokens` ids of its parent's path followed by `prompt_ids`. `logprobs`
     belong to `output_ids` one to one, taken at `temperature`. These three are handed over as the store has them,
     packed (`contract.arrays`), and unpacked where they are asked for: ValueError for what is nothing packed.
-    `trainable` is false for turns that teach nothing: greedy ones, failed ones. `masked` are [start, end) over
-    `prompt_ids` followed by `output_ids`: redacted, so that placeholders stand there, which teach nothing.
+    `trainable` is false for turns that teach nothing: greedy, failed and abandoned ones. `masked` are [start, end)
+    over `prompt_ids` followed by `output_ids`: redacted, so that placeholders stand there, which teach nothing.
     """
 
     id: TurnId

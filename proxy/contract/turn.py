@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +21,8 @@ class FinishReason(StrEnum):
 
 
 class TurnState(StrEnum):
-    """`truncated`: the client left or the proxy died before the answer was whole; what was generated is kept."""
+    """`truncated`: the client left, or the engine or the proxy ended the generation, before the client had the whole
+    answer; the tokens generated so far are kept. `failed`: there is no answer; nothing of it is trained."""
 
     COMPLETE = "complete"
     TRUNCATED = "truncated"
@@ -153,3 +156,30 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"turn {self.id}: a turn is `new` exactly when it has no parent")
         if self.parent_id is None and self.prefix_tokens:
             raise ValueError(f"turn {self.id}: {self.prefix_tokens} shared tokens without a parent")
+
+
+class TurnPlace(NamedTuple):
+    """Where a turn stands in its session's token tree. `prompt_tokens` counts the full prompt."""
+
+    id: str
+    parent_id: str | None
+    prefix_tokens: int
+    prompt_tokens: int
+    state: TurnState
+
+
+def abandoned_turns(turns: Iterable[TurnPlace]) -> frozenset[str]:
+    """The truncated turns whose answer is in no other turn's prompt.
+
+    A client that times out has seen nothing of the answer, or has thrown it away: nothing in the session was done
+    because of it, so no reward of the session is about it. A client that uses what it had read sends it back with its
+    next call, and so continues the turn.
+    """
+    turns = list(turns)
+    truncated = {turn.id: turn.prompt_tokens for turn in turns if turn.state is TurnState.TRUNCATED}
+    continued = {
+        turn.parent_id
+        for turn in turns
+        if turn.parent_id in truncated and turn.prefix_tokens > truncated[turn.parent_id]
+    }
+    return frozenset(truncated.keys() - continued)

@@ -13,8 +13,8 @@ import msgspec
 from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
 
 from proxy.contract.arrays import count_ids, count_logprobs
-from proxy.database.lifecycle import TrainingState
 from proxy.database.migrate import current, missing_columns, newest, opened
+from proxy.database.outcomes import TrainingState
 from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
 
 _SHOWN = 5

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -32,47 +31,23 @@ from sqlalchemy import (
 from proxy.contract.reward import RewardRules
 from proxy.contract.trajectory import Purpose
 from proxy.database.combining import LedgerEntry, revised_at, session_rewards
+from proxy.database.outcomes import (
+    Ending,
+    EndReason,
+    Outcome,
+    SessionEnd,
+    SessionFacts,
+    SessionState,
+    TrainingState,
+    ended,
+    training_state,
+)
 from proxy.database.prepared import Prepared, among, given_rows
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
+from proxy.database.trainable import teaching_sessions
 from proxy.settings import RunSettings
 
 _NONE: Mapping[str, Ending] = MappingProxyType({})
-
-
-class SessionState(StrEnum):
-    OPEN = "open"
-    ENDED = "ended"
-
-
-class TrainingState(StrEnum):
-    """Where a session stands with the trainer; described at `tables.SessionRow`."""
-
-    PENDING = "pending"
-    READY = "ready"
-    LEASED = "leased"
-    CONSUMED = "consumed"
-    STALE = "stale"
-    EXPIRED = "expired"
-    EXCLUDED = "excluded"
-
-
-class Outcome(StrEnum):
-    """How the attempt went. `failed` and `cancelled` are not trained unless rewarded."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class EndReason(StrEnum):
-    REWARD = "reward"
-    EXPLICIT = "explicit"
-    IDLE = "idle"
-    ERASED = "erased"
-
-
-OUT_OF_OUR_HANDS = frozenset({TrainingState.LEASED, TrainingState.CONSUMED, TrainingState.STALE})
-"""States that claims and commits decide; `settle` never leaves them."""
 
 
 def is_open() -> ColumnElement[bool]:
@@ -80,48 +55,11 @@ def is_open() -> ColumnElement[bool]:
     return SessionRow.state == literal_column("'open'")
 
 
-class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """From which a session's training state follows. `barred`: it was erased, or imported without being meant for
-    training."""
-
-    purpose: Purpose
-    state: SessionState
-    training: TrainingState
-    outcome: Outcome | None
-    turn_count: int
-    rewarded: bool
-    barred: bool = False
-
-
-def training_state(facts: SessionFacts) -> TrainingState:
-    """Where a session stands, as far as its own facts decide."""
-    if facts.training in OUT_OF_OUR_HANDS:
-        return facts.training
-    if facts.barred or facts.purpose is Purpose.EVAL:
-        return TrainingState.EXCLUDED
-    if facts.state is SessionState.OPEN:
-        return TrainingState.PENDING
-    given_up = facts.outcome in (Outcome.FAILED, Outcome.CANCELLED) and not facts.rewarded
-    if facts.turn_count == 0 or given_up:
-        return TrainingState.EXCLUDED
-    if facts.rewarded:
-        return TrainingState.READY
-    return TrainingState.EXPIRED if facts.training is TrainingState.EXPIRED else TrainingState.PENDING
-
-
 def lock_sessions(connection: Connection, session_ids: Sequence[str]) -> None:
     """Nobody else changes these sessions until the transaction's end. They are locked in the order of their ids, so
     that of two who lock some of the same, one waits for the other. On SQLite who writes has the whole store."""
     if connection.dialect.name != "sqlite":
         _LOCK.run(connection, {"ids": session_ids})
-
-
-class Ending(NamedTuple):
-    """How a session is to end. A later outcome fills one that is missing; of one that has ended, nothing else
-    changes."""
-
-    reason: EndReason
-    outcome: Outcome | None = None
 
 
 class Settled(NamedTuple):
@@ -149,11 +87,19 @@ def settle(
         return done
     found = [(_Facts(*columns), config) for *columns, config in _FACTS.run(connection, {"ids": wanted})]
     ledger = ledger_of(connection, [facts.id for facts, _ in found])
+    # Only now, as the rows are locked: see `teaching_sessions`.
+    undecided = [
+        facts.id
+        for facts, _ in found
+        if not _facts(facts, rewarded=False, ends=facts.id in endings).is_decided_elsewhere
+    ]
+    teaching = teaching_sessions(connection, undecided)
     settled: list[_Facts] = []
     for before, config in found:
         facts = _ended(before, endings[before.id], now) if before.id in endings else before
         lineage = _lineage(connection, before.id) if facts.training in _TAKEN else None
-        facts = _settled(facts, ledger[before.id], lineage, reward_rules_in(config), now)
+        rules = reward_rules_in(config)
+        facts = _settled(facts, ledger[before.id], lineage, rules, now, teaches=before.id in teaching)
         if facts.training != before.training:
             done.changed.append(before.id)
         if facts.state != before.state:
@@ -218,12 +164,16 @@ class _Lineage(msgspec.Struct, frozen=True):
 
 def _ended(row: _Facts, ending: Ending, now: float) -> _Facts:
     """A session does not end before its turns, though the clock was set back since: they would not be of it."""
-    if row.outcome is None and ending.outcome is not None:
-        row = row._replace(outcome=ending.outcome.value)
+    before = SessionEnd(
+        reason=EndReason(row.end_reason) if row.end_reason is not None else None,
+        outcome=Outcome(row.outcome) if row.outcome is not None else None,
+    )
+    after = ended(before, ending)
+    row = row._replace(outcome=after.outcome)
     if row.state != SessionState.OPEN.value:
         return row
     return row._replace(
-        state=SessionState.ENDED.value, end_reason=ending.reason.value, ended_at=max(now, row.last_active_at)
+        state=SessionState.ENDED.value, end_reason=after.reason, ended_at=max(now, row.last_active_at)
     )
 
 
@@ -233,11 +183,13 @@ def _settled(
     lineage: _Lineage | None,
     rules: RewardRules,
     now: float,
+    *,
+    teaches: bool,
 ) -> _Facts:
-    """With what follows from the facts. `rules` are the run's."""
+    """The row with everything that follows from the facts. `rules` are the run's."""
     rules = lineage.rules if lineage is not None and lineage.rules is not None else rules
     rewards = session_rewards(entries, rules)
-    training = training_state(_facts(row, rewarded=rewards.is_rewarded))
+    training = training_state(_facts(row, rewarded=rewards.is_rewarded, teaches=teaches))
     is_new = training is TrainingState.READY and row.training != TrainingState.READY.value
     revised = None
     if training is TrainingState.CONSUMED and lineage is not None:
@@ -312,13 +264,15 @@ def _settle_all() -> Update:
 _SETTLE_ALL = Prepared(_settle_all())
 
 
-def _facts(row: _Facts, *, rewarded: bool) -> SessionFacts:
+def _facts(row: _Facts, *, rewarded: bool, teaches: bool = True, ends: bool = False) -> SessionFacts:
+    """The facts that decide the training state. `ends`: the session is about to end."""
     return SessionFacts(
         purpose=Purpose(row.purpose),
-        state=SessionState(row.state),
+        state=SessionState.ENDED if ends else SessionState(row.state),
         training=TrainingState(row.training),
         outcome=Outcome(row.outcome) if row.outcome is not None else None,
         turn_count=row.turn_count,
         rewarded=rewarded,
+        teaches=teaches,
         barred=bool(row.held_back) or row.erased_at is not None,
     )

@@ -15,7 +15,8 @@ from proxy.contract.reward import DEFAULT_SOURCE
 from proxy.credentials.http import require
 from proxy.credentials.service import Principal, PrincipalKind
 from proxy.database.group_commit import Together
-from proxy.database.lifecycle import Ending, EndReason, TrainingState, settle
+from proxy.database.lifecycle import settle
+from proxy.database.outcomes import Ending, EndReason, TrainingState
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, InvalidRequest

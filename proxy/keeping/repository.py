@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from proxy.database.lifecycle import EndReason, SessionState, TrainingState
+from proxy.database.outcomes import EndReason, SessionState, TrainingState
 from proxy.database.tables import (
     NO_CONVERSATION,
     PolicyVersionRow,

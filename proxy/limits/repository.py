@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
-from proxy.database.lifecycle import TrainingState
+from proxy.database.outcomes import TrainingState
 from proxy.database.prepared import Prepared
 from proxy.database.tables import RateLimitRow, SessionRow
 from proxy.limits.bucket import Level

@@ -12,7 +12,9 @@ from sqlalchemy import Row
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import SamplingParameters, VersionSpan
+from proxy.database.outcomes import Outcome, SessionStanding, SessionState, TrainingState, explanation
 from proxy.overview.views import (
     EventItem,
     RewardPoint,
@@ -29,13 +31,6 @@ TokenText = Callable[[int], str]
 """The text of a token id."""
 
 _MAX_BUCKETS = 400
-_EXPLANATIONS = {
-    "pending": "Ended, and waits for a reward: post one to /v1/feedback and it becomes trainable.",
-    "ready": "Ended and rewarded: the trainer takes it with one of its next claims.",
-    "leased": "In the trainer's hands. It is consumed when the step commits, or returns when the lease expires.",
-    "stale": "Not trained: when the trainer came for it, its oldest token was behind the staleness bound.",
-    "expired": "Not trained: no reward came in time. A reward posted now is recorded and makes it trainable.",
-}
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,31 +147,20 @@ def _answer_message(choice: Mapping[str, Any]) -> dict[str, Any]:
     return message
 
 
-def trainability(session: SessionItem) -> Trainability:
-    """Why a session is trained or not, and what would change it."""
-    return Trainability(state=session.training, explanation=_explain(session))
-
-
-def _explain(session: SessionItem) -> str:
-    if session.erased_at is not None and session.training == "excluded":
-        return "Erased before it was trained."
-    if session.training == "consumed":
-        return f"Trained, once: the step that made version {session.consumed_by} consumed it."
-    if session.training == "pending" and session.state == "open":
-        return "Still open: it is trained after it has ended and a reward has come."
-    if session.training == "excluded":
-        return _why_excluded(session)
-    return _EXPLANATIONS[session.training]
-
-
-def _why_excluded(session: SessionItem) -> str:
-    if session.purpose == "eval":
-        return "An evaluation: recorded and scored, never trained."
-    if session.turn_count == 0:
-        return "Not trained: it has no turn to learn from."
-    if session.attributed_by == "import":
-        return "Imported to be looked at: not trained, unless it is imported with --train."
-    return f"Not trained: it {'was cancelled' if session.outcome == 'cancelled' else 'failed'} without a reward."
+def trainability(session: SessionItem, *, teaches: bool) -> Trainability:
+    """Why a session is trained or not, and what would change it. `teaches`: a turn at least can be trained."""
+    standing = SessionStanding(
+        training=TrainingState(session.training),
+        state=SessionState(session.state),
+        purpose=Purpose(session.purpose),
+        outcome=Outcome(session.outcome) if session.outcome is not None else None,
+        turn_count=session.turn_count,
+        teaches=teaches,
+        consumed_by=session.consumed_by,
+        is_erased=session.erased_at is not None,
+        is_held_back=session.attributed_by == "import",
+    )
+    return Trainability(state=session.training, explanation=explanation(standing))
 
 
 def trained(session: SessionItem, trainings: Sequence[AnyRow]) -> Trained | None:

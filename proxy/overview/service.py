@@ -23,6 +23,7 @@ from pathlib import Path
 from proxy.clock import Clock
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
+from proxy.database.trainable import teaching_sessions
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFaults
 from proxy.errors import Conflict, InvalidRequest, NotFound
@@ -209,6 +210,7 @@ class OverviewService:
                 raise NotFound(f"there is no session {session_id!r}")
             run = await repository.run(row.run_id)
             turns = await repository.turns_of(session_id)
+            teaching = await connection.run_sync(teaching_sessions, [session_id])
             ledger = await repository.rewards_of([session_id])
             trainings = await repository.trainings_of([session_id])
             preferences = await LedgerRepository(connection).preferences_of(session_id)
@@ -217,7 +219,7 @@ class OverviewService:
             session=item,
             run=run.name if run is not None else item.run_id,
             metadata=row._mapping["metadata"],
-            trainability=assembly.trainability(item),
+            trainability=assembly.trainability(item, teaches=bool(teaching)),
             trained=assembly.trained(item, trainings),
             turns=tuple(self._turn_view(turn, with_tokens) for turn in turns),
             rewards=tuple(reward_items(ledger, used_by(trainings))),

@@ -16,7 +16,8 @@ from proxy.contract.claim import CommitRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.policy import VersionState, WeightsReference
 from proxy.contract.step import TokenAudit
-from proxy.database.lifecycle import TrainingState, settle
+from proxy.database.lifecycle import settle
+from proxy.database.outcomes import TrainingState
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,

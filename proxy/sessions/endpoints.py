@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, 
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import principal, require
 from proxy.credentials.service import PrincipalKind
-from proxy.database.lifecycle import Outcome
+from proxy.database.outcomes import Outcome
 from proxy.errors import InvalidRequest
 from proxy.http.address import client_address
 from proxy.http.body import json_body, validated

@@ -26,7 +26,8 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
 from proxy.contract.turn import Continuation, TurnState
-from proxy.database.lifecycle import SessionState, TrainingState, is_open
+from proxy.database.lifecycle import is_open
+from proxy.database.outcomes import SessionState, TrainingState
 from proxy.database.preferences import preferences_about
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
 from proxy.database.session_names import session_called

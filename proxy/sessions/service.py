@@ -14,15 +14,10 @@ from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import require
 from proxy.credentials.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
 from proxy.database.events import append_event
-from proxy.database.lifecycle import (
-    Ending,
-    EndReason,
-    Outcome,
-    SessionState,
-    lock_sessions,
-    settle,
-)
+from proxy.database.lifecycle import lock_sessions, settle
+from proxy.database.outcomes import Ending, EndReason, Outcome, SessionState
 from proxy.database.signals import Signals
+from proxy.database.trainable import teaching_sessions
 from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, NotFound, PermissionDenied
 from proxy.limits.service import Admission, RunLimits
@@ -458,6 +453,7 @@ def _view(connection: Connection, session_id: str) -> SessionView:
         repository.turns(session_id),
         repository.rewards(session_id),
         repository.preferences(session_id),
+        teaches=bool(teaching_sessions(connection, [session_id])),
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row
 
 from proxy.contract.trajectory import Purpose
-from proxy.database.lifecycle import EndReason, Outcome, SessionState, TrainingState
+from proxy.database.outcomes import Outcome, SessionStanding, SessionState, TrainingState, explanation
 
 _LOGPROB_BYTES = 4
 
@@ -98,8 +98,14 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def session_view(
-    row: AnyRow, turns: Sequence[AnyRow], rewards: Sequence[AnyRow], preferences: Sequence[AnyRow]
+    row: AnyRow,
+    turns: Sequence[AnyRow],
+    rewards: Sequence[AnyRow],
+    preferences: Sequence[AnyRow],
+    *,
+    teaches: bool,
 ) -> SessionView:
+    """`teaches`: one of the turns at least can be trained."""
     training = TrainingState(row.training)
     is_trained = training is TrainingState.CONSUMED
     return SessionView(
@@ -117,7 +123,19 @@ def session_view(
         end_reason=row.end_reason,
         training=row.training,
         trainable=training in (TrainingState.READY, TrainingState.LEASED, TrainingState.CONSUMED),
-        explanation=explanation(row),
+        explanation=explanation(
+            SessionStanding(
+                training=training,
+                state=SessionState(row.state),
+                purpose=Purpose(row.purpose),
+                outcome=Outcome(row.outcome) if row.outcome is not None else None,
+                turn_count=row.turn_count,
+                teaches=teaches,
+                consumed_by=row.consumed_by,
+                is_erased=row.erased_at is not None,
+                is_held_back=row.held_back,
+            )
+        ),
         consumed_by=row.consumed_by,
         reward=row.reward,
         trained_reward=row.handed_reward if is_trained else None,
@@ -169,42 +187,6 @@ def _preference(session_id: str, row: AnyRow) -> Iterator[PreferenceEntry]:
                 comment=row.comment,
                 created_at=row.created_at,
             )
-
-
-def explanation(row: AnyRow) -> str:
-    """Why the session is or is not trained."""
-    match TrainingState(row.training):
-        case TrainingState.CONSUMED:
-            return f"It was trained: version {row.consumed_by} learnt from it."
-        case TrainingState.EXCLUDED:
-            return _why_excluded(row)
-        case TrainingState.PENDING if row.state == SessionState.OPEN.value:
-            return "It is open; it is trained once it has ended and has a reward."
-        case other:
-            return _SENTENCES[other]
-
-
-_SENTENCES = {
-    TrainingState.PENDING: "It ended and waits for a reward (POST /v1/feedback).",
-    TrainingState.READY: "It ended and is rewarded: the trainer takes it next.",
-    TrainingState.LEASED: "A trainer has it in the current step.",
-    TrainingState.STALE: "When a trainer asked, the policy had moved too far on from the versions that produced it.",
-    TrainingState.EXPIRED: "It ended and no reward came in time; a reward posted now still makes it trainable.",
-}
-
-
-def _why_excluded(row: AnyRow) -> str:
-    if row.erased_at is not None:
-        return "It was erased before it was trained."
-    if row.held_back:
-        return "It was imported to be looked at, not to be trained."
-    if row.purpose == Purpose.EVAL.value:
-        return "Its purpose is eval: recorded and scored, never trained."
-    if row.turn_count == 0:
-        return "It ended without a model call."
-    if row.outcome in (Outcome.FAILED.value, Outcome.CANCELLED.value) and row.end_reason != EndReason.REWARD.value:
-        return f"It ended as {row.outcome} without a reward; a reward posted now still makes it trainable."
-    return "No turn of it can be trained."
 
 
 def _turn(row: AnyRow) -> TurnSummary:

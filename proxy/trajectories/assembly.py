@@ -1,4 +1,4 @@
-"""Turns to token trees, and paths out of them. Pure.
+"""Put turns together to token trees, and read paths out of them. Pure.
 
 A turn stores only what it adds: its full prompt is the first `prefix_tokens` ids of its parent's path, then its own
 `prompt_ids`; its path is that prompt, then its output.
@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from proxy.contract.arrays import count_ids
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
-from proxy.contract.turn import SamplingParameters, Turn, TurnState, VersionSpan
+from proxy.contract.turn import SamplingParameters, Turn, TurnPlace, TurnState, VersionSpan, abandoned_turns
 
 
 class BrokenTree(Exception):
@@ -21,7 +22,7 @@ class BrokenTree(Exception):
 
 
 class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one turn adds to a path."""
+    """The tokens that one turn adds to a path."""
 
     id: str
     parent_id: str | None
@@ -39,7 +40,7 @@ class Lineage(msgspec.Struct, frozen=True):
     parent: Lineage | None
 
     def owner(self, tokens: int) -> str:
-        """The one whose own tokens the first `tokens` of the path end in, or end behind."""
+        """The turn whose own tokens hold, or precede, the end of the path's first `tokens`."""
         found = self
         while found.parent is not None and tokens <= found.start:
             found = found.parent
@@ -89,7 +90,7 @@ def _ancestry(turn_id: str, pieces: Mapping[str, PathPiece]) -> list[PathPiece]:
 
 
 class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a trajectory needs of a turn, its arrays packed as in the store (`contract.arrays`)."""
+    """The columns of a turn that a trajectory is made of, arrays packed as in the store (`contract.arrays`)."""
 
     id: TurnId
     parent_id: TurnId | None
@@ -108,6 +109,22 @@ def is_trainable(turn: Turn | StoredTurn) -> bool:
     return turn.state is not TurnState.FAILED and bool(turn.output_ids) and not turn.sampling.is_greedy
 
 
+def trainable_turns(turns: Sequence[Turn] | Sequence[StoredTurn]) -> frozenset[TurnId]:
+    """The turns of one session that can be trained: drawn from the policy, and not abandoned by the agent.
+
+    `proxy.database.trainable` asks the store the same.
+    """
+    abandoned = abandoned_turns(
+        TurnPlace(turn.id, turn.parent_id, turn.prefix_tokens, turn.prefix_tokens + _prompt_length(turn), turn.state)
+        for turn in turns
+    )
+    return frozenset(turn.id for turn in turns if is_trainable(turn) and turn.id not in abandoned)
+
+
+def _prompt_length(turn: Turn | StoredTurn) -> int:
+    return count_ids(turn.prompt_ids) if isinstance(turn, StoredTurn) else len(turn.prompt_ids)
+
+
 def assemble(
     turns: Sequence[StoredTurn],
     *,
@@ -118,6 +135,7 @@ def assemble(
     turn_rewards: Mapping[TurnId, float],
 ) -> Trajectory:
     """One session's turns as a trajectory, parents before children, else in the given order. Raises BrokenTree."""
+    trainable = trainable_turns(turns)
     positions: dict[str, int] = {}
     nodes: list[TrajectoryTurn] = []
     for turn in _parents_first(turns):
@@ -133,7 +151,7 @@ def assemble(
                 spans=turn.spans,
                 temperature=turn.sampling.temperature,
                 convention=turn.sampling.logprob_convention,
-                trainable=is_trainable(turn),
+                trainable=turn.id in trainable,
                 reward=turn_rewards.get(turn.id),
                 masked=turn.masked,
             )

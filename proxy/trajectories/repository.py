@@ -41,7 +41,8 @@ from proxy.contract.turn import (
     TurnState,
     VersionSpan,
 )
-from proxy.database.lifecycle import SessionState, TrainingState, is_open, settle
+from proxy.database.lifecycle import is_open, settle
+from proxy.database.outcomes import SessionState, TrainingState
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound

@@ -32,7 +32,8 @@ from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.reward import RewardRules
 from proxy.database.combining import SessionRewards
-from proxy.database.lifecycle import TrainingState, reward_rules_in, settle
+from proxy.database.lifecycle import reward_rules_in, settle
+from proxy.database.outcomes import TrainingState
 from proxy.database.prepared import NewRows, Prepared, among, unindexed
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
 from proxy.trajectories.claims.selection import Candidate, GroupStanding

@@ -17,9 +17,10 @@ from proxy.contract.identifiers import (
     new_turn_id,
 )
 from proxy.contract.trajectory import Purpose
-from proxy.database.lifecycle import SessionState, TrainingState, settle
+from proxy.database.lifecycle import settle
+from proxy.database.outcomes import SessionState, TrainingState
 from proxy.database.tables import GroupRow, RewardRow, SessionRow, SessionUserRow, TurnRow
-from proxy.trajectories.assembly import is_trainable
+from proxy.trajectories.assembly import trainable_turns
 from proxy.trajectories.transfer.records import SessionRecord, TurnRecord, as_turn
 
 IMPORTED = "import"
@@ -151,7 +152,8 @@ def is_whole(record: SessionRecord, head_version: int) -> bool:
     versions = [version for turn in record.turns for version, _start, _end in turn.versions]
     if any(not 0 <= version <= head_version for version in versions):
         return False
-    return any(is_trainable(as_turn(turn, None if turn.parent is None else "")) for turn in record.turns)
+    parents = [None if turn.parent is None else record.turns[turn.parent].id for turn in record.turns]
+    return bool(trainable_turns([as_turn(*pair) for pair in zip(record.turns, parents, strict=True)]))
 
 
 def _with_ids(value: Any, renamed: Mapping[str, str]) -> Any:

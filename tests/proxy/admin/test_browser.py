@@ -101,7 +101,7 @@ async def test_a_run_is_watched_live_and_a_session_is_read(live_site: tuple[Site
     await expect(page.locator(".call pre").first).to_have_text('{"a": 17, "b": 25}')
     await expect(page.locator(".role-tool").first).to_contain_text("42")
     await expect(page.locator(".ledger .reward")).to_have_text(re.compile("^[01]$"))
-    await expect(page.locator("aside")).to_contain_text("consumed it")
+    await expect(page.locator("aside")).to_contain_text("learnt from it")
     await page.get_by_role("switch", name="Tokens").click()
     await expect(page.locator(".tokens").first).to_contain_text("<tool_call>")
 

@@ -12,8 +12,12 @@ import openai
 import pytest
 
 from proxy.chat import generation as generation_module
+from proxy.chat.capture import Capture
+from proxy.contract.turn import TurnState
 from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, StoreUnavailable
 from proxy.tokens.template import ChatTemplate
+from proxy.trajectories.assembly import trainable_turns
+from proxy.trajectories.repository import TurnRepository
 from proxy.trajectories.service import TurnRecord
 from tests.proxy.chat.world import USER, World, listening, open_world, output_ids, until
 from tests.running_app import bearer
@@ -67,6 +71,48 @@ async def test_a_truncated_answer_can_be_continued(world: World) -> None:
         said = {"role": "assistant", "content": turn.response["choices"][0]["text"]}
         await client.post(url, json={**ASKED, "messages": [USER, said, {"role": "user", "content": "Go on."}]})
     assert [row.continuation for row in await world.turns()] == ["new", "exact"]
+
+
+async def test_an_attempt_that_timed_out_and_was_sent_again_teaches_once(world: World) -> None:
+    """The client's second attempt says nothing of the first: no retry header, the same body, the same session."""
+    world.engine.gate.clear()
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        url, name = f"{address}/v1/chat/completions", {"x-base-rl-session": "job"}
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(url, json=ASKED, headers=name, timeout=0.2)
+        await recorded(world)
+        world.engine.gate.set()
+        assert (await client.post(url, json=ASKED, headers=name)).status_code == 200
+    assert [turn.state for turn in await world.turns()] == ["truncated", "complete"]
+    (session,) = await world.sessions()
+    rewarded = await world.http.post("/v1/sessions/job/end", json={"outcome": "completed"})
+    assert rewarded.status_code == 200
+    async with world.store.database.read() as connection:
+        turns = await connection.run_sync(
+            lambda found: TurnRepository(found).turns_of({session.id: session.turn_count})
+        )
+    first, second = turns[session.id]
+    assert first.output_ids, "it is kept"
+    assert trainable_turns([first, second]) == {second.id}
+
+
+async def test_an_answer_that_was_ready_when_nobody_waited_any_more_is_abandoned(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has ended; the client leaves before the turn is committed."""
+    generating = generation_module.Generation._generate
+
+    async def late(self: generation_module.Generation, capture: Capture) -> TurnState:
+        state = await generating(self, capture)
+        await until(lambda: self._holders == 0)
+        return state
+
+    monkeypatch.setattr(generation_module.Generation, "_generate", late)
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(f"{address}/v1/chat/completions", json=ASKED, timeout=0.2)
+        turn = await recorded(world)
+    assert (turn.state, turn.finish_reason) == ("truncated", "stop")
 
 
 async def test_an_engine_that_takes_no_notice_of_an_abort_is_cut_off(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from proxy.contract.trajectory import Purpose
-from proxy.database.lifecycle import (
+from proxy.database.outcomes import (
     OUT_OF_OUR_HANDS,
     Outcome,
     SessionFacts,
@@ -23,6 +23,7 @@ facts = st.builds(
     outcome=st.none() | st.sampled_from(Outcome),
     turn_count=st.integers(0, 3),
     rewarded=st.booleans(),
+    teaches=st.booleans(),
 )
 
 
@@ -35,6 +36,7 @@ def test_readiness_needs_an_end_a_reward_a_turn_and_the_purpose(given_facts: Ses
         and given_facts.state is SessionState.ENDED
         and given_facts.rewarded
         and given_facts.turn_count > 0
+        and given_facts.teaches
     )
     assert (training_state(given_facts) is TrainingState.READY) == should
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, select
 from proxy.contract.identifiers import new_turn_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.service import PrincipalKind
-from proxy.database.lifecycle import Outcome
+from proxy.database.outcomes import Outcome
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow
 from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
 from proxy.feedback.repository import FeedbackRepository

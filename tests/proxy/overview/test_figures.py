@@ -16,7 +16,7 @@ from sqlalchemy import select
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import Purpose
-from proxy.database.lifecycle import Outcome
+from proxy.database.outcomes import Outcome
 from proxy.database.tables import PolicyVersionRow, SessionRow
 from proxy.feedback.service import FeedbackItem
 from proxy.keeping.erasing import EraseService, ErasureTarget

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from proxy.contract.identifiers import SessionId, TurnId, new_session_id, new_turn_id
 from proxy.credentials.service import PrincipalKind
-from proxy.database.lifecycle import Outcome
+from proxy.database.outcomes import Outcome
 from proxy.database.signals import Signals
 from proxy.database.tables import SessionRow
 from proxy.feedback.service import FeedbackItem

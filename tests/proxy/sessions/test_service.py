@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from proxy.contract.identifiers import new_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.service import PrincipalKind
-from proxy.database.lifecycle import Outcome, TrainingState
+from proxy.database.outcomes import Outcome, TrainingState
 from proxy.database.tables import EventRow, GroupRow, SessionRow
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.service import FeedbackItem

@@ -11,7 +11,16 @@ from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import Turn, TurnState
-from proxy.trajectories.assembly import BrokenTree, PathPiece, StoredTurn, assemble, is_trainable, lineage_of, path_of
+from proxy.trajectories.assembly import (
+    BrokenTree,
+    PathPiece,
+    StoredTurn,
+    assemble,
+    is_trainable,
+    lineage_of,
+    path_of,
+    trainable_turns,
+)
 from proxy.trajectories.service import TurnRecord
 from tests.proxy.trajectories.world import turn_record
 
@@ -140,6 +149,19 @@ def test_what_teaches_nothing_is_not_trainable() -> None:
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, state=TurnState.FAILED).turn)
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, temperature=0.0).turn)
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, output_ids=()).turn)
+
+
+def test_an_answer_that_nobody_acted_on_is_not_trained() -> None:
+    """The client timed out, and sent the call again: the first attempt's two tokens are nobody's."""
+    first = turn_record(RUN, SESSION, now=0.0)
+    abandoned = turn_record(RUN, SESSION, now=0.0, parent=first, prefix_tokens=5, state=TurnState.TRUNCATED)
+    again = turn_record(RUN, SESSION, now=0.0, parent=first, prefix_tokens=5)
+    sibling = turn_record(RUN, SESSION, now=0.0, parent=abandoned, prefix_tokens=8)
+    turns = [first.turn, abandoned.turn, again.turn]
+    assert [node.trainable for node in assembled(turns).turns] == [True, False, True]
+    assert trainable_turns([*turns, sibling.turn]) == {first.turn.id, again.turn.id, sibling.turn.id}
+    continued = turn_record(RUN, SESSION, now=0.0, parent=abandoned, prefix_tokens=9)
+    assert trainable_turns([*turns, continued.turn]) == {turn.id for turn in (*turns, continued.turn)}
 
 
 @given(trees(), st.data())

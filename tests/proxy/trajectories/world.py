@@ -19,7 +19,8 @@ from proxy.contract.identifiers import (
     new_turn_id,
 )
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
-from proxy.database.lifecycle import Ending, EndReason, Outcome, settle
+from proxy.database.lifecycle import settle
+from proxy.database.outcomes import Ending, EndReason, Outcome
 from proxy.database.signals import Signals
 from proxy.database.tables import Base, EventRow, GroupRow, RewardRow, RunRow, SessionRow
 from proxy.database.unit_of_work import Database
@@ -125,6 +126,12 @@ class World:
         await self.turn(session_id, version=version)
         await self.reward(session_id, value)
         return session_id
+
+    async def hold_ready(self, *session_ids: SessionId) -> None:
+        """Sessions that the store holds ready, though nothing in them can be trained: older stores have some."""
+        async with self.database.write() as connection:
+            ready = {"training": "ready", "ready_at": self.clock()}
+            await connection.execute(update(SessionRow).where(SessionRow.id.in_(session_ids)).values(ready))
 
     async def session_row(self, session_id: SessionId) -> Any:
         async with self.database.read() as connection:

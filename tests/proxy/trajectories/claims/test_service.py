@@ -7,7 +7,7 @@ import pytest
 from proxy.contract.claim import ClaimedBatch, ClaimRequest
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.turn import TurnState
-from proxy.database.lifecycle import Outcome
+from proxy.database.outcomes import Outcome
 from proxy.database.tables import ClaimedSessionRow, ClaimRow
 from proxy.errors import Conflict, InvalidRequest
 from proxy.trajectories.claims.service import ClaimService
@@ -200,6 +200,8 @@ async def test_a_session_with_nothing_to_train_is_excluded(world: World, claims:
     await world.reward(late, 1.0)
     world.clock.now += 1
     await world.turn(late)
+    assert [(await world.session_row(session)).training for session in (greedy, late)] == ["excluded"] * 2
+    await world.hold_ready(greedy, late)
     good = await world.ready()
     batch = await claims.claim(world.run, wish(3))
     assert sessions_of(batch) == [good]
@@ -214,6 +216,7 @@ async def test_a_claim_of_nothing_trainable_is_none(world: World, claims: ClaimS
     session = await world.session()
     await world.turn(session, temperature=0.0)
     await world.reward(session, 1.0)
+    await world.hold_ready(session)
     assert (await claims.claim(world.run, wish())).claim_id is None
     assert [row.state for row in await world.rows(ClaimRow)] == ["released"]
 

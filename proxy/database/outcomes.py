@@ -1,0 +1,169 @@
+"""How sessions end, and why they are trained or not. Pure: one place decides, for the store, the API and the page."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from proxy.contract.trajectory import Purpose
+
+
+class SessionState(StrEnum):
+    OPEN = "open"
+    ENDED = "ended"
+
+
+class TrainingState(StrEnum):
+    """Where a session stands with the trainer; described at `tables.SessionRow`."""
+
+    PENDING = "pending"
+    READY = "ready"
+    LEASED = "leased"
+    CONSUMED = "consumed"
+    STALE = "stale"
+    EXPIRED = "expired"
+    EXCLUDED = "excluded"
+
+
+class Outcome(StrEnum):
+    """How the attempt went. `failed` and `cancelled` are not trained unless rewarded."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class EndReason(StrEnum):
+    REWARD = "reward"
+    EXPLICIT = "explicit"
+    IDLE = "idle"
+    ERASED = "erased"
+
+
+class Ending(NamedTuple):
+    """A request to end a session."""
+
+    reason: EndReason
+    outcome: Outcome | None = None
+
+
+class SessionEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether and how a session has ended. `reason` is None while it is open."""
+
+    reason: EndReason | None = None
+    outcome: Outcome | None = None
+
+
+def ended(before: SessionEnd, ending: Ending) -> SessionEnd:
+    """The session's end after a request to end it.
+
+    The first request ends it, and its reason stays. A later one only adds an outcome that is missing, because runners
+    post the reward first and say how the attempt went afterwards. `cancelled` is not added to a session that a final
+    reward ended: the attempt had come to its end, and a runner that cleans up afterwards cancels nothing.
+    """
+    if before.reason is None:
+        return SessionEnd(reason=ending.reason, outcome=before.outcome or ending.outcome)
+    if before.outcome is not None or ending.outcome is None:
+        return before
+    if before.reason is EndReason.REWARD and ending.outcome is Outcome.CANCELLED:
+        return before
+    return msgspec.structs.replace(before, outcome=ending.outcome)
+
+
+OUT_OF_OUR_HANDS = frozenset({TrainingState.LEASED, TrainingState.CONSUMED, TrainingState.STALE})
+"""States that claims and commits decide; settling never leaves them."""
+
+
+class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session's training state follows from.
+
+    `teaches`: at least one turn can be trained (`trainable.teaching_sessions`). `barred`: the session was erased, or
+    imported without being meant for training.
+    """
+
+    purpose: Purpose
+    state: SessionState
+    training: TrainingState
+    outcome: Outcome | None
+    turn_count: int
+    rewarded: bool
+    teaches: bool = True
+    barred: bool = False
+
+    @property
+    def is_decided_elsewhere(self) -> bool:
+        """Whether neither turns nor rewards change the training state."""
+        fixed = self.training in OUT_OF_OUR_HANDS or self.barred or self.purpose is Purpose.EVAL
+        return fixed or self.state is SessionState.OPEN or self.turn_count == 0
+
+
+def training_state(facts: SessionFacts) -> TrainingState:
+    """Where a session stands, as far as its own facts decide."""
+    if facts.training in OUT_OF_OUR_HANDS:
+        return facts.training
+    if facts.barred or facts.purpose is Purpose.EVAL:
+        return TrainingState.EXCLUDED
+    if facts.state is SessionState.OPEN:
+        return TrainingState.PENDING
+    given_up = facts.outcome in (Outcome.FAILED, Outcome.CANCELLED) and not facts.rewarded
+    if facts.turn_count == 0 or not facts.teaches or given_up:
+        return TrainingState.EXCLUDED
+    if facts.rewarded:
+        return TrainingState.READY
+    return TrainingState.EXPIRED if facts.training is TrainingState.EXPIRED else TrainingState.PENDING
+
+
+class SessionStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """What the explanation of a session's training state is made of."""
+
+    training: TrainingState
+    state: SessionState
+    purpose: Purpose
+    outcome: Outcome | None
+    turn_count: int
+    teaches: bool
+    consumed_by: int | None = None
+    is_erased: bool = False
+    is_held_back: bool = False
+
+
+def explanation(standing: SessionStanding) -> str:
+    """Say in a sentence why the session is or is not trained, and what would change it."""
+    match standing.training:
+        case TrainingState.CONSUMED:
+            return f"It was trained: version {standing.consumed_by} learnt from it."
+        case TrainingState.EXCLUDED:
+            return _why_excluded(standing)
+        case TrainingState.PENDING if standing.state is SessionState.OPEN:
+            if standing.turn_count and not standing.teaches:
+                return f"It is open. {_NO_TURN} It is trained only if a call succeeds, and it ends with a reward."
+            return "It is open; it is trained once it has ended and has a reward."
+        case other:
+            return _SENTENCES[other]
+
+
+_NO_TURN = "No turn of it can be trained: the calls failed, were abandoned by the agent, or were drawn greedily."
+
+_SENTENCES = {
+    TrainingState.PENDING: "It ended and waits for a reward (POST /v1/feedback).",
+    TrainingState.READY: "It ended and is rewarded: the trainer takes it next.",
+    TrainingState.LEASED: "A trainer has it in the current step; it returns if the step does not commit.",
+    TrainingState.STALE: "When a trainer asked, the policy had moved too far on from the versions that produced it.",
+    TrainingState.EXPIRED: "It ended and no reward came in time; a reward posted now still makes it trainable.",
+}
+
+
+def _why_excluded(standing: SessionStanding) -> str:
+    if standing.is_erased:
+        return "It was erased before it was trained."
+    if standing.is_held_back:
+        return "It was imported to be looked at, not to be trained."
+    if standing.purpose is Purpose.EVAL:
+        return "Its purpose is eval: recorded and scored, never trained."
+    if standing.turn_count == 0:
+        return "It ended without a model call."
+    if standing.teaches and standing.outcome in (Outcome.FAILED, Outcome.CANCELLED):
+        return f"It ended as {standing.outcome} without a reward; a reward posted now still makes it trainable."
+    return _NO_TURN
