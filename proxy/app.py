@@ -50,6 +50,7 @@ from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.policies import endpoints as policy_endpoints
+from proxy.policies.inspector import WeightsInspector
 from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
 from proxy.policies.swap import SwapController
@@ -222,7 +223,9 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     )
     state.steps = StepService(database=database)
     state.retention_of_weights = WeightRetention(database=database, clock=clock, signals=signals)
-    state.versions = VersionService(database=database, clock=clock, signals=signals)
+    state.inspector = inspector = WeightsInspector(settings.weights_dir)
+    stack.push_async_callback(inspector.aclose)
+    state.versions = VersionService(database=database, clock=clock, signals=signals, inspector=inspector)
     state.transfer = TransferService(
         database=database, clock=clock, signals=signals, pseudonyms_of=credentials.pseudonyms_of
     )
@@ -255,6 +258,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         signals=state.signals,
         clock=clock,
         run=state.run,
+        inspector=state.inspector,
         health_interval_seconds=state.settings.engine.health_interval_seconds,
         observer=state.metrics,
     )

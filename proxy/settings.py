@@ -60,6 +60,8 @@ class ServerSettings(_Section):
     shared_data_dir: bool = False
     """Leave the data directory's mode as it is, so that an engine or a trainer under another user reaches the
     weights in it. Keys, logs and the store are private in any case."""
+    weights_dir: Path | None = None
+    """Versions outside this directory are refused; default: `weights` in the data directory."""
     public_url: Annotated[str, AfterValidator(_http_url)] | None = None
     """What clients should use as the address, where it is not http://host:port (behind a gateway)."""
     max_body_mib: PositiveInt = 32
@@ -362,8 +364,8 @@ class Settings(BaseSettings):
 
     @property
     def weights_dir(self) -> Path:
-        """Where trainers publish: one directory per run, one below it per version."""
-        return self.server.data_dir.resolve() / "weights"
+        """The directory in which trainers publish: one directory per run, one below it per version."""
+        return (self.server.weights_dir or self.server.data_dir / "weights").resolve()
 
 
 def load_settings(config_file: Path | None = None, overrides: dict[str, dict[str, Any]] | None = None) -> Settings:

@@ -26,8 +26,6 @@ from trainer.update import Learner
 from trainer.weights.publisher import TrainerState, WeightPublisher
 
 _STATE_FORMAT = 2
-_STATE_FORMATS_READ = (1, 2)
-"""Of the first one, state was kept whole."""
 _SEED_STRIDE = 1_000_003
 
 _log = structlog.get_logger("trainer")
@@ -165,9 +163,9 @@ def means_of(state: TrainerState | None, algorithm: Algorithm) -> RunningMeans:
 
 
 def check_format(state: TrainerState | None, head: Head) -> None:
-    """Raises WeightsUnusable."""
-    if state is not None and state.get("format") not in _STATE_FORMATS_READ:
+    """Raise WeightsUnusable for a trainer state of another format than this trainer writes."""
+    if state is not None and state.get("format") != _STATE_FORMAT:
         raise WeightsUnusable(
-            f"version {head.version}: its trainer state is of format {state.get('format')}, and this trainer reads"
-            f" {' and '.join(map(str, _STATE_FORMATS_READ))}"
+            f"version {head.version}: its trainer state is of format {state.get('format')!r}, and this trainer reads"
+            f" {_STATE_FORMAT}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.feedback.service import FeedbackItem, FeedbackService
 from proxy.overview.service import OverviewService
+from proxy.policies.inspector import WeightsInspector
 from proxy.policies.service import VersionService
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionHints
@@ -58,7 +60,9 @@ class Proxy:
         self.feedback = FeedbackService(database, signals, clock)
         self.store = TrajectoryStore(database=database, clock=clock, signals=signals)
         self.claims = ClaimService(database=database, clock=clock, signals=signals)
-        self.versions = VersionService(database=database, clock=clock, signals=signals)
+        self.versions = VersionService(
+            database=database, clock=clock, signals=signals, inspector=WeightsInspector(weights.parent)
+        )
         self.overview = OverviewService(database=database, clock=clock, signals=signals)
         self.weights = weights
         self.filled = Filled()
@@ -134,15 +138,17 @@ class Proxy:
     def _make_weights(self) -> WeightsReference:
         """A directory with as little in it as a version may have; the same for all."""
         self.weights.mkdir(exist_ok=True)
-        file = self.weights / "model.safetensors"
+        file, companion = self.weights / "model.safetensors", self.weights / "config.json"
         if not file.exists():
             file.write_bytes(b"\x02\0\0\0\0\0\0\0{}")
-            (self.weights / "config.json").write_text("{}")
+            companion.write_text("{}")
+        files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (file, companion)}
         return WeightsReference(
             uri=str(self.weights),
             format=WeightsFormat.HUGGINGFACE,
-            sha256=f"{self._head:064x}",
+            sha256=files[file.name],
             bytes=file.stat().st_size,
+            files=files,
         )
 
 

@@ -58,6 +58,8 @@ def draw_step(view: dict[str, Any]) -> Iterator[RenderableType]:
     parent = step["parent_version"]
     origin = "the base model" if parent is None else f"made from v{parent}"
     yield Text(f"version {step['version']} of {view['run']}, {step['state']}, {origin}")
+    if step["rejected_because"] is not None:
+        yield Text(f"rejected: {step['rejected_because']}", style="red")
     if view["rewards_revised"]:
         yield Text(f"{view['rewards_revised']} of its trajectories have other rewards now", style="bold yellow")
     yield _facts(view)
@@ -167,6 +169,8 @@ def _weights(step: dict[str, Any]) -> str:
         return "the base model's"
     if step["weights_removed_at"] is not None:
         return "deleted"
+    if step["rejected_because"] is not None:
+        return str(step["rejected_because"])
     return str(step["weights"]["sha256"])[:12]
 
 

@@ -10,11 +10,13 @@ from proxy.contract.identifiers import RunId
 
 
 class VersionState(StrEnum):
-    """The life of a version, from its commit to its retirement."""
+    """The life of a version, from its commit to its retirement. A `rejected` one is never served (again): its files
+    are damaged, or engines died of it."""
 
     COMMITTED = "committed"
     SERVING = "serving"
     RETIRED = "retired"
+    REJECTED = "rejected"
 
 
 class WeightsFormat(StrEnum):
@@ -25,13 +27,26 @@ class WeightsFormat(StrEnum):
     ADAPTER = "adapter"
 
 
-class WeightsReference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a version's weights are. `sha256` is over the safetensors files in order of their names."""
+STATE_DIRECTORY = "trainer_state"
+"""Folder of a version that only trainers read, and that they remove from old versions."""
+STATE_INDEX = f"{STATE_DIRECTORY}/state.json"
+"""The one file of it that `WeightsReference.files` lists: it has the checksums of the others."""
+UNCOMMITTED_MARK = ".uncommitted"
+"""Empty file of a directory whose commit is not known yet; the only file that is never listed."""
+
+
+class WeightsReference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a version's weights are. `sha256` and `bytes` are of the safetensors files in order of their names.
+
+    `files` has the SHA-256 of every file of the directory by its path in it, so nothing is read that is not checked.
+    It is empty for versions that were committed before base-rl kept it.
+    """
 
     uri: str
     format: WeightsFormat
     sha256: str
     bytes: int
+    files: dict[str, str] = {}
 
 
 class PruneRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

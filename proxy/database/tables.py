@@ -386,7 +386,8 @@ class ClaimedSessionRow(Base):
 
 
 class PolicyVersionRow(Base):
-    """A policy version. `state`: committed | serving | retired. Version 0 has no weights of its own: the base model.
+    """A policy version. `state`: committed | serving | retired | rejected. Version 0 has no weights of its own: it
+    is the base model.
 
     The primary key makes the successor of a version unique: of two commits on the same parent, one fails.
     """
@@ -403,6 +404,13 @@ class PolicyVersionRow(Base):
     weights_bytes: Mapped[int | None] = mapped_column(Big)
     weights_removed_at: Mapped[float | None] = mapped_column(Float)
     """Since when its weights may be gone from the disk (`policies/retention.py`)."""
+    weights_files: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """SHA-256 of every file by its path; null for versions of before this was kept."""
+    rejected_because: Mapped[str | None] = mapped_column(Text)
+    rejected_at: Mapped[float | None] = mapped_column(Float)
+    engine_deaths: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    """How many engines stopped while they loaded it or soon after (`policies/swap.py`)."""
+    engine_died_at: Mapped[float | None] = mapped_column(Float)
     claim_ids: Mapped[list[Any]]
     config_hash: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int | None] = mapped_column(Big)

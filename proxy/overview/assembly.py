@@ -11,10 +11,10 @@ from sqlalchemy import Row
 
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
-from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import SamplingParameters, VersionSpan
 from proxy.database.outcomes import Outcome, SessionStanding, SessionState, TrainingState, explanation
+from proxy.database.weights import weights_of
 from proxy.overview.views import (
     EventItem,
     RewardPoint,
@@ -242,14 +242,6 @@ def step_facts(audit: Sequence[_Audited]) -> StepFacts:
 
 
 def step_item(row: AnyRow, facts: StepFacts) -> StepItem:
-    weights = None
-    if row.weights_uri is not None:
-        weights = WeightsReference(
-            uri=row.weights_uri,
-            format=WeightsFormat(row.weights_format),
-            sha256=row.weights_sha256,
-            bytes=row.weights_bytes,
-        )
     return StepItem(
         version=row.version,
         parent_version=row.parent_version,
@@ -257,7 +249,7 @@ def step_item(row: AnyRow, facts: StepFacts) -> StepItem:
         created_at=row.created_at,
         served_at=row.served_at,
         swap_seconds=row.swap_seconds,
-        weights=weights,
+        weights=weights_of(row, with_files=False),
         trajectories=facts.trajectories,
         trained_tokens=facts.trained_tokens,
         reward_mean=facts.reward_mean,
@@ -265,6 +257,7 @@ def step_item(row: AnyRow, facts: StepFacts) -> StepItem:
         staleness_max=facts.staleness_max,
         metrics=row.metrics,
         weights_removed_at=row.weights_removed_at,
+        rejected_because=row.rejected_because,
     )
 
 

@@ -80,6 +80,13 @@ class HealthCheck:
         problems.extend(
             f"the run {run.name!r} is paused: {run.paused_because}" for run in runs if run.paused_because is not None
         )
+        problems.extend(
+            f"version {run.rejected_version} of the run {run.name!r} was rejected and is not served:"
+            f" {run.rejected_because}. Version {run.serving_version} serves, and the trainer goes on from version"
+            f" {run.head_version}"
+            for run in runs
+            if run.rejected_version is not None
+        )
         return Health(
             ready=(database == "ok" or self._serves_unrecorded) and engine_ready is not False,
             status="degraded" if problems else "ok",
@@ -113,6 +120,7 @@ class HealthCheck:
             trainer = "away"
         else:
             trainer = "idle" if seen_at is not None else "never"
+        rejected = await repository.rejected_beyond(run.id, run.head_version)
         return RunHealth(
             id=run.id,
             name=run.name,
@@ -122,6 +130,8 @@ class HealthCheck:
             trainer=trainer,
             trainer_seen_at=seen_at,
             paused_because=await repository.pause_reason(run.id) if run.state == "paused" else None,
+            rejected_version=None if rejected is None else rejected.version,
+            rejected_because=None if rejected is None else rejected.rejected_because,
         )
 
 

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from proxy.contract.policy import VersionState
 from proxy.database.lifecycle import is_open
 from proxy.database.prepared import unindexed
 from proxy.database.tables import (
@@ -89,6 +90,20 @@ class OverviewRepository:
         )
         data = (await self._connection.execute(statement)).scalar_one_or_none()
         return None if data is None else data.get("reason")
+
+    async def rejected_beyond(self, run_id: str, head: int) -> AnyRow | None:
+        """`version` and `rejected_because` of the newest rejected version after the head, if there is one."""
+        statement = (
+            select(PolicyVersionRow.version, PolicyVersionRow.rejected_because)
+            .where(
+                PolicyVersionRow.run_id == run_id,
+                PolicyVersionRow.version > head,
+                PolicyVersionRow.state == VersionState.REJECTED.value,
+            )
+            .order_by(PolicyVersionRow.version.desc())
+            .limit(1)
+        )
+        return (await self._connection.execute(statement)).one_or_none()
 
     async def counted(self) -> Sequence[AnyRow]:
         """`sessions`, `turns` and `last_active_at` by `run_id` and `training`, of all runs. Walks all sessions."""
@@ -385,7 +400,11 @@ _SEARCHED_COLUMNS = [
 
 _TURNS = turns_as_sent()
 
-_STEP_COLUMNS = [column for column in PolicyVersionRow.__table__.c if column.name not in ("audit", "inputs")]
+_STEP_COLUMNS = [
+    column
+    for column in PolicyVersionRow.__table__.c
+    if column.name not in ("audit", "inputs", "weights_files", "engine_deaths", "engine_died_at")
+]
 
 _TRAININGS = (
     select(

@@ -164,7 +164,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
 class StepItem(msgspec.Struct, frozen=True, kw_only=True):
     """A committed version and the step that made it; version 0 is the base model and has no step.
 
-    `weights_removed_at`: since when the files of its weights may have been deleted to save space.
+    `weights_removed_at`: since when the files of its weights may have been deleted to save space. `rejected_because`:
+    why a version in the state `rejected` is not served.
     """
 
     version: int
@@ -181,6 +182,7 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True):
     staleness_max: int | None
     metrics: dict[str, float | None]
     weights_removed_at: float | None = None
+    rejected_because: str | None = None
 
 
 class RewardPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +244,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     """`trainer`: `active` (claimed, renewed or committed within the run's lease time), `away` (trajectories have
     waited for longer than that), `idle` (quiet, with nothing that waits for long) or `never` (no claim so far).
-    `paused_because` is what was said when a run was paused that is so still."""
+    `paused_because` is what was said when a run was paused that is so still. `rejected_version` is the newest
+    version, if it was rejected, and `rejected_because` the reason."""
 
     id: str
     name: str
@@ -252,6 +255,8 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     trainer: str
     trainer_seen_at: float | None
     paused_because: str | None = None
+    rejected_version: int | None = None
+    rejected_because: str | None = None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Row, case, func, insert, select, update
+from sqlalchemy import Row, case, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -32,6 +32,7 @@ from proxy.errors import Conflict
 AnyRow = Row[*tuple[Any, ...]]
 
 _CHUNK = 500
+_ENDED = (VersionState.RETIRED.value, VersionState.REJECTED.value)
 _LEASED = "leased"
 _COMMITTED = "committed"
 
@@ -69,8 +70,58 @@ class VersionRepository:
         return (await self._connection.execute(statement)).one()
 
     async def versions(self, run_id: str) -> list[AnyRow]:
-        """Newest first, without their audits."""
+        """All versions, newest first, without their audits."""
         return list((await self._connection.execute(_VERSIONS.where(PolicyVersionRow.run_id == run_id))).all())
+
+    async def newest(self, run_id: str) -> int:
+        """The number of the newest version, rejected ones included."""
+        statement = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.run_id == run_id)
+        return int((await self._connection.execute(statement)).scalar_one())
+
+    async def reject(self, run_id: str, version: int, reason: str, *, now: float) -> bool:
+        """Mark a version as rejected, and make the newest good one whose weights are there the head; whether it was
+        not rejected before. Version 0 is never rejected: it is the base model."""
+        statement = (
+            update(PolicyVersionRow)
+            .where(
+                PolicyVersionRow.run_id == run_id,
+                PolicyVersionRow.version == version,
+                PolicyVersionRow.version > 0,
+                PolicyVersionRow.state != VersionState.REJECTED.value,
+            )
+            .values(state=VersionState.REJECTED.value, rejected_because=reason, rejected_at=now)
+        )
+        if not (await self._connection.execute(statement)).rowcount:
+            return False
+        good = select(func.max(PolicyVersionRow.version)).where(
+            PolicyVersionRow.run_id == run_id,
+            PolicyVersionRow.state != VersionState.REJECTED.value,
+            PolicyVersionRow.weights_removed_at.is_(None),
+        )
+        head = (await self._connection.execute(good)).scalar_one()
+        await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=head))
+        return True
+
+    async def count_death(self, run_id: str, version: int, *, now: float, same_seconds: float) -> int:
+        """Count an engine's death with a version, unless one was counted within `same_seconds`; return the count."""
+        of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
+        is_another = or_(
+            PolicyVersionRow.engine_died_at.is_(None), PolicyVersionRow.engine_died_at < now - same_seconds
+        )
+        await self._connection.execute(
+            update(PolicyVersionRow)
+            .where(of_version, is_another)
+            .values(engine_deaths=PolicyVersionRow.engine_deaths + 1, engine_died_at=now)
+        )
+        statement = select(PolicyVersionRow.engine_deaths).where(of_version)
+        return int((await self._connection.execute(statement)).scalar_one())
+
+    async def forget_deaths(self, run_id: str, version: int) -> None:
+        await self._connection.execute(
+            update(PolicyVersionRow)
+            .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
+            .values(engine_deaths=0, engine_died_at=None)
+        )
 
     async def committed_as(self, run_id: str, claim_ids: Sequence[ClaimId], sha256: str) -> int | None:
         """The version that just these claims made with just these weights, if there is one."""
@@ -87,14 +138,14 @@ class VersionRepository:
         return row.version if row is not None and set(row.claim_ids) == set(claim_ids) else None
 
     async def fitted_as(self, run_id: str, parent: int, weights: WeightsReference) -> int | None:
-        """The version that these very weights, of which no claim tells, made of that parent, if there is one."""
+        """The version that was made of that parent with just these weights, if there is one."""
         statement = select(PolicyVersionRow.version).where(
             PolicyVersionRow.run_id == run_id,
-            PolicyVersionRow.version == parent + 1,
+            PolicyVersionRow.parent_version == parent,
             PolicyVersionRow.weights_uri == weights.uri,
             PolicyVersionRow.weights_sha256 == weights.sha256,
         )
-        return (await self._connection.execute(statement)).scalar_one_or_none()
+        return (await self._connection.execute(statement.limit(1))).scalar_one_or_none()
 
     async def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
         """Those that are not this run's, or not leased any more, or past their lease."""
@@ -125,6 +176,7 @@ class VersionRepository:
                     weights_format=weights.format.value,
                     weights_sha256=weights.sha256,
                     weights_bytes=weights.bytes,
+                    weights_files=weights.files or None,
                     claim_ids=list(request.claim_ids),
                     config_hash=step.config_hash,
                     seed=step.seed,
@@ -229,7 +281,7 @@ class VersionRepository:
         await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(serving_version=version))
         await self._connection.execute(
             update(PolicyVersionRow)
-            .where(of_run, PolicyVersionRow.version < version, PolicyVersionRow.state != VersionState.RETIRED.value)
+            .where(of_run, PolicyVersionRow.version < version, PolicyVersionRow.state.not_in(_ENDED))
             .values(state=VersionState.RETIRED.value)
         )
         await self._connection.execute(
@@ -239,7 +291,7 @@ class VersionRepository:
         )
         await self._connection.execute(
             update(PolicyVersionRow)
-            .where(of_run, PolicyVersionRow.version == version)
+            .where(of_run, PolicyVersionRow.version == version, PolicyVersionRow.state != VersionState.REJECTED.value)
             .values(
                 state=VersionState.SERVING.value,
                 served_at=case((PolicyVersionRow.served_at.is_(None), now), else_=PolicyVersionRow.served_at),
@@ -279,6 +331,7 @@ _VERSIONS = select(
     PolicyVersionRow.weights_sha256,
     PolicyVersionRow.weights_bytes,
     PolicyVersionRow.weights_removed_at,
+    PolicyVersionRow.rejected_because,
     PolicyVersionRow.metrics,
     PolicyVersionRow.created_at,
     PolicyVersionRow.served_at,

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import msgspec
 
 from proxy.clock import Clock
 from proxy.contract.claim import CommitReply, CommitRequest
-from proxy.contract.policy import Head, VersionState, WeightsFormat, WeightsReference
+from proxy.contract.policy import Head, VersionState, WeightsReference
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database, retried
+from proxy.database.weights import weights_of
 from proxy.errors import Conflict, InvalidRequest
-from proxy.policies.repository import AnyRow, VersionRepository, storable
-from proxy.policies.weights import verify_weights
+from proxy.policies.inspector import WeightsInspector
+from proxy.policies.repository import VersionRepository, storable
 from proxy.runs.service import RunView
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -23,13 +23,15 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
     """A version as people list it. `weights` is None for the base model; times are seconds since the epoch.
-    `weights_removed_at`: since when its files may have been deleted to save space."""
+    `weights_removed_at`: since when its files may have been deleted to save space. `rejected_because`: why it is not
+    served."""
 
     version: int
     parent: int | None
     state: VersionState
     weights: WeightsReference | None
     weights_removed_at: float | None
+    rejected_because: str | None
     metrics: dict[str, float | None]
     created_at: float
     served_at: float | None
@@ -39,10 +41,11 @@ class VersionView(msgspec.Struct, frozen=True, kw_only=True):
 class VersionService:
     """The chain of versions of every run."""
 
-    def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals, inspector: WeightsInspector) -> None:
         self._database = database
         self._clock = clock
         self._signals = signals
+        self._inspector = inspector
 
     async def head(self, run: RunView) -> Head:
         """What the trainer continues from."""
@@ -55,7 +58,7 @@ class VersionService:
             run_name=row.name,
             version=row.head_version,
             base_model=row.base_model,
-            weights=_weights(version),
+            weights=weights_of(version),
         )
 
     async def list_(self, run: RunView) -> list[VersionView]:
@@ -67,8 +70,9 @@ class VersionService:
                 version=row.version,
                 parent=row.parent_version,
                 state=VersionState(row.state),
-                weights=_weights(row),
+                weights=weights_of(row, with_files=False),
                 weights_removed_at=row.weights_removed_at,
+                rejected_because=row.rejected_because,
                 metrics=row.metrics,
                 created_at=row.created_at,
                 served_at=row.served_at,
@@ -82,17 +86,22 @@ class VersionService:
         """Makes the next version and consumes the claims' trajectories, both or neither.
 
         The same claims with the same weights again: the same answer. Raises Conflict when the parent is not the
-        head or a claim's lease has passed, InvalidRequest for weights that are not there.
+        head or a claim's lease has passed; WeightsRejected, with nothing consumed, for weights that no engine should
+        be given; StorageUnavailable while they cannot be read.
 
         A lease that has passed is not honoured even where nobody has taken the trajectories since: whether a commit
         is accepted then does not depend on who happened to look meanwhile.
         """
         _check(request)
         async with self._database.read() as connection:
-            repeated = await _repetition(VersionRepository(connection), run, request)
+            repository = VersionRepository(connection)
+            repeated = await _repetition(repository, run, request)
+            head = (await repository.run(run.id)).head_version
         if repeated is not None:
             return repeated
-        await asyncio.to_thread(verify_weights, request.weights)
+        if request.parent_version != head:  # before gigabytes are read for nothing
+            raise _head_moved(request, head)
+        await self._inspector.check(request.weights, run.base_model)
         async with self._database.write() as connection:
             repository = VersionRepository(connection)
             head = (await repository.run(run.id, lock=True)).head_version
@@ -100,12 +109,13 @@ class VersionService:
             if repeated is not None:
                 return repeated
             if request.parent_version != head:
-                raise Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
+                raise _head_moved(request, head)
             now = self._clock()
             dead = await repository.dead_claims(run.id, request.claim_ids, now)
             if dead:
                 raise Conflict(f"no live lease for {', '.join(dead)}", param="claim_ids")
-            version = head + 1
+            # Beyond the head there may be versions that were rejected.
+            version = await repository.newest(run.id) + 1
             await repository.insert_version(run.id, version, request, now=now)
             sessions = await repository.consume(run.id, request.claim_ids, version, now=now)
             data = {
@@ -129,6 +139,10 @@ async def _repetition(repository: VersionRepository, run: RunView, request: Comm
     return None if version is None else CommitReply(version=version, repeated=True)
 
 
+def _head_moved(request: CommitRequest, head: int) -> Conflict:
+    return Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
+
+
 def _check(request: CommitRequest) -> None:
     fit = request.step.inputs.fit if request.step.inputs is not None else None
     if not request.claim_ids and fit is None:
@@ -144,14 +158,8 @@ def _check(request: CommitRequest) -> None:
         raise InvalidRequest("a turn's tokens are told twice", param="step.tokens")
     if not _SHA256.fullmatch(request.weights.sha256):
         raise InvalidRequest("weights.sha256 is 64 hexadecimal digits in lower case", param="weights.sha256")
-
-
-def _weights(row: AnyRow) -> WeightsReference | None:
-    if row.weights_uri is None:
-        return None
-    return WeightsReference(
-        uri=row.weights_uri,
-        format=WeightsFormat(row.weights_format),
-        sha256=row.weights_sha256,
-        bytes=row.weights_bytes,
-    )
+    if not request.weights.files:
+        raise InvalidRequest(
+            "weights.files has the SHA-256 of every file of the version by its path in the directory",
+            param="weights.files",
+        )

@@ -1,8 +1,11 @@
 """Brings the engine to the head version of the run, and says what it serves.
 
-One loop. It waits for `signals.versions` (a commit) or for the health interval, whichever is first; then it asks the
-engine what it holds, and swaps if that is not the head. So a restarted engine, a commit that another process made
-and a swap that failed are all the same case: what is loaded is not what should be.
+One loop waits for `signals.versions` (a commit) or for the health interval, whichever is first; then it asks the
+engine what it holds, and swaps if that is not the head. So a restarted engine, a commit that another process made and
+a swap that failed are all the same case: what is loaded is not what should be.
+
+No version is given to an engine before `inspector` has checked it. A version that fails, or that engines refuse or
+die of, is rejected: the head is then the newest good version, and the next round loads that.
 """
 
 from __future__ import annotations
@@ -15,13 +18,17 @@ import msgspec
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
-from proxy.contract.policy import WeightsFormat, parse_weight_label, weight_label
+from proxy.contract.policy import WeightsFormat, WeightsReference, parse_weight_label, weight_label
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database, retried
+from proxy.database.weights import weights_of
 from proxy.engines.interface import Engine, EngineInfo, PauseMode
 from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, StoreUnavailable
 from proxy.log import logger
+from proxy.policies.inspector import WeightsInspector
+from proxy.policies.rejection import StorageUnavailable, WeightsMissing, WeightsRejected
+from proxy.policies.rejections import Rejections
 from proxy.policies.repository import VersionRepository
 from proxy.runs.service import RunView
 
@@ -30,6 +37,15 @@ _RESUME_SECONDS = 5.0
 _RESUME_ATTEMPTS = 5
 _MISSES_TO_BE_LOST = 3
 _LONGEST_BACKOFF_SECONDS = 60.0
+_ATTEMPTS_TO_REJECT = 5
+"""Loads that an engine refuses, or for which files are missing, before the version is given up. With growing pauses
+these take half a minute and more: a file system of a network may show new files late."""
+_SUSPECT_SECONDS = 60.0
+"""An engine that stops so soon after a load counts as killed by it: SGLang dies of some weights only at its first
+request."""
+_CHECK_PATIENCE_SECONDS = 0.5
+"""How long one round waits for the check of a version's files. A large version takes longer, and the engine's health
+is looked at meanwhile."""
 
 _NO_ADAPTERS = (
     "the version is a LoRA adapter, and this engine loads whole weights only: set trainer.adapter.publish = merged"
@@ -50,12 +66,22 @@ class SwapObserver(Protocol):
 
 
 class _Target(msgspec.Struct, frozen=True):
-    """What the engine should hold, and what the store says that it serves."""
+    """The version that the engine should hold, and the one that it serves according to the store. `weights` is None
+    for the base model. `deaths`: engines that died of the version."""
 
     version: int
-    path: str
+    base_model: str
+    weights: WeightsReference | None
     recorded: int
-    adapter: bool = False
+    deaths: int
+
+    @property
+    def path(self) -> str:
+        return self.base_model if self.weights is None else self.weights.uri
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.weights is not None and self.weights.format is WeightsFormat.ADAPTER
 
 
 class SwapController:
@@ -71,6 +97,7 @@ class SwapController:
         signals: Signals,
         clock: Clock,
         run: RunView,
+        inspector: WeightsInspector,
         health_interval_seconds: float,
         observer: SwapObserver | None = None,
     ) -> None:
@@ -79,6 +106,8 @@ class SwapController:
         self._signals = signals
         self._clock = clock
         self._run_id = run.id
+        self._inspector = inspector
+        self._rejections = Rejections(database=database, signals=signals, clock=clock, run_id=run.id)
         self._interval = health_interval_seconds
         self._observer = observer
         self._version: int | None = None
@@ -90,6 +119,9 @@ class SwapController:
         self._swap_seconds: float | None = None
         self._failed: tuple[int, int] = (-1, 0)
         """The version that would not load, and how often in a row."""
+        self._given: tuple[int, float] | None = None
+        """The version that the engine was given last, and when (loop time), until it has survived that."""
+        self._checking: tuple[WeightsReference, asyncio.Task[None]] | None = None
         self._retry_at = 0.0
 
     @property
@@ -134,7 +166,8 @@ class SwapController:
         target = await self._target()
         if held is not None and held > target.version:
             held = self._version = None  # the store has been set back: these weights are not in it
-        if held != target.version and self._is_due(target.version):
+        await self._survived(target, held)
+        if held != target.version and self._is_due(target.version) and await self._is_good(target):
             held = await self._swap(target, info)
         if held is None:
             await self._lost("the engine holds no version of this run")
@@ -149,8 +182,8 @@ class SwapController:
         except _ENGINE_ERRORS as error:
             self._misses += 1
             if isinstance(error, EngineUnavailable) or self._misses >= _MISSES_TO_BE_LOST:
-                self._failed = (-1, 0)
                 self._formats = None
+                await self._died()
                 await self._lost(str(error) or "the engine does not answer")
             return None
         self._misses = 0
@@ -166,27 +199,56 @@ class SwapController:
             repository = VersionRepository(connection)
             run = await repository.run(self._run_id)
             head = await repository.version(self._run_id, run.head_version)
-        adapter = head.weights_format == WeightsFormat.ADAPTER
-        return _Target(run.head_version, head.weights_uri or run.base_model, run.serving_version, adapter)
+        return _Target(
+            run.head_version, run.base_model, weights_of(head), run.serving_version, int(head.engine_deaths)
+        )
 
     def _is_due(self, version: int) -> bool:
         return self._failed[0] != version or asyncio.get_running_loop().time() >= self._retry_at
 
+    async def _is_good(self, target: _Target) -> bool:
+        """Whether the target's files have passed their check. It goes on in the background if it takes long, and this
+        loop is woken when it ends; a version that fails is rejected."""
+        if target.weights is None:
+            return True
+        if self._checking is None or self._checking[0] != target.weights:
+            task = asyncio.create_task(self._inspector.check(target.weights, target.base_model))
+            task.add_done_callback(lambda _: self._signals.versions.notify())
+            self._checking = (target.weights, task)
+        task = self._checking[1]
+        await asyncio.wait({task}, timeout=_CHECK_PATIENCE_SECONDS)
+        if not task.done():
+            return False
+        self._checking = None
+        try:
+            task.result()
+        except WeightsMissing as error:
+            await self._load_failed(target.version, error.message, is_its_fault=error.is_storage_there)
+            return False
+        except StorageUnavailable as error:
+            await self._load_failed(target.version, error.message, is_its_fault=False)
+            return False
+        except WeightsRejected as error:
+            await self._reject(target.version, error.message)
+            return False
+        return True
+
     async def _swap(self, target: _Target, info: EngineInfo) -> int | None:
-        """Loads the target; the version that the engine holds afterwards, whether that worked or not."""
+        """Load the target and return the version that the engine holds afterwards, whether that worked or not."""
         label = weight_label(self._run_id, target.version)
         self._swap_seconds = None
         try:
             if target.version == 0 and _is_fresh(info, target.path):
                 await self._engine.label_weights(label)
-            elif target.adapter and not info.adapters:
+            elif target.is_adapter and not info.adapters:
                 raise EngineFailed(_NO_ADAPTERS)
             else:
-                self._swap_seconds = await self._load(target.path, label)
+                self._swap_seconds = await self._load(target, label)
         except _ENGINE_ERRORS as error:
             if isinstance(error, EngineUnavailable):
                 self._version = None
-            await self._load_failed(target.version, str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            await self._load_failed(target.version, reason, is_its_fault=isinstance(error, EngineFailed))
             after = await self._look()
             self._version = None if after is None else self._held(after)
             return self._version
@@ -199,15 +261,18 @@ class SwapController:
             self._observer.swap_finished(self._swap_seconds)
         return target.version
 
-    async def _load(self, path: str, label: str) -> float:
-        """Pause, load, resume; for how many seconds generation stood still."""
+    async def _load(self, target: _Target, label: str) -> float:
+        """Pause, load and resume; return for how many seconds generation stood still."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self._may_be_paused = True
         try:
             await self._engine.pause(PauseMode.IN_PLACE)
-            await self._engine.load_weights(path, label)
+            self._given = (target.version, loop.time())
+            await self._engine.load_weights(target.path, label)
         finally:
+            if self._given is not None:
+                self._given = (target.version, loop.time())
             await self._resume()
         return loop.time() - begun
 
@@ -248,7 +313,30 @@ class SwapController:
             self._signals.events.notify()
         await self._announce(True, {"version": version})
 
-    async def _load_failed(self, version: int, reason: str) -> None:
+    async def _died(self) -> None:
+        """The engine is gone: if it was given a version just before, that may be why."""
+        given, self._given = self._given, None
+        if given is not None and given[0] > 0 and asyncio.get_running_loop().time() - given[1] < _SUSPECT_SECONDS:
+            await self._rejections.engine_died(given[0])
+        else:
+            self._failed = (-1, 0)  # another engine may take what this one refused
+
+    async def _survived(self, target: _Target, held: int | None) -> None:
+        """Forget deaths of earlier engines once this one has lived with the version for long enough."""
+        if self._given is None or asyncio.get_running_loop().time() - self._given[1] < _SUSPECT_SECONDS:
+            return
+        self._given = None
+        if held == target.version and target.deaths:
+            await self._rejections.engine_survived(target.version)
+
+    async def _reject(self, version: int, reason: str) -> None:
+        self._failed = (-1, 0)
+        if self._observer is not None:
+            self._observer.swap_failed()
+        await self._rejections.reject(version, reason)
+
+    async def _load_failed(self, version: int, reason: str, *, is_its_fault: bool) -> None:
+        """Wait before the next attempt; reject a version that failed often enough through a fault of its own."""
         count = self._failed[1] + 1 if self._failed[0] == version else 1
         self._failed = (version, count)
         backoff = min(self._interval * 2**count, _LONGEST_BACKOFF_SECONDS)
@@ -257,6 +345,8 @@ class SwapController:
         if self._observer is not None:
             self._observer.swap_failed()
         await self._event("version.load_failed", {"version": version, "attempt": count, "error": reason})
+        if is_its_fault and version > 0 and count >= _ATTEMPTS_TO_REJECT:
+            await self._reject(version, f"it could not be loaded, {count} times in a row: {reason}")
 
     async def _lost(self, reason: str) -> None:
         self._version = None

@@ -153,7 +153,7 @@ def _reward_model(
     from trainer.fit.fitting import Ranking
     from trainer.fit.reward_model import load_reward_model, save_reward_model
 
-    model = load_reward_model(head, base, settings.precision, seed).to(device)
+    model = load_reward_model(head, base, settings.precision, seed, settings.weights.directory).to(device)
     found = _read(options, client, model.vocabulary)
     told = _told(options, settings, head, found)
     if options.dry_run:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from proxy.contract.policy import Head
 from trainer.config import Precision
 from trainer.errors import UnsupportedModel, WeightsUnusable
-from trainer.models.state_dict import adapter_in, digest
+from trainer.models.state_dict import adapter_in
+from trainer.weights.checksums import verify_version
 
 _TOLERANCE = 1e-3
 _NOT_OF_THE_MODEL = {"config.json", "generation_config.json"}
@@ -49,16 +50,17 @@ class RewardModel(nn.Module):
         return scores.float()
 
 
-def load_reward_model(head: Head, base: Path, precision: Precision, seed: int) -> RewardModel:
-    """The head's weights on the CPU, with a new scoring head. Raises UnsupportedModel, WeightsUnusable."""
+def load_reward_model(
+    head: Head, base: Path, precision: Precision, seed: int, root: Path | None = None
+) -> RewardModel:
+    """Load the head's weights on the CPU, with a new scoring head. Raises UnsupportedModel, and WeightsUnusable for
+    files that are not the version's or lie outside of `root`."""
     from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
 
     directory = base
     if head.weights is not None:
-        directory = Path(head.weights.uri)
-        if digest(directory)[0] != head.weights.sha256:
-            raise WeightsUnusable(f"{directory}: the files are not those of version {head.version} (SHA-256 differs)")
+        directory = verify_version(head, root)
         if adapter_in(directory) is not None:
             raise WeightsUnusable(
                 f"version {head.version} is an adapter, and a reward model begins from whole weights: publish one"
@@ -70,7 +72,7 @@ def load_reward_model(head: Head, base: Path, precision: Precision, seed: int) -
     torch.manual_seed(seed)
     try:
         classifier: Any = AutoModelForSequenceClassification.from_pretrained(
-            directory, num_labels=1, dtype=torch.float32, attn_implementation="sdpa"
+            directory, num_labels=1, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
         )
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{directory}: {error}") from error

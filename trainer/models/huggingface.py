@@ -227,7 +227,10 @@ def load_transformer(directory: Path, *, activation_checkpointing: bool) -> Any:
 
     cast("Any", logging).disable_progress_bar()
     try:
-        inner: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
+        # Without safetensors transformers would fall back to a pickle.
+        inner: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="sdpa", use_safetensors=True
+        )
         if activation_checkpointing:
             inner.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     except (OSError, ValueError) as error:

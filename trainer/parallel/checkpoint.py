@@ -1,19 +1,11 @@
-"""Optimiser state by parameter name, and a trainer's state on the disk, to which every rank adds what it has.
+"""A trainer's state: the optimiser's tensors by parameter name, written to and read from the disk by all ranks.
 
-A state is a tree of plain values and tensors, which may be sharded. Its directory:
-
-```
-.metadata, *.distcp   the tensors, as torch.distributed.checkpoint writes them: each shard once, by a rank that has it
-state.json            the rest of the tree; written when all ranks are done
-```
-It is read under any number of ranks, whatever their number was: each reads what it is to have.
+A state is a tree of plain values and tensors, which may be sharded. Every rank writes its own part of the tensors,
+and any number of ranks reads the state, whatever their number was when it was written. `state_files` has the format.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -31,19 +22,17 @@ from torch.distributed.tensor import DTensor
 
 from trainer.errors import WeightsUnusable
 from trainer.parallel.mesh import Ranks
+from trainer.parallel.state_files import StateReader, StateWriter, described, read_index, refuse_pickles
 from trainer.parallel.tensor import NamedWeights, like
 
 OptimizerState = dict[str, dict[str, Tensor]]
-
-INDEX = "state.json"
-"""The file that is written last."""
 
 _BETWEEN = "/"
 
 
 def capture_optimizer(weights: NamedWeights, optimizer: torch.optim.Optimizer) -> OptimizerState:
-    """The state of every parameter that has been stepped, as this rank has it. Not copies: the next step changes
-    them."""
+    """Return this rank's part of the state of every parameter that has been stepped. The tensors are not copied: the
+    next step changes them."""
     states = ((name, optimizer.state.get(parameter)) for name, parameter in weights)
     return {name: dict(state) for name, state in states if state}
 
@@ -51,8 +40,8 @@ def capture_optimizer(weights: NamedWeights, optimizer: torch.optim.Optimizer) -
 def restore_optimizer(
     weights: NamedWeights, optimizer: torch.optim.Optimizer, state: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """Replaces the optimiser's state by a captured one, whose tensors it takes over where they are sharded as its
-    parameters are; an empty one makes it as new. A collective where they are sharded otherwise.
+    """Replace the optimiser's state by a captured one; an empty one resets it. A collective if a tensor is sharded
+    differently from its parameter; tensors that are sharded alike are taken over without a copy.
 
     Raises WeightsUnusable for state of a parameter that the model does not have, or of another shape.
     """
@@ -76,55 +65,52 @@ def restore_optimizer(
 
 
 def below(place: str, divided: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """The same one step further from the root of a state, for `load_state`."""
+    """Return `divided`, for `load_state`, with its paths moved below `place`."""
     return {f"{place}{_BETWEEN}{path}": tensor for path, tensor in divided.items()}
 
 
 def save_state(state: Mapping[str, Any], directory: Path, ranks: Ranks) -> None:
-    """Writes a state's directory, flushed to the disk. A collective.
+    """Write a state's directory and flush it to the disk. A collective.
 
-    Raises WeightsUnusable on every rank where one of them cannot write.
+    Raises WeightsUnusable on every rank if one of them cannot write.
     """
     tensors: dict[str, Tensor] = {}
     plain = _without_tensors(state, (), tensors)
-    writer = FileSystemWriter(directory)
-    with _told(directory):
+    writer = StateWriter(directory, ranks.rank, plain)
+    with _failures_of_all_ranks(directory):
         save(tensors, storage_writer=writer, process_group=ranks.control, no_dist=ranks.size == 1)
-    ranks.from_first(lambda: _write(directory / INDEX, json.dumps(plain)))
 
 
 def load_state(directory: Path, ranks: Ranks, divided: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    """Reads a state. A tensor is sharded as the one that `divided` has for its path or for the one above, left out
-    where that is None, and else whole, on the CPU. A collective.
+    """Read a state after checking its files. A collective.
 
-    Raises WeightsUnusable.
+    A tensor is sharded like the one that `divided` has for its path, or for the path above it; it is left out where
+    that entry is None, and whole on the CPU where there is no entry. Raises WeightsUnusable.
     """
-    reader = FileSystemReader(directory)
-    try:
-        state: dict[str, Any] = json.loads((directory / INDEX).read_text())
-        stored = reader.read_metadata().state_dict_metadata
-    except (OSError, ValueError, EOFError, AttributeError, ImportError, pickle.UnpicklingError) as error:
-        raise WeightsUnusable(f"{directory}: {error}") from error
+    refuse_pickles(directory)
+    index = read_index(directory)
+    state: dict[str, Any] = index.plain
     tensors: dict[str, Any] = {}
-    for path, entry in stored.items():
-        if not isinstance(entry, TensorStorageMetadata):
-            raise WeightsUnusable(f"{directory}: {path} is not a tensor")
-        like_which = path if path in divided else path.rpartition(_BETWEEN)[0]
-        if like_which not in divided or divided[like_which] is not None:
-            tensors[path] = _room(entry, divided.get(like_which))
-    with _told(directory):
+    for path, stored in index.tensors.items():
+        reference = path if path in divided else path.rpartition(_BETWEEN)[0]
+        if reference not in divided or divided[reference] is not None:
+            tensors[path] = _room(described(stored), divided.get(reference))
+    reader = StateReader(directory, index, ranks.rank, ranks.size)
+    with _failures_of_all_ranks(directory):
         load(tensors, storage_reader=reader, process_group=ranks.control, no_dist=ranks.size == 1)
     for path, tensor in tensors.items():
         *above, last = path.split(_BETWEEN)
         place = state
         for key in above:
             place = place.setdefault(key, {})
+            if not isinstance(place, dict):
+                raise WeightsUnusable(f"{directory}: {path} is both a value and a group of tensors")
         place[last] = tensor
     return state
 
 
 def _without_tensors(tree: Mapping[str, Any], path: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The tree, whose tensors are put under their paths."""
+    """Return the tree without its tensors, which are put into `tensors` by their paths."""
     plain: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -137,29 +123,22 @@ def _without_tensors(tree: Mapping[str, Any], path: Sequence[str], tensors: dict
 
 
 def _room(entry: TensorStorageMetadata, reference: Tensor | None) -> Tensor:
-    """A tensor to read into."""
+    """Return an empty tensor to read a stored one into."""
     if isinstance(reference, DTensor) and reference.shape == entry.size:
         return torch.empty_like(reference.detach(), dtype=entry.properties.dtype)
     return torch.empty(entry.size, dtype=entry.properties.dtype)
 
 
 @contextmanager
-def _told(directory: Path) -> Iterator[None]:
-    """What goes wrong at a rank, said of it on every rank."""
+def _failures_of_all_ranks(directory: Path) -> Iterator[None]:
+    """Raise WeightsUnusable with the failure of whichever rank had one."""
     with warnings.catch_warnings():
-        # One process is told that it is one.
+        # torch warns that it assumes a single process, which is right.
         warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)
         try:
             yield
         except CheckpointException as failed:
             rank, (error, _) = next(iter(failed.failures.items()))
-            if not isinstance(error, Exception):  # a signal came meanwhile
+            if not isinstance(error, Exception):  # a signal arrived in the meantime
                 raise error from None
             raise WeightsUnusable(f"{directory}, at rank {rank}: {error}") from error
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())

@@ -4,7 +4,7 @@
 model.safetensors            all weights, float32, under their Hugging Face names
 config.json …                the base model's own files, with the dtype of the weights
 adapter/                     where they are merged with an adapter: that, in peft's form
-trainer_state/               optimiser, running means, counters (`parallel/checkpoint.py`); every rank writes its own
+trainer_state/               optimiser, running means, counters (`parallel/state_files.py`); every rank writes its own
 .uncommitted                 until the proxy's commit is known; locked by the ranks that write, and the one that waits
 ```
 Of an adapter that is published alone there are, in place of weights and companions, `adapter_model.safetensors` and
@@ -15,7 +15,8 @@ A directory is written under a hidden name, flushed to the disk and renamed, so 
 refers to it, garbage if not. A trainer settles the head before it trains on, so ancestors of the head never carry the
 mark. Every rank stages and restores; only the first settles, discards and collects.
 
-Earlier trainers kept their state whole, in `trainer_state/state.pt`, which is still read.
+States of earlier trainers (`trainer_state/.metadata` or `state.pt`) are pickles: they are refused, and removed with
+the states of old versions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import contextlib
 import fcntl
 import json
 import os
-import pickle
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -35,19 +35,28 @@ import structlog
 import torch
 from torch import Tensor
 
-from proxy.contract.policy import Head, WeightsFormat, WeightsReference
+from proxy.contract.policy import (
+    STATE_DIRECTORY,
+    STATE_INDEX,
+    UNCOMMITTED_MARK,
+    Head,
+    WeightsFormat,
+    WeightsReference,
+)
 from trainer.config import AdapterPublish
 from trainer.errors import WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy
 from trainer.models.policy import Policy
-from trainer.models.state_dict import ADAPTER_DIRECTORY, digest, float32_config, save_weights
-from trainer.parallel.checkpoint import INDEX, load_state, save_state
+from trainer.models.state_dict import ADAPTER_DIRECTORY, digest, float32_config, save_weights, weight_files
+from trainer.parallel.checkpoint import load_state, save_state
 from trainer.parallel.mesh import Ranks
+from trainer.parallel.state_files import INDEX, holds_pickles, refuse_pickles
 from trainer.weights.adapters import merged, save_adapter
+from trainer.weights.checksums import checksums, verify_version
 from trainer.weights.publisher import Staged, TrainerState
 
-_MARK = ".uncommitted"
-_STATE = "trainer_state"
+_MARK = UNCOMMITTED_MARK
+_STATE = STATE_DIRECTORY
 _WHOLE = "state.pt"
 _COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 
@@ -111,11 +120,14 @@ class DiskPublisher:
         form = self._save(head, tensors, hidden)
         _flush(hidden)
         sha256, size = digest(hidden)
+        written = weight_files(hidden)
+        # The digest of a single file is its checksum: it need not be read twice.
+        files = checksums(hidden, {written[0].name: sha256} if len(written) == 1 else {})
         final = hidden.with_name(hidden.name.removeprefix("."))
         hidden.rename(final)
         _sync(final.parent)
         self._locks[str(final)] = self._locks.pop(str(hidden))
-        reference = WeightsReference(uri=str(final), format=form, sha256=sha256, bytes=size)
+        reference = WeightsReference(uri=str(final), format=form, sha256=sha256, bytes=size, files=files)
         return Staged(parent=head.weights, weights=reference)
 
     def _save(self, head: Head, tensors: Mapping[str, Tensor], directory: Path) -> WeightsFormat:
@@ -172,7 +184,7 @@ class DiskPublisher:
     def restore(
         self, head: Head, policy: Policy, divided: Mapping[str, Tensor | None] | None = None
     ) -> TrainerState | None:
-        return restore_version(head, self._base, policy, self._ranks, divided)
+        return restore_version(head, self._base, policy, self._ranks, divided, self._directory)
 
     def close(self) -> None:
         for uri in list(self._locks):
@@ -215,23 +227,28 @@ def restore_version(
     policy: Policy,
     ranks: Ranks | None = None,
     divided: Mapping[str, Tensor | None] | None = None,
+    root: Path | None = None,
 ) -> TrainerState | None:
-    """Makes a policy that version; returns its trainer state, None where that was not kept, for the base model, and
-    where it is of other weights: an adapter's, of a version that is trained on whole. Its tensors are sharded as
-    `load_state` has it. A collective. Raises WeightsUnusable."""
+    """Load a version into a policy and return its trainer state, sharded as `load_state` says. A collective.
+
+    Return None for the base model, if the state was not kept, and if it belongs to other weights than these, as an
+    adapter's does to a version that is now trained whole. Raises WeightsUnusable, also for a version outside `root`.
+    """
     if head.weights is None:
         policy.load_base(base)
         return None
-    directory = Path(head.weights.uri)
-    sha256, _ = digest(directory)
-    if sha256 != head.weights.sha256:
-        raise WeightsUnusable(f"{directory}: the files are not those of version {head.version} (SHA-256 differs)")
+    directory = verify_version(head, root)
+    state_at = _state_of(directory)
+    if state_at is not None:
+        refuse_pickles(state_at.parent)
+        if STATE_INDEX not in head.weights.files:
+            raise WeightsUnusable(f"{state_at}: version {head.version} was committed without a checksum of it")
     policy.load_version(directory)
-    state = _read_state(directory, ranks or _alone(), divided or {})
+    if state_at is None:
+        return None
+    state = load_state(state_at.parent, ranks or _alone(), divided or {})
     known = policy.elsewhere | {name for name, _ in policy.named_weights()}
-    if state is None or set(state.get("optimizer", ())) <= known:
-        return state
-    return None
+    return state if set(state.get("optimizer", ())) <= known else None
 
 
 def has_weights(weights: WeightsReference) -> bool:
@@ -240,8 +257,9 @@ def has_weights(weights: WeightsReference) -> bool:
 
 
 def has_state(weights: WeightsReference) -> bool:
-    """Whether a version's trainer state was kept."""
-    return _state_of(Path(weights.uri)) is not None
+    """Whether a version's trainer state was kept, in a format that is still read."""
+    state = Path(weights.uri) / _STATE
+    return (state / INDEX).is_file() and not holds_pickles(state)
 
 
 def _alone() -> Ranks:
@@ -251,23 +269,6 @@ def _alone() -> Ranks:
 def _state_of(directory: Path) -> Path | None:
     """The file without which a version has no trainer state."""
     return next((path for name in (INDEX, _WHOLE) if (path := directory / _STATE / name).is_file()), None)
-
-
-def _read_state(directory: Path, ranks: Ranks, divided: Mapping[str, Tensor | None]) -> TrainerState | None:
-    state = _state_of(directory)
-    if state is None:
-        return None
-    return _read_whole(state) if state.name == _WHOLE else load_state(state.parent, ranks, divided)
-
-
-def _read_whole(path: Path) -> TrainerState:
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise WeightsUnusable(f"{path}: {error}") from error
-    if not isinstance(state, dict):
-        raise WeightsUnusable(f"{path}: not a trainer state")
-    return state
 
 
 def _mark(directory: Path) -> IO[bytes]:

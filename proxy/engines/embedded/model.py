@@ -39,7 +39,7 @@ class ServedModel:
         self.path = path
         self.device = torch.device(device)
         network: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            path, dtype=getattr(torch, dtype), attn_implementation="sdpa", use_safetensors=True
         )
         self.network: Any = network.to(self.device).eval().requires_grad_(requires_grad=False)
         config = self.network.config.get_text_config()

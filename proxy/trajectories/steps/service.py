@@ -13,11 +13,12 @@ from sqlalchemy import Connection
 
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.identifiers import ClaimId, GroupId, RunId, SessionId, TurnId
-from proxy.contract.policy import Head, WeightsFormat, WeightsReference
+from proxy.contract.policy import Head
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup
 from proxy.database.unit_of_work import Database
+from proxy.database.weights import weights_of
 from proxy.errors import InvalidRequest, NotFound
 from proxy.runs.service import RunView
 from proxy.trajectories.assembly import BrokenTree, StoredTurn, assemble
@@ -43,7 +44,7 @@ def _batch(connection: Connection, run_id: RunId, version: int) -> StepBatch:
     run = repository.run(run_id)
     row = repository.version(run_id, version)
     parent = repository.version(run_id, row.parent_version) if row is not None else None
-    weights = _weights(row) if row is not None else None
+    weights = weights_of(row) if row is not None else None
     if row is None or parent is None or weights is None:
         raise NotFound(f"the run {run.name!r} has no version {version}")
     claims = repository.claims(row.claim_ids)
@@ -71,7 +72,7 @@ def _batch(connection: Connection, run_id: RunId, version: int) -> StepBatch:
             run_name=run.name,
             version=row.parent_version,
             base_model=run.base_model,
-            weights=_weights(parent),
+            weights=weights_of(parent),
         ),
         parent_removed=parent.weights_removed_at is not None,
         weights=weights,
@@ -122,14 +123,3 @@ def _trajectory(session: AnyRow, turns: Sequence[StoredTurn]) -> Trajectory | No
         )
     except BrokenTree:
         return None
-
-
-def _weights(row: AnyRow) -> WeightsReference | None:
-    if row.weights_uri is None:
-        return None
-    return WeightsReference(
-        uri=row.weights_uri,
-        format=WeightsFormat(row.weights_format),
-        sha256=row.weights_sha256,
-        bytes=row.weights_bytes,
-    )

@@ -12,6 +12,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs, unpack_ids
 from proxy.contract.step import StepConditions, StepInputs
 from proxy.credentials.service import PrincipalKind
 from proxy.database.tables import PolicyVersionRow, SessionRow, TokenAuditRow, TurnRow
+from proxy.policies.repository import VersionRepository
 from tests.fakes.run_history import NOW
 from tests.proxy.overview.site import ORIGIN, Site
 
@@ -76,3 +77,14 @@ async def test_tokens_are_coloured_and_the_conditions_are_told(site: Site, run_i
     assert "0.125" in page
     assert "deleted" in page
     assert len(re.findall(r'aria-current="true"', page)) == 1
+
+
+async def test_a_rejected_version_says_why_on_its_page_and_in_the_list(site: Site, run_id: str) -> None:
+    key = await site.credentials.create(PrincipalKind.ADMIN)
+    await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
+    async with site.database.write() as connection:
+        await VersionRepository(connection).reject(run_id, 6, "w <b>is not finite</b>", now=NOW)
+    page = (await site.client.get("/admin/runs/calculator/steps/6")).text
+    assert "<b>Rejected</b>, so no engine is given it: w &lt;b&gt;is not finite" in page
+    listed = (await site.client.get("/admin/runs/calculator")).text
+    assert re.search(r'title="w &lt;b&gt;is not finite[^"]*">rejected</span>', listed)

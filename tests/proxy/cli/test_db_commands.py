@@ -21,11 +21,10 @@ from proxy.database.migrate import current, downgrade, newest
 from proxy.database.tables import SessionRow
 from proxy.keeping.erasing import EraseService
 from proxy.keeping.repository import ErasedReason
-from proxy.policies.service import VersionService
 from proxy.sessions.opening import SessionSpec
 from proxy.trajectories.claims.service import ClaimService
 from tests.database import sqlite_database
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, publish, versions_of
 from tests.proxy.store import Store, open_store
 from tests.proxy.trajectories.world import World, open_world
 
@@ -109,7 +108,7 @@ def test_erasure_is_not_damage(run: Callable[..., Any], database_url: str, tmp_p
         async with open_world(database_url) as world:
             await world.turn(await world.session(), prompt_ids=range(100))
             await world.ready()
-            versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+            versions = versions_of(world)
             await versions.commit(world.run, commit_request([await leased(world)], 0, publish(tmp_path)))
             await world.ready(version=1)
             await leased(world)

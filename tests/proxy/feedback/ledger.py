@@ -9,10 +9,9 @@ from proxy.contract.claim import ClaimedBatch, ClaimRequest
 from proxy.contract.identifiers import KeyId, SessionId
 from proxy.credentials.service import Principal, PrincipalKind
 from proxy.feedback.service import FeedbackItem, FeedbackService
-from proxy.policies.service import VersionService
 from proxy.settings import RunSettings
 from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, publish, versions_of
 from tests.proxy.trajectories.world import World
 
 
@@ -24,7 +23,7 @@ class Ledger:
         self.directory = directory
         self.feedback = FeedbackService(world.database, world.signals, world.clock)
         self.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
-        self.versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+        self.versions = versions_of(world)
         self._admin = Principal(kind=PrincipalKind.ADMIN, key_id=KeyId("key"), run_id=None, session_id=None)
 
     async def session(self, **entries: float) -> SessionId:

@@ -19,8 +19,7 @@ from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.errors import Gone, InvalidRequest, NotFound
 from proxy.keeping.erasing import EraseService, ErasureTarget, LearntFrom
 from proxy.keeping.repository import ErasedReason
-from proxy.policies.service import VersionService
-from tests.proxy.policies.publishing import fit_request, publish
+from tests.proxy.policies.publishing import fit_request, publish, versions_of
 from tests.proxy.trajectories.world import World
 
 SECRET = "the patient's name is Quirinius"
@@ -208,7 +207,7 @@ async def test_targets_are_named_rightly(world: World) -> None:
 
 async def test_versions_that_were_fitted_to_it_are_named(world: World, tmp_path: Path) -> None:
     fitted, other = await told(world), await told(world)
-    versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+    versions = versions_of(world)
     await versions.commit(world.run, fit_request([fitted, SessionId("ses_elsewhere")], 0, publish(tmp_path)))
     report = await eraser(world).erase(ErasureTarget(session=fitted))
     assert report.versions == (LearntFrom(run="policy", version=1, sessions=1),)

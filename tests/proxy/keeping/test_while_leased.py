@@ -11,9 +11,8 @@ from proxy.contract.step import TokenAudit
 from proxy.credentials.service import Credentials
 from proxy.database.tables import TokenAuditRow
 from proxy.keeping.erasing import EraseService, ErasureTarget, LearntFrom
-from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, publish, versions_of
 from tests.proxy.trajectories.world import World
 
 
@@ -40,7 +39,7 @@ async def test_its_commit_keeps_no_tokens_of_it(world: World, tmp_path: Path) ->
         for session_id, turn_id in turns.items()
     )
     request = msgspec.structs.replace(request, step=msgspec.structs.replace(request.step, tokens=audits))
-    versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+    versions = versions_of(world)
     assert (await versions.commit(await world.current_run(), request)).version == 1
     assert [row.session_id for row in await world.rows(TokenAuditRow)] == [other]
     report = await erasing.erase(ErasureTarget(session=erased))

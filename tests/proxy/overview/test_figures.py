@@ -27,7 +27,7 @@ from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, RewardPoint
 from proxy.policies.service import VersionService
 from proxy.sessions.opening import SessionSpec
 from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, inspector, publish
 from tests.proxy.store import MovedClock, Store
 
 
@@ -89,7 +89,7 @@ class History:
         self._draw = random.Random(seed)
         parts: dict[str, Any] = {"database": store.database, "clock": store.clock, "signals": store.signals}
         self._claims = ClaimService(**parts)
-        self._versions = VersionService(**parts)
+        self._versions = VersionService(**parts, inspector=inspector())
         self._erasing = EraseService(store.database, store.runs, store.credentials, store.signals, store.clock)
         self._sessions: list[str] = []
         self._leased: list[ClaimId] = []

@@ -16,6 +16,7 @@ from proxy.overview.filters import SessionFilter
 from proxy.overview.live import RateHistory
 from proxy.overview.rewards.views import RewardFilter
 from proxy.overview.views import SessionItem, Snapshot
+from proxy.policies.repository import VersionRepository
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import Site, plan_of
 
@@ -341,6 +342,22 @@ async def test_health_says_what_is_wrong(site: Site, run_id: str) -> None:
     health = await site.overview.health()
     assert (health.ready, health.status) == (False, "degraded")
     assert any("engine" in problem for problem in health.problems)
+
+
+async def test_health_says_which_version_was_rejected_until_a_newer_one_is_there(site: Site, run_id: str) -> None:
+    (before,) = (await site.overview.health()).runs
+    newest = before.head_version
+    async with site.database.write() as connection:
+        await VersionRepository(connection).reject(run_id, newest, "w has values that are not finite", now=NOW)
+    health = await site.overview.health()
+    (run,) = health.runs
+    assert (run.rejected_version, run.rejected_because) == (newest, "w has values that are not finite")
+    assert run.head_version < newest
+    assert health.status == "degraded"
+    assert any("was rejected and is not served: w has values that are not finite" in each for each in health.problems)
+    async with site.database.write() as connection:
+        await connection.execute(update(RunRow).values(head_version=newest + 1))
+    assert (await site.overview.health()).runs[0].rejected_version is None
 
 
 async def test_a_trainer_that_stays_away_is_missed_only_when_something_waits(site: Site, run_id: str) -> None:

@@ -1,33 +1,70 @@
-"""What a trainer does: publishes weights, and commits them."""
+"""The part of a trainer that publishes weights and commits them."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId, SessionId
 from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.contract.step import Fit, StepConditions, StepInputs
+from proxy.policies.inspector import WeightsInspector
+from proxy.policies.service import VersionService
+from tests.proxy.trajectories.world import World
+
+
+def inspector() -> WeightsInspector:
+    """Checks of versions that may be anywhere."""
+    return WeightsInspector(Path("/"))
+
+
+def versions_of(world: World) -> VersionService:
+    return VersionService(database=world.database, clock=world.clock, signals=world.signals, inspector=inspector())
 
 
 def publish(
-    directory: Path, content: bytes | None = None, form: WeightsFormat = WeightsFormat.HUGGINGFACE
+    directory: Path,
+    tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    form: WeightsFormat = WeightsFormat.HUGGINGFACE,
+    config: Mapping[str, Any] | None = None,
 ) -> WeightsReference:
-    """A directory with a made-up weight file."""
-    content = content or secrets.token_bytes(16)
+    """Write a version's directory with the given tensors, or with one of random numbers."""
     target = directory / f"weights-{secrets.token_hex(8)}"
     target.mkdir(parents=True)
-    prefix = "adapter_" if form is WeightsFormat.ADAPTER else ""
-    (target / f"{prefix}config.json").write_text("{}")
-    (target / f"{prefix}model.safetensors").write_bytes(content)
+    if form is WeightsFormat.ADAPTER:
+        layer = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+        made = {f"{layer}A.weight": random_numbers(2, 4), f"{layer}B.weight": random_numbers(4, 2)}
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], **(config or {})}
+        prefix = "adapter_"
+    else:
+        made, prefix = {"weight": random_numbers(4)}, ""
+    save_file(dict(made if tensors is None else tensors), target / f"{prefix}model.safetensors")
+    (target / f"{prefix}config.json").write_text(json.dumps(config or {}))
+    return reference(target, form)
+
+
+def random_numbers(*shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng().standard_normal(shape).astype(np.float32)
+
+
+def reference(directory: Path, form: WeightsFormat = WeightsFormat.HUGGINGFACE) -> WeightsReference:
+    """What a trainer says of a directory as it is now."""
+    contents = {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*.*")}
+    weights = b"".join(contents[name] for name in sorted(contents) if name.endswith(".safetensors"))
     return WeightsReference(
-        uri=str(target),
+        uri=str(directory),
         format=form,
-        sha256=hashlib.sha256(content).hexdigest(),
-        bytes=len(content),
+        sha256=hashlib.sha256(weights).hexdigest(),
+        bytes=len(weights),
+        files={name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     )
 
 

@@ -25,7 +25,7 @@ from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
 from proxy.trajectories.service import TurnRecord
 from tests.database import needs_postgresql, postgresql_database, sqlite_database
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, inspector, publish
 from tests.proxy.store import MovedClock
 from tests.proxy.trajectories.world import World, open_world
 
@@ -47,7 +47,7 @@ class Proxy:
         self.world = world
         wiring = {"database": world.database, "clock": world.clock, "signals": world.signals}
         self.claims = ClaimService(**wiring)  # type: ignore[arg-type]
-        self.versions = VersionService(**wiring)  # type: ignore[arg-type]
+        self.versions = VersionService(**wiring, inspector=inspector())  # type: ignore[arg-type]
         self.feedback = FeedbackService(world.database, world.signals, world.clock)
 
 

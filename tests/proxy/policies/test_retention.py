@@ -13,9 +13,8 @@ from proxy.contract.policy import PruneRequest
 from proxy.database.tables import PolicyVersionRow, RunRow
 from proxy.errors import InvalidRequest
 from proxy.policies.retention import WeightRetention
-from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, publish, versions_of
 from tests.proxy.trajectories.world import World
 
 
@@ -27,7 +26,7 @@ def retention(world: World) -> WeightRetention:
 async def commit_versions(world: World, directory: Path, count: int) -> list[str]:
     """The uris of versions 1 to `count`; nothing is served but version 0."""
     claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
-    versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+    versions = versions_of(world)
     uris = []
     for parent in range(count):
         await world.ready(version=parent)
@@ -48,7 +47,7 @@ async def test_only_what_is_beyond_the_newest_goes(world: World, retention: Weig
     assert reply.remove == tuple(uris[:3])
     assert await removed(world) == [1, 2, 3]
     assert await world.events("weights.removed") == [{"versions": [1, 2, 3], "keep": 2}]
-    listed = await VersionService(database=world.database, clock=world.clock, signals=world.signals).list_(world.run)
+    listed = await versions_of(world).list_(world.run)
     assert [view.version for view in listed if view.weights_removed_at == world.clock()] == [3, 2, 1]
 
 

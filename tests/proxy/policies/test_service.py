@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply
@@ -11,15 +12,17 @@ from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import Head
 from proxy.database.tables import ClaimRow, PolicyVersionRow
 from proxy.errors import Conflict, InvalidRequest
+from proxy.policies.rejection import WeightsRejected
+from proxy.policies.rejections import Rejections
 from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, fit_request, publish
+from tests.proxy.policies.publishing import commit_request, fit_request, publish, versions_of
 from tests.proxy.trajectories.world import World
 
 
 @pytest.fixture
 def versions(world: World) -> VersionService:
-    return VersionService(database=world.database, clock=world.clock, signals=world.signals)
+    return versions_of(world)
 
 
 @pytest.fixture
@@ -60,7 +63,8 @@ async def test_a_commit_makes_a_version_and_consumes_its_trajectories(
         {"version": 1, "parent": 0, "claims": 1, "sessions": 1, "metrics": {"loss": 0.25}}
     ]
     newest, base = await versions.list_(world.run)
-    assert (newest.version, newest.parent, newest.state, newest.weights) == (1, 0, "committed", weights)
+    assert (newest.version, newest.parent, newest.state) == (1, 0, "committed")
+    assert newest.weights == msgspec.structs.replace(weights, files={})
     assert newest.metrics == {"loss": 0.25}
     assert (base.version, base.parent, base.state, base.weights) == (0, None, "serving", None)
 
@@ -180,6 +184,9 @@ async def test_numbers_that_json_cannot_hold_become_null(
         ({"uri": "/nonexistent/weights"}, "weights.uri"),
         ({"bytes": 3}, "weights.bytes"),
         ({"sha256": "x"}, "weights.sha256"),
+        ({"sha256": "0" * 64}, "weights.sha256"),
+        ({"files": {}}, "weights.files"),
+        ({"files": {"../config.json": "0" * 64}}, "weights.files"),
     ],
 )
 async def test_weights_that_are_not_there_are_refused(
@@ -205,6 +212,52 @@ async def test_a_directory_without_weights_is_refused(
     (Path(weights.uri) / "model.safetensors").unlink()
     with pytest.raises(InvalidRequest):
         await versions.commit(world.run, commit_request([claim_id], 0, weights))
+
+
+async def test_bad_weights_are_refused_before_they_consume_anything(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    session = await world.ready()
+    claim_id, _ = await claimed(world, claims)
+    bad = publish(tmp_path, {"weight": np.array([1.0, np.nan], np.float32)})
+    with pytest.raises(WeightsRejected, match=r"weight in model\.safetensors has values that are not finite"):
+        await versions.commit(world.run, commit_request([claim_id], 0, bad))
+    assert (await versions.head(world.run)).version == 0
+    assert (await world.session_row(session)).training == "leased"
+    assert (await versions.commit(world.run, commit_request([claim_id], 0, publish(tmp_path)))).version == 1
+
+
+async def test_a_rejected_version_gives_the_head_back_and_keeps_its_number_and_sessions(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    good = publish(tmp_path)
+    consumed = []
+    for parent, weights in enumerate((good, publish(tmp_path))):
+        claim_id, batch = await claimed(world, claims)
+        consumed.append(batch.groups[0].trajectories[0].session_id)
+        await versions.commit(world.run, commit_request([claim_id], parent, weights))
+    rejections = Rejections(database=world.database, signals=world.signals, clock=world.clock, run_id=world.run_id)
+    for _ in range(2):
+        await rejections.reject(2, "two bits fell over")
+    assert await world.events("version.rejected") == [{"version": 2, "reason": "two bits fell over", "head": 1}]
+    head = await versions.head(world.run)
+    assert (head.version, head.weights) == (1, good)
+    newest, *_ = await versions.list_(world.run)
+    assert (newest.version, newest.state, newest.rejected_because) == (2, "rejected", "two bits fell over")
+    assert [(await world.session_row(each)).consumed_by for each in consumed] == [1, 2]
+    claim_id, _ = await claimed(world, claims)
+    with pytest.raises(Conflict, match="the head is version 1"):
+        await versions.commit(world.run, commit_request([claim_id], 2, publish(tmp_path)))
+    after = commit_request([claim_id], 1, publish(tmp_path))
+    assert await versions.commit(world.run, after) == CommitReply(version=3, repeated=False)
+    assert await versions.commit(world.run, after) == CommitReply(version=3, repeated=True)
+    assert (await versions.head(world.run)).version == 3
+
+
+async def test_the_base_model_is_never_rejected(world: World, versions: VersionService) -> None:
+    rejections = Rejections(database=world.database, signals=world.signals, clock=world.clock, run_id=world.run_id)
+    await rejections.reject(0, "no reason")
+    assert [each.state for each in await versions.list_(world.run)] == ["serving"]
 
 
 async def test_a_commit_names_each_of_its_claims_once(

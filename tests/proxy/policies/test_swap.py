@@ -13,11 +13,11 @@ from proxy.contract.policy import WeightsFormat, WeightsReference, weight_label
 from proxy.database.tables import PolicyVersionRow
 from proxy.engines.interface import PauseMode
 from proxy.errors import BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
-from proxy.policies.service import VersionService
+from proxy.policies import swap
 from proxy.policies.swap import SwapController
 from proxy.trajectories.claims.service import ClaimService
 from tests.fakes.engine import FakeEngine
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, inspector, publish, versions_of
 from tests.proxy.trajectories.world import World
 
 
@@ -87,7 +87,7 @@ class Bench:
         self.directory = directory
         self.engine = SwappedEngine()
         self.heard = Heard()
-        self.versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+        self.versions = versions_of(world)
         self.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
         self.swaps = self.controller()
 
@@ -98,6 +98,7 @@ class Bench:
             signals=self.world.signals,
             clock=self.world.clock,
             run=self.world.run,
+            inspector=inspector(),
             health_interval_seconds=health_interval_seconds,
             observer=self.heard,
         )
@@ -138,8 +139,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench(world: World, tmp_path: Path) -> Bench:
-    return Bench(world, tmp_path)
+def bench(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(swap, "_CHECK_PATIENCE_SECONDS", 60.0)  # one round loads, however busy the machine is
+    return Bench(world, tmp_path / "storage")
 
 
 async def test_before_the_first_look_nothing_is_served(bench: Bench) -> None:
@@ -417,6 +419,7 @@ async def test_the_loop_swaps_as_soon_as_a_version_is_committed(bench: Bench) ->
         signals=bench.world.signals,
         clock=bench.world.clock,
         run=bench.world.run,
+        inspector=inspector(),
         health_interval_seconds=3600.0,
     )
     async with bench.running():
@@ -442,3 +445,182 @@ async def test_the_loop_survives_whatever_happens(bench: Bench) -> None:
         await bench.world.signals.versions.wait(0.03)
         bench.engine.info_error = None
         await bench.until(lambda: bench.serving == 0)
+
+
+async def damage(weights: WeightsReference) -> None:
+    """Flip bits of the last number, without a trace in name or size."""
+    file = Path(weights.uri) / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+async def settled(bench: Bench, rounds: int = 3) -> None:
+    for _ in range(rounds):
+        await bench.swaps.reconcile()
+
+
+async def test_files_that_changed_since_their_commit_never_reach_an_engine(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    good = await bench.commit()
+    await bench.swaps.reconcile()
+    bad = await bench.commit()
+    await damage(bad)
+    await settled(bench)
+    assert bench.engine.loads() == [bench.label(1)]
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 1)
+    assert await bench.states() == ["retired", "serving", "rejected"]
+    (event,) = await bench.world.events("version.rejected")
+    assert (event["version"], event["head"]) == (2, 1)
+    assert "SHA-256 differs" in event["reason"]
+    head = await bench.versions.head(bench.world.run)
+    assert (head.version, head.weights) == (1, good)
+    await bench.commit()
+    await bench.swaps.reconcile()
+    assert bench.engine.loads() == [bench.label(1), bench.label(3)]
+    assert await bench.states() == ["retired", "retired", "rejected", "serving"]
+
+
+async def test_a_restarted_engine_gets_the_newest_good_version(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    made = [await bench.commit() for _ in range(3)]
+    await bench.swaps.reconcile()
+    assert bench.serving == 3
+    for weights in made[1:]:
+        await damage(weights)
+    bench.engine.restart()
+    await settled(bench, 4)
+    assert bench.engine.loads() == [bench.label(3), bench.label(1)]
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 1)
+    assert await bench.states() == ["retired", "serving", "rejected", "rejected"]
+
+
+async def test_without_any_good_version_the_base_model_serves(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await damage(await bench.commit())
+    await settled(bench)
+    assert bench.serving == 0
+    assert (await bench.versions.head(bench.world.run)).weights is None
+
+
+async def kill(bench: Bench, *, during_load: bool) -> None:
+    """One life of an engine that dies of what it is given."""
+    bench.engine.restart()
+    bench.engine.down = False
+    bench.engine.load_error = EngineUnavailable("connection lost") if during_load else None
+    await bench.swaps.reconcile()
+    bench.engine.down, bench.engine.load_error = True, None
+    await bench.swaps.reconcile()
+    bench.world.clock.now += 30
+
+
+@pytest.mark.parametrize("during_load", [True, False])
+async def test_what_engines_died_of_is_not_given_to_them_again(bench: Bench, during_load: bool) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    await bench.swaps.reconcile()
+    bench.swaps = bench.controller()
+    await bench.commit()
+    await kill(bench, during_load=during_load)
+    assert await bench.states() == [
+        "retired",
+        "serving" if during_load else "retired",
+        "committed" if during_load else "serving",
+    ]
+    bench.swaps = bench.controller()  # a proxy that is started again goes on counting
+    await kill(bench, during_load=during_load)
+    assert (await bench.states())[2] == "rejected"
+    (event,) = await bench.world.events("version.rejected")
+    assert "the engine stopped 2 times" in event["reason"]
+    tries = bench.engine.loads().count(bench.label(2))
+    bench.engine.restart()
+    bench.engine.down = False
+    await settled(bench)
+    assert bench.serving == 1
+    assert bench.engine.loads().count(bench.label(2)) == tries
+
+
+async def test_an_engine_that_lived_on_takes_suspicion_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    await kill(bench, during_load=False)
+    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 1
+    bench.engine.restart()
+    bench.engine.down = False
+    await bench.swaps.reconcile()
+    monkeypatch.setattr(swap, "_SUSPECT_SECONDS", 0.0)
+    await bench.swaps.reconcile()
+    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 0
+    bench.engine.down = True
+    await bench.swaps.reconcile()
+    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 0
+
+
+async def test_two_proxies_that_see_one_death_count_one(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    other = bench.controller()
+    await bench.commit()
+    await bench.swaps.reconcile()
+    bench.engine.label = bench.label(0)
+    await other.reconcile()
+    bench.engine.down = True
+    await bench.swaps.reconcile()
+    await other.reconcile()
+    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 1
+
+
+async def test_a_version_that_engines_refuse_again_and_again_is_given_up(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.load_error = EngineFailed("shapes differ")
+    async with bench.running():
+        async with asyncio.timeout(60):
+            while not await bench.world.events("version.rejected"):
+                await bench.world.signals.events.wait(0.05)
+    (event,) = await bench.world.events("version.rejected")
+    assert event["reason"] == "it could not be loaded, 5 times in a row: shapes differ"
+    assert len(await bench.world.events("version.load_failed")) == 5
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+
+
+@pytest.mark.parametrize("what", ["version", "storage"])
+async def test_weights_that_are_gone_are_waited_for(bench: Bench, what: str) -> None:
+    """For good if the whole storage is away: then nothing is known about the version."""
+    await bench.swaps.reconcile()
+    weights = await bench.commit()
+    gone = Path(weights.uri) if what == "version" else bench.directory
+    away = gone.rename(gone.with_name(f"{gone.name}-away"))
+    async with bench.running():
+        async with asyncio.timeout(60):
+            while len(await bench.world.events("version.load_failed")) < 5:
+                await bench.world.signals.events.wait(0.05)
+            rejected = what == "version"
+            while rejected and not await bench.world.events("version.rejected"):
+                await bench.world.signals.events.wait(0.05)
+        if what == "storage":
+            away.rename(gone)
+            await bench.until(lambda: bench.serving == 1)
+            assert not await bench.world.events("version.rejected")
+
+
+async def test_the_engine_is_watched_while_a_large_version_is_checked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    checked = asyncio.Event()
+
+    async def slow(*_: object) -> None:
+        await checked.wait()
+
+    monkeypatch.setattr(bench.swaps._inspector, "check", slow)
+    monkeypatch.setattr(swap, "_CHECK_PATIENCE_SECONDS", 0.01)
+    await bench.swaps.reconcile()
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    bench.engine.down = True
+    await bench.swaps.reconcile()
+    assert not bench.swaps.engine_ready
+    bench.engine.down = False
+    checked.set()
+    async with bench.running():
+        await bench.until(lambda: bench.serving == 1)

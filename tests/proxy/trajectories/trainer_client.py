@@ -14,11 +14,11 @@ from proxy.credentials.service import Credentials, PrincipalKind
 from proxy.http import errors
 from proxy.policies import endpoints as policy_endpoints
 from proxy.policies.retention import WeightRetention
-from proxy.policies.service import VersionService
 from proxy.trajectories import endpoints as trajectory_endpoints
 from proxy.trajectories.claims.service import ClaimService
 from proxy.trajectories.steps import endpoints as step_endpoints
 from proxy.trajectories.steps.service import StepService
+from tests.proxy.policies.publishing import versions_of
 from tests.proxy.trajectories.world import World
 
 _Message = TypeVar("_Message")
@@ -61,7 +61,7 @@ async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
     app.state.retention_of_weights = WeightRetention(
         database=world.database, clock=world.clock, signals=world.signals
     )
-    app.state.versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+    app.state.versions = versions_of(world)
     errors.install(app)
     app.include_router(trajectory_endpoints.router)
     app.include_router(step_endpoints.router)

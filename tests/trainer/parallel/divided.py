@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from proxy.contract.policy import Head
 from tests.trainer.models.archon.steps import batch_of, two_updates
@@ -22,6 +21,7 @@ from trainer.loading import load_critic, load_learnt
 from trainer.models.state_dict import whole_weights
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
+from trainer.parallel.state_files import StateWriter
 from trainer.update import Learner
 from trainer.versions import state_after
 from trainer.weights.disk import DiskPublisher
@@ -50,7 +50,7 @@ def go_on(
 
 def die_while_writing(ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, head: Head) -> None:
     """Every rank, by kill -9, with its own part written."""
-    write = FileSystemWriter.write_data
+    write = StateWriter.write_data
 
     def die(*arguments: Any) -> None:
         write(*arguments)
@@ -81,7 +81,7 @@ def _with_writer(
     publisher = DiskPublisher(directory, base, 2, ranks=ranks)
     learner = _resumed(ranks, base, settings, publisher, head)
     if write is not None:
-        setattr(FileSystemWriter, "write_data", write)  # noqa: B010 - of this process alone
+        setattr(StateWriter, "write_data", write)  # noqa: B010 - of this process alone
     _next(ranks, settings, publisher, head, learner)
 
 

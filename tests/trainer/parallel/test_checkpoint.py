@@ -106,8 +106,8 @@ def test_every_rank_writes_its_own_part(world: World, undisturbed: Callable[[int
     for size in SIZES:
         weights = undisturbed(size)[0].weights
         assert weights is not None
-        files = sorted((Path(weights.uri) / "trainer_state").glob("*.distcp"))
-        assert [file.name for file in files] == [f"__{rank}_0.distcp" for rank in range(size)]
+        files = sorted((Path(weights.uri) / "trainer_state").glob("*.safetensors"))
+        assert [file.name for file in files] == [f"rank-{rank:05d}.safetensors" for rank in range(size)]
         sizes[size] = [file.stat().st_size for file in files]
     assert max(sizes[4]) < sizes[1][0] / 2
 
@@ -118,7 +118,7 @@ def test_ranks_that_die_while_they_write_leave_what_is_collected(world: World, t
         together(2, die_while_writing, *arguments)
     (left,) = (tmp_path / "run_test").iterdir()
     assert left.name.startswith(".v000001-")
-    assert list((left / "trainer_state").glob("*.distcp"))
+    assert list((left / "trainer_state").glob("rank-*.safetensors"))
     assert DiskPublisher(tmp_path, world.base, 2).collect(world.head) == [left.name]
     assert list((tmp_path / "run_test").iterdir()) == []
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -16,9 +18,10 @@ import torch
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Head
-from tests.trainer.tiny import load_tiny
+from tests.trainer.tiny import ALONE, load_tiny
 from trainer.errors import WeightsUnusable
 from trainer.models.state_dict import gather_weights
+from trainer.parallel.checkpoint import load_state
 from trainer.weights.disk import DiskPublisher, has_state
 from trainer.weights.publisher import Staged
 
@@ -37,6 +40,16 @@ def same(found: Any, wanted: Any) -> bool:
     if isinstance(wanted, dict):
         return found.keys() == wanted.keys() and all(same(found[key], each) for key, each in wanted.items())
     return torch.equal(found, wanted) if isinstance(wanted, torch.Tensor) else bool(found == wanted)
+
+
+class Touch:
+    """Makes a file as soon as it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
 
 
 class World:
@@ -58,6 +71,13 @@ class World:
 
     def commit(self, staged: Staged) -> None:
         self.head = msgspec.structs.replace(self.head, version=self.head.version + 1, weights=staged.weights)
+
+    def committed(self) -> Any:
+        """Publish a version and return the head that it is."""
+        staged = self.stage()
+        self.publisher.settle(staged)
+        self.commit(staged)
+        return self.head
 
     def names(self) -> list[str]:
         return sorted(path.name for path in self.run.iterdir())
@@ -162,10 +182,10 @@ publisher.stage(head, {{"weight": torch.zeros(3)}}, {{}})
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(state: object, path: Path) -> None:
+    def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(WeightsUnusable, match="No space left on device"):
         world.stage()
     assert world.names() == []
@@ -182,22 +202,79 @@ def test_only_the_newest_optimiser_states_are_kept(world: World) -> None:
     assert all((Path(each.weights.uri) / "model.safetensors").exists() for each in staged)
 
 
-def test_a_state_of_an_earlier_trainer_is_read_and_goes_as_others_do(world: World) -> None:
-    staged = []
+@pytest.mark.parametrize("kind", ["index", "whole"])
+def test_a_state_that_is_a_pickle_is_refused_unread_and_goes_as_others_do(
+    world: World, kind: str, tmp_path: Path
+) -> None:
+    """A pickle runs what its author wrote as soon as it is read."""
+    ran = tmp_path / "ran"
+    made = []
     for version in range(4):
-        staged.append(world.stage())
+        made.append(world.stage())
         if version < 2:
-            written = Path(staged[-1].weights.uri) / "trainer_state"
-            shutil.rmtree(written)
-            written.mkdir()
-            torch.save({**state_of(world.head), "format": 1}, written / "state.pt")
-        world.publisher.settle(staged[-1])
-        world.commit(staged[-1])
+            state = Path(made[-1].weights.uri) / "trainer_state"
+            if kind == "whole":
+                (state / "state.json").unlink()
+            (state / {"index": ".metadata", "whole": "state.pt"}[kind]).write_bytes(pickle.dumps(Touch(ran)))
+        world.publisher.settle(made[-1])
+        world.commit(made[-1])
         if version == 1:
-            before = {**state_of(msgspec.structs.replace(world.head, version=1)), "format": 1}
-            assert same(world.publisher.restore(world.head, world.model), before)
-    assert [has_state(each.weights) for each in staged] == [False, False, True, True]
-    assert not (Path(staged[0].weights.uri) / "trainer_state").exists()
+            with pytest.raises(WeightsUnusable, match="remove that directory and start the trainer again"):
+                world.publisher.restore(world.head, world.model)
+            assert not ran.exists()
+    assert [has_state(each.weights) for each in made] == [False, False, True, True]
+    assert not (Path(made[0].weights.uri) / "trainer_state").exists()
+
+
+def test_a_state_that_claims_more_than_its_files_hold_is_refused(world: World) -> None:
+    head = world.committed()
+    index = Path(head.weights.uri) / "trainer_state" / "state.json"
+    fields = json.loads(index.read_text())
+    for tensor in fields["tensors"].values():
+        tensor["shape"] = [1 << 40]
+        tensor["parts"] = [{**part, "offsets": [0], "shape": [1 << 40]} for part in tensor["parts"]]
+    index.write_text(json.dumps(fields))
+    with pytest.raises(WeightsUnusable, match="too small for what it should hold"):
+        load_state(index.parent, ALONE, {})
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "trainer_state/state.json"])
+def test_every_file_has_a_checksum(world: World, name: str) -> None:
+    head = world.committed()
+    file = Path(head.weights.uri) / name
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(WeightsUnusable, match=f"{name} is not that of version 1"):
+        world.publisher.restore(head, world.model)
+
+
+def test_a_file_that_was_not_published_is_refused(world: World) -> None:
+    head = world.committed()
+    (Path(head.weights.uri) / "zzz.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsUnusable, match=r"zzz.safetensors is not a file of version 1"):
+        world.publisher.restore(head, world.model)
+
+
+def test_a_version_outside_of_the_storage_is_never_read(world: World, tmp_path: Path) -> None:
+    """Also not through a link from within it."""
+    head = world.committed()
+    inside = Path(head.weights.uri)
+    outside = tmp_path / "outside"
+    shutil.move(inside, outside)
+    inside.symlink_to(outside)
+    for uri in (inside, outside, world.directory, world.run / ".." / ".." / "outside"):
+        moved = msgspec.structs.replace(head, weights=msgspec.structs.replace(head.weights, uri=str(uri)))
+        with pytest.raises(WeightsUnusable, match=r"set trainer\.weights\.directory"):
+            world.publisher.restore(moved, world.model)
+
+
+def test_a_version_of_before_is_read_by_the_digest_of_its_weights(world: World) -> None:
+    head = world.committed()
+    shutil.rmtree(Path(head.weights.uri) / "trainer_state")
+    before = msgspec.structs.replace(head, weights=msgspec.structs.replace(head.weights, files={}))
+    assert world.publisher.restore(before, world.model) is None
+    (Path(head.weights.uri) / "model.safetensors").write_bytes(b"other")
+    with pytest.raises(WeightsUnusable, match="SHA-256 differs"):
+        world.publisher.restore(before, world.model)
 
 
 def test_what_a_dead_trainer_left_half_removed_is_no_state_and_goes(world: World) -> None:
@@ -212,7 +289,7 @@ def test_what_a_dead_trainer_left_half_removed_is_no_state_and_goes(world: World
     assert not (Path(staged.weights.uri) / "trainer_state").exists()
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "state.json", ".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "state.json", "rank-00000.safetensors"])
 def test_damaged_weights_are_refused(world: World, damage: str) -> None:
     staged = world.stage()
     world.publisher.settle(staged)

@@ -15,9 +15,8 @@ from proxy.contract.step import StepConditions, StepInputs, TokenAudit
 from proxy.database.tables import TurnRow
 from proxy.errors import InvalidRequest, NotFound
 from proxy.overview.steps.service import StepOverview
-from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import audit, commit_request, publish
+from tests.proxy.policies.publishing import audit, commit_request, publish, versions_of
 from tests.proxy.trajectories.world import World
 
 CONDITIONS = StepConditions(
@@ -56,7 +55,7 @@ async def claim(world: World, want: int) -> ClaimId:
 
 
 async def commit(world: World, request: CommitRequest, **step: object) -> None:
-    versions = VersionService(database=world.database, clock=world.clock, signals=world.signals)
+    versions = versions_of(world)
     changed = msgspec.structs.replace(request.step, **step)
     await versions.commit(world.run, msgspec.structs.replace(request, step=changed))
 

@@ -14,7 +14,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService
 from proxy.trajectories.steps.service import StepService
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.policies.publishing import commit_request, inspector, publish
 from tests.proxy.trajectories.world import World
 
 
@@ -26,7 +26,7 @@ class Training:
         self.world = world
         self.weights = weights
         self.claims = ClaimService(**wiring)  # type: ignore[arg-type]
-        self.versions = VersionService(**wiring)  # type: ignore[arg-type]
+        self.versions = VersionService(**wiring, inspector=inspector())  # type: ignore[arg-type]
         self.steps = StepService(database=world.database)
 
     async def claim(self, want: int) -> ClaimedBatch:

@@ -1,0 +1,146 @@
+"""Safetensors files without torch: their header, and one pass over their content for its checksum and its numbers.
+
+A file has 8 bytes with the header's length (little endian), the header in JSON, and the tensors' bytes without gaps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from proxy.policies.rejection import WeightsRejected
+
+_MAX_HEADER_BYTES = 100 << 20
+"""The format's own limit: a length beyond it is damage, and must not become a request for memory."""
+_BLOCK = 4 << 20
+"""Bytes read at once: bounds the memory of a check, and is a multiple of every dtype's size. Files are read and not
+mapped, because a mapped file that is truncated meanwhile would kill the proxy with SIGBUS."""
+
+_SIZES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
+FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F16", "BF16", "F32", "F64"})
+
+_NOT_FINITE: dict[str, tuple[Any, int]] = {
+    "F64": (np.dtype("<u8"), 0x7FF0000000000000),
+    "F32": (np.dtype("<u4"), 0x7F800000),
+    "F16": (np.dtype("<u2"), 0x7C00),
+    "BF16": (np.dtype("<u2"), 0x7F80),
+    "F8_E5M2": (np.dtype("u1"), 0x7C),
+    "F8_E4M3": (np.dtype("u1"), 0x7F),
+    "F8_E8M0": (np.dtype("u1"), 0xFF),
+}
+"""Bits that are all set in NaN and in the infinities: the exponent, or the one pattern that a dtype has for NaN.
+numpy has no bfloat16 and no 8-bit floats, so the bits are looked at."""
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """One tensor of a file; `begin` and `end` are bytes after the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The tensors of a file by name, in the order of their bytes, which begin `data_start` bytes into the file."""
+
+    tensors: dict[str, TensorEntry]
+    data_start: int
+
+
+def read_header(path: Path) -> Header:
+    """Read and check a file's header. Raises WeightsRejected for a file that is not whole, OSError."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+            raise WeightsRejected(f"{path.name} is truncated or is no safetensors file")
+        content = stream.read(length)
+    try:
+        fields = json.loads(content)
+        fields.pop("__metadata__", None)
+        entries = {name: _entry(entry) for name, entry in fields.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WeightsRejected(f"the header of {path.name} cannot be read") from error
+    ordered = dict(sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)))
+    _check_layout(path.name, ordered, size - 8 - length)
+    return Header(ordered, 8 + length)
+
+
+def scan(path: Path, header: Header, is_cancelled: Callable[[], bool]) -> str:
+    """Read a file once and return its SHA-256.
+
+    Raises WeightsRejected for a number that is not finite, InterruptedError once `is_cancelled`, and OSError.
+    """
+    sha256 = hashlib.sha256()
+    with path.open("rb") as stream:
+        sha256.update(stream.read(header.data_start))
+        for name, tensor in header.tensors.items():
+            left = tensor.end - tensor.begin
+            while left:
+                if is_cancelled():
+                    raise InterruptedError("the check was cancelled")
+                block = stream.read(min(left, _BLOCK))
+                if len(block) < min(left, _BLOCK):
+                    raise WeightsRejected(f"{path.name} is truncated")
+                sha256.update(block)
+                if not _is_finite(block, tensor.dtype):
+                    raise WeightsRejected(f"{name} in {path.name} has values that are not finite (NaN or infinity)")
+                left -= len(block)
+        if stream.read(1):
+            raise WeightsRejected(f"{path.name} grew while it was checked")
+    return sha256.hexdigest()
+
+
+def _is_finite(block: bytes, dtype: str) -> bool:
+    if dtype not in _NOT_FINITE:
+        return True
+    kind, bits = _NOT_FINITE[dtype]
+    values = np.frombuffer(block, kind)
+    return bool(np.bitwise_and(values, kind.type(bits)).max() != bits)
+
+
+def _entry(fields: Any) -> TensorEntry:
+    begin, end = fields["data_offsets"]
+    entry = TensorEntry(str(fields["dtype"]), tuple(fields["shape"]), begin, end)
+    if not all(type(number) is int and number >= 0 for number in (*entry.shape, begin, end)):
+        raise ValueError("sizes and offsets are integers")
+    return entry
+
+
+def _check_layout(name: str, tensors: dict[str, TensorEntry], size: int) -> None:
+    position = 0
+    for tensor, entry in tensors.items():
+        if entry.dtype not in _SIZES:
+            raise WeightsRejected(
+                f"{tensor} in {name} has the dtype {entry.dtype[:20]!r}, which no engine here loads"
+            )
+        if entry.begin != position or entry.end - entry.begin != math.prod(entry.shape) * _SIZES[entry.dtype]:
+            raise WeightsRejected(f"{tensor} in {name} does not have the bytes that its shape takes")
+        position = entry.end
+    if position != size:
+        raise WeightsRejected(f"{name} has {size} bytes of tensors where its header says {position}: it is truncated")
