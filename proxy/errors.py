@@ -3,7 +3,9 @@
 BaseRlError
 ├── InvalidRequest            400  the request is wrong; `param` names the field
 │   ├── UnsupportedParameter  400  understood, and this engine or run cannot honour it
-│   └── ContextLengthExceeded 400  the prompt leaves no room for an answer
+│   ├── ContextLengthExceeded 400  the prompt leaves no room for an answer
+│   └── WeightsRejected       400  a version that no engine should be given
+│       └── WeightsMissing    400  its files are not there
 ├── AuthenticationFailed      401  no key, or one that is unknown or revoked
 ├── PermissionDenied          403  a valid key that may not do this
 ├── NotFound                  404
@@ -22,6 +24,7 @@ BaseRlError
 │   └── InvalidEngineReply    502  the engine answered what cannot be true: nothing of it is trained
 ├── Unavailable               503  with Retry-After
 │   ├── Overloaded            503  as many connections, or bytes of bodies, as this proxy takes, or no memory left
+│   ├── StorageUnavailable    503  the storage with the weights cannot be read
 │   ├── EngineUnavailable     503  no engine takes traffic
 │   └── StoreUnavailable      503  the database is down or the disk is full
 │       ├── StoreContended    503  several proxies were at the same in it, again and again
@@ -64,6 +67,24 @@ class UnsupportedParameter(InvalidRequest):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class WeightsRejected(InvalidRequest):
+    """A version must not be served. The message is the reason, as people read it on the page and in the log."""
+
+    code = "weights_rejected"
+
+    def __init__(self, reason: str, *, param: str = "weights") -> None:
+        super().__init__(reason, param=param)
+
+
+class WeightsMissing(WeightsRejected):
+    """Files of a version are not there. They may still appear: file systems of a network show them late.
+    `is_storage_there`: only the version is missing, and not the folder that held it too."""
+
+    def __init__(self, reason: str, *, param: str = "weights", is_storage_there: bool = True) -> None:
+        super().__init__(reason, param=param)
+        self.is_storage_there = is_storage_there
 
 
 class AuthenticationFailed(BaseRlError):
@@ -169,6 +190,12 @@ class Unavailable(BaseRlError):
 
 class Overloaded(Unavailable):
     code = "overloaded"
+
+
+class StorageUnavailable(Unavailable):
+    """The storage with the weights cannot be read at the moment: nothing is known about a version."""
+
+    code = "storage_unavailable"
 
 
 class EngineUnavailable(Unavailable):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from proxy.contract.policy import WeightsReference
-from proxy.policies.rejection import StorageUnavailable, WeightsMissing
+from proxy.errors import StorageUnavailable, WeightsMissing
 from proxy.policies.weights import (
     BaseModel,
     Signature,

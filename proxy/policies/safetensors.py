@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from proxy.policies.rejection import WeightsRejected
+from proxy.errors import WeightsRejected
 
 _MAX_HEADER_BYTES = 100 << 20
 """The format's own limit: a length beyond it is damage, and must not become a request for memory."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from proxy.policies.rejection import WeightsRejected
+from proxy.errors import WeightsRejected
 from proxy.policies.safetensors import FLOATS, TensorEntry
 
 Tensors = Mapping[str, TensorEntry]

@@ -24,10 +24,17 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database, retried
 from proxy.database.weights import weights_of
 from proxy.engines.interface import Engine, EngineInfo, PauseMode
-from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable, StoreUnavailable
+from proxy.errors import (
+    EngineFailed,
+    EngineTimeout,
+    EngineUnavailable,
+    StorageUnavailable,
+    StoreUnavailable,
+    WeightsMissing,
+    WeightsRejected,
+)
 from proxy.log import logger
 from proxy.policies.inspector import WeightsInspector
-from proxy.policies.rejection import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.policies.rejections import Rejections
 from proxy.policies.repository import VersionRepository
 from proxy.runs.service import RunView

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from proxy.contract.policy import STATE_DIRECTORY, UNCOMMITTED_MARK, WeightsFormat, WeightsReference
-from proxy.policies.rejection import StorageUnavailable, WeightsMissing, WeightsRejected
+from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.policies.safetensors import Header, TensorEntry, read_header, scan
 from proxy.policies.shapes import check_adapter, check_index, check_whole
 

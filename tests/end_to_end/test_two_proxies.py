@@ -221,7 +221,7 @@ async def what_is_claimed_is_claimed_once_and_committed_once(pair: Pair) -> None
     ]
     assert len(handed) == len(set(handed)) == 5
     claim_ids = [batch.claim_id for batch in batches if batch.claim_id is not None]
-    request = commit_request(claim_ids, 0, publish(pair.directory))
+    request = commit_request(claim_ids, 0, publish(pair.directory / "data" / "weights"))
     answers = await asyncio.gather(*(pair.commit(number, request) for number in range(4)))
     assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
     replies = [decode(answer.content, CommitReply) for answer in answers]

@@ -94,7 +94,7 @@ async def test_from_a_call_to_the_next_version(client: httpx.AsyncClient, engine
     assert batch.engine is not None
     assert 0 < batch.engine.busy_seconds < batch.engine.seconds
 
-    weights = publish(tmp_path)
+    weights = publish(tmp_path / "data" / "weights")
     commit = commit_request([batch.claim_id], 0, weights)
     reply = decode(await trainer_post(client, "versions", commit), CommitReply)
     assert reply == CommitReply(version=1, repeated=False)

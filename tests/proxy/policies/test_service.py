@@ -11,8 +11,7 @@ from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import Head
 from proxy.database.tables import ClaimRow, PolicyVersionRow
-from proxy.errors import Conflict, InvalidRequest
-from proxy.policies.rejection import WeightsRejected
+from proxy.errors import Conflict, InvalidRequest, WeightsRejected
 from proxy.policies.rejections import Rejections
 from proxy.policies.service import VersionService
 from proxy.trajectories.claims.service import ClaimService

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch_file
 
 from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.policies.inspector import WeightsInspector
-from proxy.policies.rejection import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.policies.safetensors import read_header, scan
 from tests.proxy.policies.publishing import publish, random_numbers, reference
 
