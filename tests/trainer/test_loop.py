@@ -148,12 +148,12 @@ def test_when_the_head_moves_the_work_is_dropped_and_the_head_reloaded(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
     first = TrainingProxy(base_model=str(tiny_model), source=random_groups())
-    other = start(first, settings(tmp_path / "other", optimizer={"learning_rate": 1e-2}))
+    other = start(first, settings(tmp_path, optimizer={"learning_rate": 1e-2}))
     other.loop.resume()
     other.loop.step()
 
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
-    trainer = start(proxy, settings(tmp_path / "own"))
+    trainer = start(proxy, settings(tmp_path))
     trainer.loop.resume()
     proxy.before_commit = lambda: proxy.move_head(1, first.commits[0].weights)
     trainer.loop.step()
@@ -162,7 +162,7 @@ def test_when_the_head_moves_the_work_is_dropped_and_the_head_reloaded(
     assert proxy.released == proxy.claimed
     assert trainer.loop.head.version == 1
     assert same(trainer.weights(), other.weights())
-    assert list((tmp_path / "own").glob("*/v*")) == []
+    assert [str(path) for path in tmp_path.glob("*/v*")] == [first.commits[0].weights.uri]
     proxy.before_commit = lambda: None
     trainer.loop.step()
     assert proxy.version == 2
