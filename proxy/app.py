@@ -251,7 +251,11 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
     state = app.state
     state.engine = engine
     faults = EngineFaults(clock)
-    template = await asyncio.to_thread(ChatTemplate.load, state.run.base_model)
+    template = await asyncio.to_thread(
+        ChatTemplate.load,
+        state.run.base_model,
+        allow_control_tokens=state.settings.run.allow_control_tokens,
+    )
     state.swaps = SwapController(
         database=state.database,
         engine=engine,

@@ -301,6 +301,9 @@ class RunSettings(_Section):
     """How the model writes tool calls; `auto`: as its chat template does. `none`: they stay text."""
     reasoning_parser: ReasoningParserName = "auto"
     """How the model writes what it thinks before it answers; `think`: between `<think>` and `</think>`."""
+    allow_control_tokens: bool = False
+    """Whether texts of clients, tools and answers may write control tokens of the model, such as `<|im_end|>`. False:
+    they are tokenised as the text that they are, so that only the chat template begins and ends turns."""
     images: ImageMode = "refuse"
     """Models read text only. `refuse`: a call with an image is a 400; `name`: the model reads "[image]" in its
     place, and the answer's `x-base-rl-warning` says so."""

@@ -51,9 +51,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     prefill: str = ""
 
     def render(self, template: ChatTemplate) -> str:
-        """The whole prompt."""
+        """Return the whole prompt; contents are marked in it (`ChatTemplate.render`)."""
         rendered = template.render(self.messages, self.tools, generation_prompt=True, arguments=self.arguments)
-        return rendered + self.prefill
+        return rendered + template.marked_text(self.prefill)
 
     def encode(self, template: ChatTemplate) -> TokenIds:
         """Its ids. Raises ContextLengthExceeded for one that is far too long."""
@@ -84,7 +84,8 @@ def plan_continuation(
             rest = behind(template, messages, rendering, covered)
         if rest is not None:
             return PromptPlan(
-                input_ids=parent.path_ids + _suffix(template, parent, rest + conversation.prefill),
+                input_ids=parent.path_ids
+                + _suffix(template, parent, rest + template.marked_text(conversation.prefill)),
                 parent_id=parent.id,
                 prefix_tokens=len(parent.path_ids),
                 continuation=Continuation.EXACT,
@@ -178,7 +179,7 @@ def _behind_answer(
     """The same for templates that write an answer differently when it is the last message: looks for the parent's
     prompt, and behind it for the answer's text and closing."""
     closing = template.closing
-    answer = messages[covered - 1]
+    answer = template.marked_message(messages[covered - 1])
     spoken = str(answer["content"]).strip()
     calls = str(answer.get("tool_calls", ""))
     if not closing.strip() or closing.strip() in spoken or closing.strip() in calls:

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.settings import ConfigurationError
 from proxy.tokens import reasoning
+from proxy.tokens.control_tokens import ControlTokens, any_of, constants_of
 from proxy.tokens.model_files import ModelFiles, locate, read_model_files
 
 Message = Mapping[str, Any]
@@ -71,7 +72,8 @@ class _GenerationTag(Extension):
 class ChatTemplate:
     """Renders, encodes and decodes for one model. Immutable; safe to share between tasks."""
 
-    def __init__(self, tokenizer: Tokenizer, files: ModelFiles) -> None:
+    def __init__(self, tokenizer: Tokenizer, files: ModelFiles, *, allow_control_tokens: bool = False) -> None:
+        """With `allow_control_tokens` the text of a control token is that token, whoever wrote it."""
         self._tokenizer = tokenizer
         self._special_tokens = files.special_tokens
         environment = _environment()
@@ -89,6 +91,13 @@ class ChatTemplate:
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._added = {entry.content: token for token, entry in added.items()}
+        self._control = ControlTokens(tokenizer, self.encode, turns=(), data=(), constants=())
+        if not allow_control_tokens:
+            turns = self._find_turn_tokens()
+            constants = {text for source in self.sources for text in constants_of(environment.parse(source))}
+            self._control = ControlTokens(
+                tokenizer, self.encode, turns=turns, data=self._find_tags(constants) - turns, constants=constants
+            )
         self._beginning = self._find_beginning()
         self.closing = self._find_closing()
         self._think_ids = self.added_ids((reasoning.OPEN,))
@@ -104,8 +113,8 @@ class ChatTemplate:
             raise ConfigurationError(f"{files.directory} names no end-of-sequence token (eos_token_id)")
 
     @classmethod
-    def load(cls, model: str, *, cache_dir: Path | None = None) -> ChatTemplate:
-        """From a model's directory or Hugging Face id. Raises ConfigurationError saying what is missing."""
+    def load(cls, model: str, *, cache_dir: Path | None = None, allow_control_tokens: bool = False) -> ChatTemplate:
+        """Load a model's directory or Hugging Face id. Raises ConfigurationError saying what is missing."""
         files = read_model_files(locate(model, cache_dir))
         try:
             tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
@@ -114,7 +123,7 @@ class ChatTemplate:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         try:
-            return cls(tokenizer, files)
+            return cls(tokenizer, files, allow_control_tokens=allow_control_tokens)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigurationError(f"the chat template of {files.directory} does not parse: {error}") from error
 
@@ -130,25 +139,52 @@ class ChatTemplate:
         generation_prompt: bool,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model reads it; `arguments` are what else is said to the template. Raises
-        InvalidRequest when the template refuses it."""
+        """Return the conversation as the model reads it; `arguments` are what else is said to the template.
+
+        Contents that could write control tokens are marked in it: `encode` reads the marks, `plain` removes them.
+        Raises InvalidRequest when the template refuses the conversation.
+        """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        control = self._control
         try:
             return self._templates[name].render(
-                **{**(arguments or {}), **self._special_tokens},
-                messages=_prepared(messages, short_ids=self._short_ids),
-                tools=list(tools) if tools else None,
+                **{
+                    **{name: control.said(value) for name, value in (arguments or {}).items()},
+                    **self._special_tokens,
+                },
+                messages=list(map(control.message, _prepared(messages, short_ids=self._short_ids))),
+                tools=control.tools(list(tools)) if tools else None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidRequest(
-                f"the model's chat template cannot render these messages: {error}", param="messages"
+                f"the model's chat template cannot render these messages: {self.plain(str(error))}", param="messages"
             ) from error
 
+    def marked_text(self, said: str) -> str:
+        """Return a text that is to stand behind a rendered one, marked as `render` marks contents."""
+        return self._control.said(said)
+
+    def marked_message(self, message: Message) -> Message:
+        """Return a message with its contents as `render` gives them to the template."""
+        return self._control.message(message)
+
+    def plain(self, rendered: str) -> str:
+        """Return rendered text without marks, for people."""
+        return self._control.restored(rendered)
+
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of rendered text; nothing is added at either end."""
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        """Return the token ids of text, rendered or raw; nothing is added at either end."""
+        try:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        except TypeError:  # no tokenizer takes marks; asking it is cheaper than looking for them in every text
+            return self._control.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of prompt ids, control tokens included, with marks as `render` makes them where ordinary
+        tokens spell a control token."""
+        return self._control.decode(ids)
 
     def check_length(self, text: str) -> None:
         """Raises ContextLengthExceeded for text that cannot fit the context. It is not tokenised whole for that: a
@@ -206,6 +242,30 @@ class ChatTemplate:
         whole = tuple(self._tokenizer.encode(_PROBE, add_special_tokens=True).ids)
         plain = self.encode(_PROBE)
         return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), ())
+
+    def _find_turn_tokens(self) -> frozenset[str]:
+        """The control tokens: those that the tokenizer calls special, and the added tokens that the template writes
+        around messages, because some models do not call these special. Thoughts are parts of an answer, no turns."""
+        special = {self.token_text(token) for token in self.special_ids}
+        asked = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+        framing: set[str] = set()
+        for messages in ([*asked, asked[0]], [{"role": "system", "content": _PROBE}, *asked, asked[0]]):
+            try:
+                rendered = self.render(messages, None, generation_prompt=False)
+            except InvalidRequest:
+                continue
+            framing.update(any_of(self._structural).findall(rendered))
+        return frozenset(special | framing) - {reasoning.OPEN, reasoning.CLOSE}
+
+    def _find_tags(self, constants: Iterable[str]) -> frozenset[str]:
+        """The added tokens that stand in the template's own texts, such as `<tool_response>`."""
+        written = any_of(self._structural)
+        return frozenset(found for text in constants for found in written.findall(text))
+
+    @property
+    def _structural(self) -> list[str]:
+        """The added tokens that are no words and no white space."""
+        return [text for text in self._added if text.strip() and not text.replace(" ", "").isalnum()]
 
     def _find_closing(self) -> str:
         """What the template writes behind an assistant's text, such as `<|im_end|>` and a line break."""

@@ -21,6 +21,7 @@ from proxy.settings import (
     ServerSettings,
     Settings,
 )
+from proxy.tokens.template import ChatTemplate
 from tests.database import files_end_at
 from tests.fakes.engine import FakeEngine
 from tests.proxy.store import MovedClock
@@ -152,6 +153,23 @@ async def test_a_restart_keeps_everything(tmp_path: Path, model: Path, engine: F
 async def test_without_an_engine_it_says_what_to_do(tmp_path: Path, model: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"engine\.url.*base-rl up"):
         create_app(settings_for(tmp_path, model))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_run_may_allow_control_tokens_in_texts(
+    tmp_path: Path, model: Path, engine: FakeEngine, allowed: bool
+) -> None:
+    run = RunSettings(model=str(model), allow_control_tokens=allowed)
+    async with running(create_app(settings_for(tmp_path, model, run=run), engine=engine), key=RUN) as client:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "<|im_end|>"}]}
+        async with asyncio.timeout(10):
+            while (response := await client.post("/v1/messages/count_tokens", json=body)).status_code == 503:
+                await asyncio.sleep(0.01)  # until the swap controller has asked the engine for its version
+    counted = response.json()["input_tokens"]
+    template = ChatTemplate.load(str(model))
+    frame = template.encode(template.render([{"role": "user", "content": ""}], None, generation_prompt=True))
+    assert (counted == len(frame) + 1) is allowed
+    assert counted > len(frame)
 
 
 async def test_a_wrong_model_or_run_stops_the_start(tmp_path: Path, model: Path, engine: FakeEngine) -> None:

@@ -65,12 +65,13 @@ class AnswerWriter:
     def _text(self, rule: Rule, values: dict[str, str], opening: Opening) -> str:
         if rule.raw is not None:
             return fill(rule.raw, values)
-        reasoning = "" if rule.reasoning is None else fill(rule.reasoning, values)
+        given = "" if rule.reasoning is None else fill(rule.reasoning, values)
         message: dict[str, Any] = {"role": "assistant", "content": _content(rule, values)}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        if given:
+            message["reasoning_content"] = given
         if rule.tool_calls:
             message["tool_calls"] = [_call(index, call, values) for index, call in enumerate(rule.tool_calls)]
+        reasoning = self._template.marked_text(given)
         text = self._rendered(message).removeprefix(self._lead).removesuffix(self._template.closing)
         before, thought, after = text.partition(END_THINK)
         if reasoning and reasoning not in before:  # the template writes none, or an empty one

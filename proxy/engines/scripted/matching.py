@@ -58,7 +58,6 @@ class PromptReader:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._decode = template.tokenizer.decode
         answered = [_message("user", "x"), _message("assistant", _PROBE)]
         self._closing = self._written(answered).rpartition(_PROBE)[2]
         self._frames = self._find_frames()
@@ -76,7 +75,7 @@ class PromptReader:
             if window in self._remembered:
                 found = self._remembered[window]
             else:
-                found = self._find(self._decode(window, skip_special_tokens=False), whole=size >= len(ids))
+                found = self._find(self._template.decode(window), whole=size >= len(ids))
                 if len(self._remembered) >= _REMEMBERED:
                     self._remembered.clear()
                 if len(window) <= _REMEMBERED_TOKENS:
@@ -103,11 +102,13 @@ class PromptReader:
         elif end.endswith(END_THINK):
             opening = Opening.AFTER_REASONING
         if best is None:
-            return LastMessage(role="prompt", text=text, opening=opening) if whole else None
+            if not whole:
+                return None
+            return LastMessage(role="prompt", text=self._template.plain(text), opening=opening)
         content = text[start + len(best.header) :].partition(best.end)[0]
         if best.separator:
             content = content.rpartition(best.separator)[2]
-        return LastMessage(role=best.role, text=content, opening=opening)
+        return LastMessage(role=best.role, text=self._template.plain(content), opening=opening)
 
     def _find_frames(self) -> list[_Frame]:
         asked = [_message("user", "x"), _message("assistant", _PROBE), _message("user", _NEXT_PROBE)]
@@ -148,7 +149,7 @@ class PromptReader:
     def _written(self, messages: list[dict[str, Any]]) -> str:
         """As it comes back from the tokenizer, which may write white space in another way."""
         text = self._template.render(messages, None, generation_prompt=False)
-        return self._decode(self._template.encode(text), skip_special_tokens=False)
+        return self._template.decode(self._template.encode(text))
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def message(calls: list[tuple[str, dict[str, Any]]], text: str = "", thought: st
 def output_of(template: ChatTemplate, answer: dict[str, Any]) -> str:
     """What a model writes that answers so, as far as its prompt does not say it already."""
     prompt = template.render([USER], None, generation_prompt=True)
-    written = template.render([USER, answer], None, generation_prompt=False).removesuffix(template.closing)
+    rendered = template.plain(template.render([USER, answer], None, generation_prompt=False))
+    written = rendered.removesuffix(template.closing)
     if written.startswith(prompt):
         return written.removeprefix(prompt)
     return "\n</think>\n\n" + written.removeprefix(prompt.removesuffix("<think>\n"))
