@@ -9,12 +9,13 @@ from urllib.parse import quote
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from proxy.admin.sign_in import SignInNeeded
 from proxy.admin.templating import render
 from proxy.errors import BaseRlError, InvalidRequest, NotFound, StoreDamaged, StoreUnavailable
+from proxy.http.errors import named
+from proxy.http.strict_route import StrictRoute
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -43,7 +44,7 @@ _REMEDIES = {
 }
 
 
-class PageRoute(APIRoute):
+class PageRoute(StrictRoute):
     """A route that answers browsers."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -64,10 +65,12 @@ async def _guarded(handler: Callable[[Request], Coroutine[Any, Any, Response]], 
         return await handler(request)
     except SignInNeeded as needed:
         return to_sign_in(request, needed.path)
+    except InvalidRequest as error:
+        return _refusal(request, error)
     except BaseRlError as error:
         return error_page(error)
-    except RequestValidationError:
-        return error_page(InvalidRequest("the address has a value that means nothing here"))
+    except RequestValidationError as error:
+        return _refusal(request, named(error))
     except HTTPException as error:
         failure = NotFound("there is no such page") if error.status_code == 404 else BaseRlError(str(error.detail))
         return error_page(failure)
@@ -81,6 +84,14 @@ def to_sign_in(request: Request, path: str) -> Response:
     if "text/event-stream" in request.headers.get("accept", ""):
         return Response(status_code=401)
     return RedirectResponse(address, status_code=303)
+
+
+def _refusal(request: Request, error: InvalidRequest) -> Response:
+    """The error page; for a fragment, the header by which htmx opens that page at the address that was refused."""
+    if request.method == "GET" and request.headers.get("hx-request") == "true":
+        query = f"?{request.url.query}" if request.url.query else ""
+        return Response(status_code=error.status, headers={"hx-redirect": f"{quote(request.url.path)}{query}"})
+    return error_page(error)
 
 
 def error_page(error: BaseRlError) -> Response:

@@ -11,8 +11,9 @@ It uses `app.state.overview`, `.settings` and `.sign_in`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from math import isfinite
 from typing import Annotated, Any, Literal
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 from fastapi import APIRouter, Depends, Form, Query, Request
@@ -20,13 +21,13 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Resp
 
 from proxy.admin.boundary import PageRoute
 from proxy.admin.sign_in import SignIn, Visitor, check_origin, local_path
-from proxy.admin.templating import STATIC, content_hash, render
+from proxy.admin.templating import content_hash, render, static_files
 from proxy.admin.token_audit import Colouring, draw_audit
 from proxy.admin.transcript import draw
-from proxy.errors import AuthenticationFailed, NotFound, PermissionDenied
+from proxy.errors import AuthenticationFailed, InvalidRequest, NotFound, PermissionDenied
 from proxy.http.address import client_address, is_https
 from proxy.http.openapi import EVENT_STREAM
-from proxy.overview.endpoints import Overview, last_event_id, server_sent
+from proxy.overview.endpoints import Overview, VersionNumber, last_event_id, server_sent
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import TRAINING_STATES, RunSummary, Snapshot
@@ -36,6 +37,8 @@ router = APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=Fal
 _RECENT_STEPS = 8
 _PAGE = 20
 _FOREVER = "public, max-age=31536000, immutable"
+_REFRESHED = "sessions"
+"""The element that asks for its own content again when the run changes: the address stays then as it is."""
 
 
 def _sign_in(request: Request) -> SignIn:
@@ -55,6 +58,42 @@ Guest = Annotated[Visitor, Depends(_visitor)]
 
 def _own_origin(request: Request) -> None:
     check_origin(request, request.app.state.settings.server.public_url)
+
+
+def _number(text: str, param: str) -> float | None:
+    """Read a filter's number; an empty field of a form is None. Raises InvalidRequest."""
+    if not text.strip():
+        return None
+    try:
+        value = float(text.replace("−", "-").replace(",", "."))
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise InvalidRequest(f"{param}: {text[:40]!r} is no number", param=param)
+    return value
+
+
+def _wanted(
+    state: Literal["", "open", "ended"] = "",
+    training: str = "",
+    group: str = "",
+    min_reward: str = "",
+    max_reward: str = "",
+) -> SessionFilter:
+    """Read the filters of a table of sessions from the address; empty fields of a form mean any. Raises
+    InvalidRequest."""
+    if training and training not in TRAINING_STATES:
+        raise InvalidRequest(f"training: {training[:40]!r} is none of {', '.join(TRAINING_STATES)}", param="training")
+    return SessionFilter(
+        state=state or None,
+        training=training or None,
+        group=group.strip() or None,
+        min_reward=_number(min_reward, "min_reward"),
+        max_reward=_number(max_reward, "max_reward"),
+    )
+
+
+Wanted = Annotated[SessionFilter, Depends(_wanted)]
 
 
 # Signing in and out
@@ -103,11 +142,14 @@ async def runs(overview: Overview, visitor: Guest) -> Response:
 
 
 @router.get("/runs/{run}")
-async def run(run: str, request: Request, overview: Overview, visitor: Guest) -> Response:
+async def run(
+    run: str, request: Request, overview: Overview, visitor: Guest, wanted: Wanted, cursor: str = ""
+) -> Response:
+    """The run's page; its table of sessions takes the filters of the sessions' own page."""
     summary = await _visible(run, overview, visitor)
     values = await _live_values(overview, summary, visitor)
     snapshot = await overview.snapshot(summary.id, after=None)
-    sessions = await _session_values(overview, summary, SessionFilter(), None)
+    sessions = await _session_values(overview, summary, wanted, cursor or None)
     page = render("run.html", **values, **sessions, events=snapshot.events, address=client_address(request))
     return HTMLResponse(page)
 
@@ -137,29 +179,19 @@ async def switch(run: str, switch: Literal["pause", "resume"], overview: Overvie
 
 @router.get("/runs/{run}/sessions")
 async def sessions(
-    run: str,
-    request: Request,
-    overview: Overview,
-    visitor: Guest,
-    state: str = "",
-    training: str = "",
-    group: str = "",
-    min_reward: str = "",
-    max_reward: str = "",
-    cursor: str = "",
+    run: str, request: Request, overview: Overview, visitor: Guest, wanted: Wanted, cursor: str = ""
 ) -> Response:
-    """The table; as a page of its own where a browser asks, as a fragment where htmx does."""
+    """The table of sessions: as a page of its own where a browser asks, as a fragment where htmx does."""
     summary = await _visible(run, overview, visitor)
-    wanted = SessionFilter(
-        state=state if state in {"open", "ended"} else None,
-        training=training if training in TRAINING_STATES else None,
-        group=group.strip() or None,
-        min_reward=_number(min_reward),
-        max_reward=_number(max_reward),
-    )
     values = await _session_values(overview, summary, wanted, cursor or None)
-    template = "_sessions.html" if request.headers.get("hx-request") == "true" else "sessions.html"
-    return HTMLResponse(render(template, visitor=visitor, run=summary, now=overview.now(), **values))
+    if request.headers.get("hx-request") != "true":
+        return HTMLResponse(render("sessions.html", visitor=visitor, run=summary, now=overview.now(), **values))
+    fragment = HTMLResponse(render("_sessions.html", visitor=visitor, run=summary, now=overview.now(), **values))
+    if request.headers.get("hx-trigger") != _REFRESHED:
+        page = f"/admin/runs/{summary.name}"
+        shown_on = page if urlsplit(request.headers.get("hx-current-url", "")).path == page else f"{page}/sessions"
+        fragment.headers["hx-push-url"] = shown_on + values["here"]
+    return fragment
 
 
 @router.get("/runs/{run}/revised")
@@ -173,19 +205,20 @@ async def revised(run: str, overview: Overview, visitor: Guest, cursor: str = ""
 
 
 @router.get("/runs/{run}/steps/{version}")
-async def step(run: str, version: int, overview: Overview, visitor: Guest, by: str = "") -> Response:
+async def step(
+    run: str, version: VersionNumber, overview: Overview, visitor: Guest, by: Colouring = Colouring.RATIO
+) -> Response:
     """`by` is what the tokens of the sampled trajectories are coloured by: ratio, advantage or gap."""
     summary = await _visible(run, overview, visitor)
     found = await overview.step(summary.id, version)
     tokens = await overview.step_tokens(summary.id, version)
-    colouring = Colouring(by) if by in set(Colouring) else Colouring.RATIO
     page = render(
         "step.html",
         visitor=visitor,
         run=summary,
         view=found,
-        drawn=draw_audit(tokens.turns, colouring),
-        colouring=colouring.value,
+        drawn=draw_audit(tokens.turns, by),
+        colouring=by.value,
         now=overview.now(),
     )
     return HTMLResponse(page)
@@ -207,10 +240,10 @@ async def session(session_id: str, overview: Overview, visitor: Guest, tokens: b
 @router.get("/static/{path:path}")
 async def static(path: str, v: str = "") -> Response:
     """Our own files, kept for ever by browsers under the address that names their content."""
-    file = (STATIC / path).resolve()
-    if not file.is_relative_to(STATIC) or not file.is_file():
+    file = static_files().get(path)
+    if file is None:
         raise NotFound("there is no such file")
-    is_current = v == content_hash(str(file.relative_to(STATIC)))
+    is_current = v == content_hash(path)
     return FileResponse(file, headers={"cache-control": _FOREVER if is_current else "no-cache"})
 
 
@@ -252,15 +285,6 @@ async def _session_values(
 
 def _query(values: Mapping[str, Any]) -> str:
     return f"?{urlencode(values)}" if values else ""
-
-
-def _number(text: str) -> float | None:
-    """A filter's number; None for what is none, as a half-typed one."""
-    try:
-        value = float(text.replace("−", "-").replace(",", "."))
-    except ValueError:
-        return None
-    return value if abs(value) < float("inf") else None
 
 
 async def _fragments(

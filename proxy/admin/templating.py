@@ -54,6 +54,13 @@ def static_address(path: str) -> str:
     return f"/admin/static/{path}?v={content_hash(path)}"
 
 
+@lru_cache(maxsize=1)
+def static_files() -> dict[str, Path]:
+    """Return every file that may be asked for, by its path below /admin/static. What a client asks for is looked up
+    in this, and is never itself a path on our disk."""
+    return {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+
+
 @lru_cache(maxsize=64)
 def content_hash(path: str) -> str:
     return hashlib.sha256((STATIC / path).read_bytes()).hexdigest()[:16]

@@ -75,8 +75,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[WeightsFormat, ...] | None = None
 
 
+MAX_VERSION = 2**31 - 1
+"""Versions are stored as 32-bit integers."""
+
 _VERSION_DIGITS = 9
-"""Versions are stored as 32-bit integers; labels come from engines, which may say anything."""
+"""Longest number read as a version in a label: labels come from engines, which may say anything."""
 
 
 def weight_label(run_id: RunId, version: int) -> str:

@@ -35,6 +35,8 @@ from proxy.database.sqlite import open_sqlite, scrub
 from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
 
 _Result = TypeVar("_Result")
+_DriverError = DBAPIError | PoolExhausted | OverflowError | UnicodeEncodeError
+_DRIVER_ERRORS = (DBAPIError, PoolExhausted, OverflowError, UnicodeEncodeError)
 _Parameters = ParamSpec("_Parameters")
 
 
@@ -123,7 +125,7 @@ class Database:
         self._raise_if_damaged()
         try:
             return await self._lane(about).commit(work)
-        except (DBAPIError, PoolExhausted) as error:
+        except _DRIVER_ERRORS as error:
             self._raise_told(error)
 
     async def look(self, work: Callable[[Connection], _Result]) -> _Result:
@@ -131,7 +133,7 @@ class Database:
         self._raise_if_damaged()
         try:
             return await self._backend.read_threads.run(work)
-        except (DBAPIError, PoolExhausted) as error:
+        except _DRIVER_ERRORS as error:
             self._raise_told(error)
 
     @asynccontextmanager
@@ -145,7 +147,7 @@ class Database:
         try:
             async with self._sole_writer(), self._backend.writer.begin() as connection:
                 yield connection
-        except (DBAPIError, PoolExhausted) as error:
+        except _DRIVER_ERRORS as error:
             self._raise_told(error)
 
     @asynccontextmanager
@@ -155,7 +157,7 @@ class Database:
         try:
             async with self._backend.reader.connect() as connection:
                 yield connection
-        except (DBAPIError, PoolExhausted) as error:
+        except _DRIVER_ERRORS as error:
             self._raise_told(error)
 
     async def scrub(self) -> bool:
@@ -198,8 +200,11 @@ class Database:
             self._backend.integrity.report(str(error))
             self._backend.integrity.raise_if_damaged()
 
-    def _raise_told(self, error: DBAPIError | PoolExhausted) -> NoReturn:
+    def _raise_told(self, error: _DriverError) -> NoReturn:
         """Raise the error that callers are to see in place of the driver's."""
+        if isinstance(error, OverflowError | UnicodeEncodeError):  # raised by the driver as it binds a value
+            reason = "a number is too large" if isinstance(error, OverflowError) else "a text is not valid Unicode"
+            raise InvalidRequest(f"the trajectory store cannot hold a value of this request: {reason}") from error
         if isinstance(error, DBAPIError):
             self._raise_if_damage(error.orig)
         if self._backend.may_do_again(error):

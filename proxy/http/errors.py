@@ -19,7 +19,7 @@ _LOCATIONS = ("body", "query", "path", "header", "cookie")
 
 
 def error_response(error: BaseRlError, scope: Scope) -> Response:
-    """In the words of the client whose request `scope` is."""
+    """Build the response in the dialect of the client whose request `scope` is."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
@@ -27,10 +27,17 @@ def error_response(error: BaseRlError, scope: Scope) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Handlers for our own errors, the framework's, and its validation."""
+    """Install handlers for our own errors, the framework's, and its validation."""
     app.add_exception_handler(BaseRlError, _on_ours)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(HTTPException, _on_framework)
+    app.add_exception_handler(Exception, _leave_to_the_boundary)
+
+
+async def _leave_to_the_boundary(_request: Request, error: Exception) -> Response:
+    """Let `RequestBoundary` answer what nobody caught: Starlette's own outermost layer would answer first, in plain
+    text."""
+    raise error
 
 
 async def _on_ours(request: Request, error: Exception) -> Response:
@@ -40,14 +47,19 @@ async def _on_ours(request: Request, error: Exception) -> Response:
 
 async def _on_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    return error_response(named(error), request.scope)
+
+
+def named(error: RequestValidationError) -> InvalidRequest:
+    """Turn the framework's validation error into ours, which names the field."""
     faults = error.errors()
     if faults and faults[0]["type"] == "json_invalid":
-        return error_response(InvalidRequest("the body is not valid JSON"), request.scope)
+        return InvalidRequest("the body is not valid JSON")
     located = [
         {**fault, "loc": fault["loc"][1:] if fault["loc"] and fault["loc"][0] in _LOCATIONS else fault["loc"]}
         for fault in faults
     ]
-    return error_response(invalid(located), request.scope)
+    return invalid(located)
 
 
 async def _on_framework(request: Request, error: Exception) -> Response:

@@ -13,9 +13,10 @@ from proxy.credentials.http import principal, require
 from proxy.credentials.service import PrincipalKind
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
+from proxy.http.strict_route import StrictRoute
 from proxy.keeping.erasing import EraseService, ErasureTarget
 
-router = APIRouter(prefix="/api/v1", tags=["keeping"])
+router = APIRouter(prefix="/api/v1", tags=["keeping"], route_class=StrictRoute)
 
 _Name = Annotated[StrictStr, Field(min_length=1, max_length=2000)]
 _REPORT = {200: "What was erased, and which versions had learnt from it."}

@@ -28,18 +28,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
 
+from proxy.contract.policy import MAX_VERSION
 from proxy.credentials.http import principal, require
 from proxy.credentials.service import Principal, PrincipalKind
 from proxy.errors import NotFound, PermissionDenied
 from proxy.http.openapi import EVENT_STREAM, described
+from proxy.http.strict_route import StrictRoute
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
 from proxy.runs.service import RunDirectory
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -51,6 +54,7 @@ def overview_of(request: Request) -> OverviewService:
 
 Who = Annotated[Principal, Depends(principal)]
 Overview = Annotated[OverviewService, Depends(overview_of)]
+VersionNumber = Annotated[int, PathParameter(ge=0, le=MAX_VERSION)]
 Limit = Annotated[int, Query(ge=1, le=200)]
 Reason = Annotated[str | None, Query(min_length=1, max_length=2000)]
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
@@ -129,12 +133,12 @@ async def steps(run: str, who: Who, overview: Overview, cursor: str | None = Non
 
 
 @router.get("/runs/{run}/steps/{version}")
-async def step(run: str, version: int, who: Who, overview: Overview) -> Response:
+async def step(run: str, version: VersionNumber, who: Who, overview: Overview) -> Response:
     return json_answer(await overview.step(await readable_run(run, who, overview), version))
 
 
 @router.get("/runs/{run}/steps/{version}/tokens")
-async def step_tokens(run: str, version: int, who: Who, overview: Overview) -> Response:
+async def step_tokens(run: str, version: VersionNumber, who: Who, overview: Overview) -> Response:
     return json_answer(await overview.step_tokens(await readable_run(run, who, overview), version))
 
 

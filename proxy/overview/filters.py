@@ -43,7 +43,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return cls(at=float.fromhex(at), key=key if separator and key else _fail())
         except (ValueError, OverflowError) as error:
-            raise InvalidRequest("cursor is not one that a page gave out", param="cursor") from error
+            raise InvalidRequest("invalid cursor: take `next_cursor` of the previous page", param="cursor") from error
 
 
 def page_size(limit: int) -> int:

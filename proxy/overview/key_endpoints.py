@@ -23,10 +23,11 @@ from proxy.credentials.service import BOOTSTRAP, Credentials, KeyView, NewKey, P
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
+from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Limit, Overview, Who, json_answer
 from proxy.overview.filters import Cursor
 
-router = APIRouter(prefix="/api/v1", tags=["keys"])
+router = APIRouter(prefix="/api/v1", tags=["keys"], route_class=StrictRoute)
 
 _LONGEST_GRACE = 30 * 86400.0
 _DEFAULT_KINDS = (PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.TRAINER)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxy.clock import Clock
+from proxy.contract.policy import MAX_VERSION
 from proxy.database.events import append_event
 from proxy.database.signals import Signals
 from proxy.database.trainable import teaching_sessions
@@ -57,6 +58,7 @@ _GAP_S = 0.5
 _HEARTBEAT_S = 15.0
 _FIRST_EVENTS = 20
 _MAX_EVENTS = 200
+_VERSION_DIGITS = len(str(MAX_VERSION))
 
 
 class OverviewService:
@@ -242,8 +244,8 @@ class OverviewService:
         """Newest first. The cursor is the last version of the page before; raises InvalidRequest for another."""
         run_id = await self.run_id(name_or_id)
         size = page_size(limit)
-        if cursor is not None and not cursor.isdecimal():
-            raise InvalidRequest("cursor is not one that a page gave out", param="cursor")
+        if cursor is not None and not _is_version(cursor):
+            raise InvalidRequest("invalid cursor: take `next_cursor` of the previous page", param="cursor")
         below = int(cursor) if cursor else None
         async with self._database.read() as connection:
             repository = OverviewRepository(connection)
@@ -318,3 +320,7 @@ class OverviewService:
     async def health(self) -> Health:
         """Never raises: what does not work is in the answer."""
         return await self._health.check()
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _VERSION_DIGITS and int(text) <= MAX_VERSION

@@ -18,12 +18,13 @@ from fastapi.responses import JSONResponse, Response
 from proxy.contract.claim import CommitRequest
 from proxy.contract.policy import PruneRequest
 from proxy.http.messages import message_body, message_response
+from proxy.http.strict_route import StrictRoute
 from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
 from proxy.policies.swap import SwapController
 from proxy.runs.http import trainers_run
 
-router = APIRouter(prefix="/api/v1/runs/{run}", tags=["trainer"])
+router = APIRouter(prefix="/api/v1/runs/{run}", tags=["trainer"], route_class=StrictRoute)
 
 
 def versions_of(request: Request) -> VersionService:

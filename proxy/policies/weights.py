@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -67,6 +68,10 @@ def locate(weights: WeightsReference, root: Path) -> Path:
             return resolved
         is_storage_there = resolved.parent.is_dir()
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise WeightsRejected(
+                "a name in weights.uri is longer than a file's may be", param="weights.uri"
+            ) from error
         raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
     raise WeightsMissing(
         f"there is no directory {weights.uri}: the proxy has to see the trainer's weights under the same path",

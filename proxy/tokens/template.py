@@ -157,7 +157,9 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        # A template is code of the model's, run on text of the client's: it may raise anything, such as the sandbox's
+        # OverflowError for a range that is too long, and none of it is a failure of the proxy.
+        except Exception as error:
             raise InvalidRequest(
                 f"the model's chat template cannot render these messages: {self.plain(str(error))}", param="messages"
             ) from error

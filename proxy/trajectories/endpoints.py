@@ -20,10 +20,11 @@ from fastapi.responses import JSONResponse, Response
 from proxy.contract.claim import AbandonedProcess, ClaimRequest
 from proxy.contract.identifiers import ClaimId
 from proxy.http.messages import message_body, message_response
+from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
 from proxy.trajectories.claims.service import ClaimService
 
-router = APIRouter(prefix="/api/v1/runs/{run}/claims", tags=["trainer"])
+router = APIRouter(prefix="/api/v1/runs/{run}/claims", tags=["trainer"], route_class=StrictRoute)
 
 
 def claims_of(request: Request) -> ClaimService:

@@ -13,10 +13,11 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from proxy.credentials.service import PrincipalKind
 from proxy.errors import PermissionDenied
+from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Limit, Overview, Who, json_answer, readable_run
 from proxy.overview.rewards.views import RewardFilter
 
-router = APIRouter(prefix="/api/v1")
+router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
 
 def _filter(

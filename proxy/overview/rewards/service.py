@@ -32,7 +32,7 @@ class LedgerOverview:
         size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
         if after is not None and not after.key.isdecimal():
-            raise InvalidRequest("cursor is not one that a page gave out", param="cursor")
+            raise InvalidRequest("invalid cursor: take `next_cursor` of the previous page", param="cursor")
         async with self._database.read() as connection:
             repository = LedgerRepository(connection)
             wanted = await _resolved(repository, run_id, wanted)

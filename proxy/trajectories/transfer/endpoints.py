@@ -11,11 +11,13 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from proxy.contract.policy import MAX_VERSION
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import principal, require
 from proxy.credentials.service import PrincipalKind
 from proxy.errors import UnsupportedParameter
 from proxy.http.openapi import described
+from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
 from proxy.runs.service import RunDirectory
 from proxy.trajectories.transfer.parquet import ParquetNotInstalled, RecordWriter
@@ -24,11 +26,15 @@ from proxy.trajectories.transfer.reading import ExportFilter
 from proxy.trajectories.transfer.records import SessionRecord, encode
 from proxy.trajectories.transfer.service import TransferService
 
-router = APIRouter(prefix="/api/v1/runs/{run}", tags=["transfer"])
+router = APIRouter(prefix="/api/v1/runs/{run}", tags=["transfer"], route_class=StrictRoute)
 
 _GROUP_TOKENS = 1 << 20
 """Of a group of Parquet rows, which is held in memory."""
 _GROUP_SESSIONS = 512
+_MOST_LINES = 2**31 - 1
+"""Bound on `first_line`, which is only added to line numbers in messages."""
+
+FirstLine = Annotated[int, Query(ge=1, le=_MOST_LINES)]
 
 Number = Annotated[float | None, Query(allow_inf_nan=False)]
 
@@ -54,7 +60,7 @@ async def export(
     format: ExportFormat = ExportFormat.JSONL,  # noqa: A002  (the query's word)
     since: Number = None,
     until: Number = None,
-    version: Annotated[int | None, Query(ge=0)] = None,
+    version: Annotated[int | None, Query(ge=0, le=MAX_VERSION)] = None,
     min_reward: Number = None,
     purpose: Purpose | None = None,
     state: Literal["open", "ended"] | None = None,
@@ -114,7 +120,7 @@ async def import_sessions(
     run: str,
     train: bool = False,
     keep_ids: bool = False,
-    first_line: Annotated[int, Query(ge=1)] = 1,
+    first_line: FirstLine = 1,
 ) -> JSONResponse:
     """Takes JSON lines as the export writes them. What came before is skipped, so sending them again adds nothing.
     Imported sessions are not trained, unless `train` says so and a trainer could learn from them."""
@@ -130,7 +136,7 @@ async def import_sessions(
     dependencies=[Depends(_admin)],
     openapi_extra=described(answers={200: "How many preferences were imported, and how many were there already."}),
 )
-async def import_preferences(request: Request, run: str, first_line: Annotated[int, Query(ge=1)] = 1) -> JSONResponse:
+async def import_preferences(request: Request, run: str, first_line: FirstLine = 1) -> JSONResponse:
     """Takes JSON lines as the export of preferences writes them, about sessions that the run has or that were
     imported into it. What came before is skipped."""
     runs: RunDirectory = request.app.state.runs

@@ -109,6 +109,48 @@ async def test_a_run_is_watched_live_and_a_session_is_read(live_site: tuple[Site
     assert watched.hosts == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize("own_page", [False, True])
+async def test_filters_live_in_the_address_and_back_leads_through_them(
+    live_site: tuple[Site, str], browser: Browser, own_page: bool
+) -> None:
+    site, address = live_site
+    run_id = await add_run(site.database, now=time.time() - 120)
+    await add_history(site.database, run_id, steps=6, per_step=16, now=time.time())
+    page = await browser.new_page()
+    watched = Watched(page)
+    await _sign_in(page, site, address)
+    start = f"{address}/admin/runs/calculator{'/sessions' if own_page else ''}"
+    await page.goto(start)
+    training, first_row = page.locator("select[name=training]"), page.locator("#sessions tbody tr").first
+
+    await training.select_option("consumed")
+    await expect(page).to_have_url(f"{start}?training=consumed")
+    await page.locator("input[name=min_reward]").fill("0.5")
+    await page.locator("input[name=min_reward]").press("Enter")
+    await expect(page).to_have_url(f"{start}?training=consumed&min_reward=0.5")
+    await page.get_by_role("link", name="Older").click()
+    await expect(page).to_have_url(re.compile("cursor="))
+    linked = page.url
+
+    for wanted, rewarded in (
+        (f"{start}?training=consumed&min_reward=0.5", "0.5"),
+        (f"{start}?training=consumed", ""),
+    ):
+        await page.go_back()
+        await expect(page).to_have_url(wanted)
+        await expect(training).to_have_value("consumed")
+        await expect(page.locator("input[name=min_reward]")).to_have_value(rewarded)
+        await expect(first_row).to_contain_text("consumed")
+    await page.go_back()
+    await expect(page).to_have_url(start)
+    await expect(training).to_have_value("")
+
+    await page.goto(linked)
+    await expect(page.locator("input[name=min_reward]")).to_have_value("0.5")
+    await expect(page.get_by_role("link", name="Newest")).to_be_visible()
+    assert watched.complaints == []
+
+
 async def test_pausing_and_an_empty_run_that_fills(live_site: tuple[Site, str], browser: Browser) -> None:
     site, address = live_site
     run_id = await add_run(site.database, now=time.time())

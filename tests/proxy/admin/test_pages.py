@@ -345,10 +345,11 @@ async def test_hostile_names_in_addresses_and_forms_come_back_as_text(site: Site
     assert reply.status_code == 404
     assert "<script>alert" not in reply.text
     params = {"group": HOSTILE, "min_reward": HOSTILE, "state": HOSTILE}
-    page = await site.client.get("/admin/runs/calculator/sessions", params=params)
-    assert page.status_code == 200
-    assert "<script>alert" not in page.text
-    assert "<img src=x" not in page.text
+    for name, value in params.items():
+        page = await site.client.get("/admin/runs/calculator/sessions", params={name: value})
+        assert page.status_code == (200 if name == "group" else 400)
+        assert "<script>alert" not in page.text
+        assert "<img src=x" not in page.text
 
 
 @pytest.mark.parametrize(
@@ -424,3 +425,50 @@ async def test_errors_are_pages_that_say_what_to_do(site: Site, run_id: str) -> 
         assert reply.status_code == status
         assert reply.headers["content-type"].startswith("text/html")
         assert "To the runs" in reply.text
+
+
+SESSIONS = "/admin/runs/calculator/sessions"
+HTMX = {"hx-request": "true"}
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (f"{SESSIONS}?state=opened", "state"),
+        (f"{SESSIONS}?training=trained", "consumed"),
+        (f"{SESSIONS}?min_reward=much", "no number"),
+        (f"{SESSIONS}?max_reward=nan", "no number"),
+        (f"{SESSIONS}?cursor=x", "cursor"),
+        (f"{SESSIONS}?stat=open", "stat"),
+        ("/admin/runs/calculator?training=trained", "consumed"),
+        ("/admin/runs/calculator/steps/6?by=luck", "by"),
+        ("/admin?page=2", "page"),
+    ],
+)
+async def test_addresses_that_mean_nothing_are_refused_by_name(site: Site, run_id: str, path: str, says: str) -> None:
+    await _enter(site)
+    reply = await site.client.get(path)
+    assert reply.status_code == 400
+    assert says in reply.text
+    assert "To the runs" in reply.text
+    fragment = await site.client.get(path, headers=HTMX)
+    assert (fragment.status_code, fragment.headers["hx-redirect"]) == (400, path)
+
+
+async def test_the_address_says_which_sessions_are_shown(site: Site, run_id: str) -> None:
+    """Empty fields of the form are left out of it; what a page shows by itself does not change it."""
+    await _enter(site)
+    given = {"state": "", "training": "consumed", "group": "", "min_reward": "−0,5", "max_reward": ""}
+    own, runs = SESSIONS, "/admin/runs/calculator"
+    for page in (own, runs):
+        here = HTMX | {"hx-current-url": f"http://proxy.test{page}?state=open"}
+        changed = await site.client.get(own, params=given, headers=here | {"hx-trigger": "filters"})
+        address = changed.headers["hx-push-url"]
+        assert address == f"{page}?training=consumed&min_reward=-0.5"
+        refreshed = await site.client.get(own, params=given, headers=here | {"hx-trigger": "sessions"})
+        assert "hx-push-url" not in refreshed.headers
+        again = (await site.client.get(address)).text
+        assert "<option selected>consumed</option>" in again
+        assert 'value="-0.5"' in again
+        ids = re.compile(r'id="link-(ses_\w+)"')
+        assert ids.findall(again) == ids.findall(changed.text) != []

@@ -69,7 +69,12 @@ async def test_bad_commits_are_refused(trainer: TrainerClient, world: World, tmp
     assert batch.claim_id is not None
     request = commit_request([batch.claim_id], 0, publish(tmp_path))
     wrong = msgspec.to_builtins(request) | {"parent_version": "0"}
+    unreadable = [
+        encode(commit_request([batch.claim_id], 0, msgspec.structs.replace(request.weights, uri=uri)))
+        for uri in (f"/{'x' * 5000}", f"/{'x' * 300}", f"{tmp_path}/{'x' * 300}", "/a\0b")
+    ]
     cases = [
+        *((body, "weights.uri") for body in unreadable),
         (b"not msgpack", None),
         (encode(wrong), "parent_version"),
         (encode(msgspec.structs.replace(request, claim_ids=())), "claim_ids"),

@@ -88,6 +88,15 @@ def test_a_template_that_refuses_gives_a_400(tmp_path: Path) -> None:
     assert caught.value.param == "messages"
 
 
+@pytest.mark.parametrize("fault", ["{{ range(10 ** 9) | list }}", "{{ 1 / 0 }}", "{{ 2.0 ** 10000 }}"])
+def test_whatever_a_template_raises_is_a_400(tmp_path: Path, fault: str) -> None:
+    failing = "{% if messages|length > 2 %}" + fault + "{% endif %}" + CHATML
+    template = ChatTemplate.load(str(write_model(tmp_path, template=failing)))
+    with pytest.raises(InvalidRequest, match="cannot render") as caught:
+        template.render(CONVERSATIONS[2], None, generation_prompt=True)
+    assert caught.value.param == "messages"
+
+
 def test_a_template_cannot_leave_the_sandbox(tmp_path: Path) -> None:
     escape = "{{ messages.__class__.__mro__ }}" + CHATML
     with pytest.raises(ConfigurationError, match="unsafe"):
