@@ -16,6 +16,7 @@ import psycopg
 
 USER = "postgres"
 _START_SECONDS = 60.0
+_END_SECONDS = 10.0
 
 DURABLE = {"max_connections": "100", "shared_buffers": "256MB", "max_wal_size": "4GB"}
 """A server as it comes, with a little more memory."""
@@ -103,11 +104,16 @@ class PostgresServer:
             self._process = None
 
     def kill(self) -> None:
-        """kill -9 of the server process; its children notice that by themselves."""
+        """kill -9 of the server process; wait until its children, which serve connections, have noticed (Linux)."""
         assert self._process is not None
+        listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        children = [Path("/proc") / pid for pid in listed.read_text().split()] if listed.exists() else []
         self._process.kill()
         self._process.wait()
         self._process = None
+        deadline = time.monotonic() + _END_SECONDS
+        while any(child.exists() for child in children) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def remove(self) -> None:
         """With all its databases."""

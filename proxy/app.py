@@ -329,6 +329,7 @@ async def _open_database(settings: Settings) -> Database:
         busy_timeout_seconds=settings.database.busy_timeout_seconds,
         connect_timeout_seconds=settings.database.connect_timeout_seconds,
         statement_timeout_seconds=settings.database.statement_timeout_seconds,
+        connections=settings.database.connections,
     )
     try:
         await asyncio.to_thread(migrate.upgrade, settings.database_url)

@@ -37,6 +37,10 @@ from proxy.contract.reward import NameRule, RewardRules, SourceRule
 ENVIRONMENT_PREFIX = "BASE_RL_"
 
 
+DEFAULT_CONNECTIONS = 6
+"""Three write at once and reading seldom needs more. With two, the least, one is always left for model calls."""
+
+
 class ConfigurationError(Exception):
     """The configuration is wrong. The message names the key and what it accepts."""
 
@@ -138,6 +142,9 @@ class DatabaseSettings(_Section):
     """PostgreSQL: how long the server may take to let us in."""
     statement_timeout_seconds: PositiveFloat = 60.0
     """PostgreSQL: how long one statement may run."""
+    connections: int = Field(default=DEFAULT_CONNECTIONS, ge=2, le=100)
+    """PostgreSQL: how many connections this proxy holds at most. All its work shares them and waits for one, for
+    `busy_timeout_seconds` at most; where the server allows fewer, it makes do with those."""
 
 
 class EngineKind(StrEnum):

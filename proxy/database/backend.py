@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.database.integrity import Integrity
-from proxy.database.threads import ConnectionThreads
 
-READERS = 4
-"""Connections that read at once."""
+
+class BlockSource(Protocol):
+    """Opens blocks; SQLAlchemy's `AsyncEngine` is one."""
+
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction that is committed at the end of the block and rolled back on any exception."""
+
+    def connect(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """A transaction for reading."""
+
+    async def dispose(self) -> None:
+        """Close idle connections."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """Connections of four uses: `writer` and `reader` for blocks, the threads for functions. What a reading
-    connection sees in one transaction is one committed state.
+    """Four uses of connections: `writer` and `reader` for blocks, `transaction` and `look` for functions. What a
+    reading connection sees in one transaction is one committed state.
 
-    `one_writer`: blocks and functions may not write at the same time. `is_unavailable` and `may_do_again` judge
-    errors: whether the database can do nothing now, and whether the same transaction, begun anew, may well succeed.
+    `lanes`: how many transactions may be under way at once. `one_writer`: blocks and functions may not write at the
+    same time. `is_unavailable` and `may_do_again` judge errors: whether the database can do nothing now, and whether
+    the same transaction, begun anew, may well succeed. `reason` is an error in words for agents: without the
+    database's address, its role or its files.
     """
 
-    writer: AsyncEngine
-    reader: AsyncEngine
-    write_threads: ConnectionThreads
-    read_threads: ConnectionThreads
+    writer: BlockSource
+    reader: BlockSource
+    transaction: Callable[[Callable[[Connection], Any]], asyncio.Future[Any]]
+    look: Callable[[Callable[[Connection], Any]], Awaitable[Any]]
+    lanes: int
     one_writer: bool
     is_unavailable: Callable[[DBAPIError], bool]
     may_do_again: Callable[[BaseException], bool]
-    close: Callable[[], None] | None = None
-    """Closes what else the backend holds open."""
+    reason: Callable[[DBAPIError], str]
+    close: Callable[[], None]
+    """Waits for the functions that were asked for, and closes their connections."""
     integrity: Integrity | None = None
     """None on PostgreSQL, which checks its pages itself (data checksums)."""
 
     async def aclose(self) -> None:
-        """Waits for what was asked of it."""
-        self.write_threads.close()
-        self.read_threads.close()
+        """Wait for all work that was asked for."""
+        self.close()
         if self.integrity is not None:
             self.integrity.close()
-        if self.close is not None:
-            self.close()
         await self.writer.dispose()
         await self.reader.dispose()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,13 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, create_engine, event, inspect, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url
 from sqlalchemy.exc import DatabaseError, OperationalError, ProgrammingError
 from sqlalchemy.pool import NullPool
 
 import migrations
 from proxy.database.integrity import is_damage
-from proxy.database.postgresql import connect_arguments, sqlstate
+from proxy.database.postgresql import connect_arguments, is_full, sqlstate
 from proxy.database.tables import Base
 from proxy.errors import StoreUnavailable
 from proxy.private_files import make_directory, make_file, open_file
@@ -32,6 +33,11 @@ HEAD = "head"
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 _ADVISORY_LOCK = 0x6261_7365_2D72_6C  # "base-rl": who migrates a PostgreSQL database holds it
 _CONNECT_SECONDS = 10.0
+_UNPREPARED = {**connect_arguments(_CONNECT_SECONDS), "prepare_threshold": None}
+"""Behind a pooler in transaction mode, the next transaction may find a prepared statement gone, or its name taken."""
+_FULL_SECONDS = 20.0
+"""How long a server without a free connection is waited for: twice as long as proxies keep idle ones."""
+_FULL_PAUSE_SECONDS = 0.5
 
 _NOT_OURS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
 """Errors of a file or directory that belongs to somebody else, or of a file system that is mounted read-only."""
@@ -100,10 +106,9 @@ def opened(url: str) -> Iterator[Connection]:
         event.listen(engine, "connect", _on_sqlite_connect)
         event.listen(engine, "begin", _on_sqlite_look)
     else:
-        arguments = connect_arguments(_CONNECT_SECONDS)
         level = "REPEATABLE READ"
-        engine = create_engine(target, poolclass=NullPool, connect_args=arguments, isolation_level=level)
-    with _errors_told(url), engine.connect() as connection:
+        engine = create_engine(target, poolclass=NullPool, connect_args=_UNPREPARED, isolation_level=level)
+    with _errors_told(url), _connected(engine) as connection:
         yield connection
 
 
@@ -188,14 +193,26 @@ def _connection(url: str) -> Iterator[Connection]:
         event.listen(engine, "begin", _on_sqlite_begin)
         alone = _sole_process(target)
     else:
-        engine = create_engine(target, poolclass=NullPool, connect_args=connect_arguments(_CONNECT_SECONDS))
+        engine = create_engine(target, poolclass=NullPool, connect_args=_UNPREPARED)
         event.listen(engine, "begin", _on_postgresql_begin)
         alone = _nothing()
     try:
-        with alone, engine.begin() as connection:
+        with alone, _connected(engine) as connection, connection.begin():
             yield connection
     finally:
         engine.dispose()
+
+
+def _connected(engine: Engine) -> Connection:
+    """Return a connection; wait for one while other programs hold all that the server gives."""
+    deadline = time.monotonic() + _FULL_SECONDS
+    while True:
+        try:
+            return engine.connect()
+        except DatabaseError as error:
+            if not is_full(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(_FULL_PAUSE_SECONDS)
 
 
 def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:

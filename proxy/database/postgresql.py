@@ -1,28 +1,43 @@
-"""PostgreSQL's side of the store, by psycopg 3. Several proxies write at once; rows are locked where that matters."""
+"""PostgreSQL's side of the store, by psycopg 3. Several proxies write at once; rows are locked where that matters.
+
+All work of a proxy shares a few connections, so none is idle while other work waits, and a server with few to give is
+enough. A pooler in transaction mode (PgBouncer) may stand between: it is noticed when a connection is made. Behind
+one nothing may be kept in the server's session, so settings are given with each transaction, and statements are not
+prepared.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from sqlalchemy import URL, Connection, create_engine
+import psycopg
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import TimeoutError as PoolExhausted
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
-from proxy.database.backend import READERS, Backend
+from proxy.database.backend import Backend
+from proxy.database.blocks import block
 from proxy.database.packed_json import json_text
-from proxy.database.threads import ConnectionThreads
+from proxy.database.prepared import run_script
+from proxy.database.threads import Begin, ConnectionThreads
 
-_WRITERS = 4
 _LANES = 3
-"""Connections on which functions write: while the server works on one group of them, the proxy does on another. The
-last is for those about no single session."""
+"""Transactions of functions that write at once: while the server works on one group of them, the proxy does on
+another. The last is for those about no single session."""
 
 _FEW_ROWS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 """For functions that write, which name the few rows that they are about: of tables that it has not analysed yet,
 PostgreSQL would go through all rows to find them."""
+
+_IDLE_SECONDS = 10.0
+"""A connection that was idle for so long is closed: other proxies, and `base-rl db`, may need it."""
 
 _IDLE_IN_TRANSACTION_SECONDS = 60
 """A transaction that its proxy says nothing in for so long is ended by the server: its locks would stay."""
@@ -38,7 +53,18 @@ a moment later it would have found the row, so it looks again."""
 _UNAVAILABLE = frozenset({"25006", "25P03"})
 """Read-only (a standby, while another takes over) and ended for its silence: no OperationalErrors to the driver."""
 
+_FULL_STATE = "53300"
+_FULL = re.compile(r"too many (clients|connections)|remaining connection slots|no more connections allowed")
+"""By the server's words, and PgBouncer's: of a refused connection the driver tells no code."""
+
+_TELLABLE = frozenset(
+    {"25006", "25P03", "40001", "40P01", "53100", "53200", "55P03", "57014", "57P01", "57P02", "57P03"}
+)
+"""Errors whose message says nothing of the server, its users or its tables."""
+
 _COMMIT_WAITS = {"normal": "off", "full": "on"}
+
+_POOLED = "base_rl_pooled"
 
 
 def open_postgresql(
@@ -48,62 +74,103 @@ def open_postgresql(
     busy_timeout_seconds: float,
     connect_timeout_seconds: float,
     statement_timeout_seconds: float,
+    connections: int,
 ) -> Backend:
-    arguments = connect_arguments(connect_timeout_seconds)
-    options = {
-        "jit": "off",  # which takes longer than what it would make faster here
-        "synchronous_commit": _COMMIT_WAITS[synchronous] if synchronous is not None else None,
-        "lock_timeout": f"{_milliseconds(busy_timeout_seconds)}",
-        "statement_timeout": f"{_milliseconds(statement_timeout_seconds)}",
-        "idle_in_transaction_session_timeout": f"{_milliseconds(_IDLE_IN_TRANSACTION_SECONDS)}",
-    }
-    arguments["options"] = _options(url, options)
-    few_rows = {**arguments, "options": _options(url, {**options, **_FEW_ROWS})}
-    url = url.set(drivername="postgresql+psycopg").difference_update_query(["options"])
-    pool: dict[str, Any] = {
-        "max_overflow": 0,
-        "pool_timeout": busy_timeout_seconds,
-        "pool_pre_ping": True,
-        "connect_args": arguments,
-        "json_serializer": json_text,
-    }
-    writer = create_async_engine(url, pool_size=_WRITERS, **pool)
-    reader = create_async_engine(
+    """Open nothing yet: connections are made when they are needed, `connections` at most."""
+    settings = _settings(
         url,
-        pool_size=READERS,
-        isolation_level="REPEATABLE READ",
-        execution_options={"postgresql_readonly": True},
-        **pool,
+        {
+            "jit": "off",  # which takes longer than what it would make faster here
+            "synchronous_commit": _COMMIT_WAITS[synchronous] if synchronous is not None else None,
+            "lock_timeout": f"{_milliseconds(busy_timeout_seconds)}",
+            "statement_timeout": f"{_milliseconds(statement_timeout_seconds)}",
+            "idle_in_transaction_session_timeout": f"{_milliseconds(_IDLE_IN_TRANSACTION_SECONDS)}",
+        },
     )
-    writing, reading = (
-        create_engine(
-            url,
-            poolclass=NullPool,
-            isolation_level="AUTOCOMMIT",  # transactions begin when we say so
-            connect_args=given,
-            json_serializer=json_text,
-        )
-        for given in (few_rows, arguments)
+    engine = create_engine(
+        url.set(drivername="postgresql+psycopg"),
+        poolclass=NullPool,
+        isolation_level="AUTOCOMMIT",  # transactions begin when we say so
+        connect_args=connect_arguments(connect_timeout_seconds),
+        json_serializer=json_text,
     )
+    _set_up_connections(engine, settings)
+    threads = ConnectionThreads(
+        engine,
+        count=connections,
+        name="store",
+        is_lost=_is_lost,
+        is_full=is_full,
+        patience_seconds=busy_timeout_seconds,
+        idle_seconds=_IDLE_SECONDS,
+    )
+    write, few_rows = _begin("BEGIN", settings), _begin("BEGIN", settings, _FEW_ROWS)
+    read = _begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", settings)
+    shares = _Shares(threads, connections - 1, busy_timeout_seconds)
     return Backend(
-        writer=writer,
-        reader=reader,
-        write_threads=ConnectionThreads(writing, begin="BEGIN", count=_LANES, name="store-writer", is_lost=_is_lost),
-        read_threads=ConnectionThreads(
-            reading,
-            begin="BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
-            count=READERS,
-            name="store-reader",
-            is_lost=_is_lost,
-        ),
+        writer=_Blocks(shares, write),
+        reader=_Blocks(shares, read),
+        transaction=lambda work: threads.run(work, few_rows),
+        look=lambda work: shares.look(work, read),
+        lanes=min(_LANES, max(1, connections - 1)),
         one_writer=False,
         is_unavailable=lambda error: sqlstate(error) in _UNAVAILABLE,
         may_do_again=lambda error: sqlstate(error) in _AGAIN,
+        reason=_reason,
+        close=threads.close,
     )
 
 
+class _Shares:
+    """Lets work that may take long, or has a connection for itself, use all connections but one. The last is for
+    functions that write, which model calls wait for."""
+
+    def __init__(self, threads: ConnectionThreads, count: int, patience_seconds: float) -> None:
+        self._threads = threads
+        self._free = asyncio.Semaphore(count)
+        self._patience = patience_seconds
+
+    async def look(self, work: Callable[[Connection], Any], begin: Begin) -> Any:
+        async with self._share():
+            return await self._threads.run(work, begin)
+
+    @asynccontextmanager
+    async def block(self, begin: Begin) -> AsyncIterator[AsyncConnection]:
+        async with self._share(), block(self._threads, begin) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _share(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._free.acquire()
+        except TimeoutError:
+            raise PoolExhausted("every connection was in use all the time") from None
+        try:
+            yield
+        finally:
+            self._free.release()
+
+
+class _Blocks:
+    """A `BlockSource` whose blocks share the connections."""
+
+    def __init__(self, shares: _Shares, begin: Begin) -> None:
+        self._shares = shares
+        self._begin = begin
+
+    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return self._shares.block(self._begin)
+
+    def connect(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        return self._shares.block(self._begin)
+
+    async def dispose(self) -> None:
+        """The threads close their connections themselves."""
+
+
 def connect_arguments(connect_timeout_seconds: float) -> dict[str, Any]:
-    """By which a server that is away is noticed."""
+    """Arguments of psycopg by which a server that is away is noticed."""
     return {
         "connect_timeout": max(2, math.ceil(connect_timeout_seconds)),  # the driver takes whole seconds, two at least
         "application_name": "base-rl",
@@ -121,11 +188,55 @@ def sqlstate(error: BaseException) -> str | None:
     return state if isinstance(state, str) else None
 
 
-def _options(url: URL, parameters: Mapping[str, str | None]) -> str:
-    """Parameters of the connection, beside those that the URL gives."""
+def is_full(error: BaseException) -> bool:
+    """Return whether the server, or its limit for this role, has no connection to give now."""
+    if not isinstance(error, DBAPIError):
+        return False
+    return sqlstate(error) == _FULL_STATE or (sqlstate(error) is None and _FULL.search(str(error.orig)) is not None)
+
+
+def _reason(error: DBAPIError) -> str:
+    state = sqlstate(error)
+    if state in _TELLABLE and isinstance(error.orig, psycopg.Error):
+        return str(error.orig.diag.message_primary)
+    if state is None or state.startswith(("08", "28", "3D")):
+        return "the database cannot be reached; the proxy's log says why"
+    return f"the database refuses ({state}); the proxy's log says why"
+
+
+def _settings(url: URL, own: Mapping[str, str | None]) -> dict[str, str]:
+    """Settings of every transaction; those that the URL gives itself (`options=-c …`) stay as they are there."""
     given = url.query.get("options", "")
-    own = [f"-c {name}={value}" for name, value in parameters.items() if value is not None]
-    return " ".join([*own, given if isinstance(given, str) else " ".join(given)]).strip()
+    text = given if isinstance(given, str) else " ".join(given)
+    named = set(re.findall(r"-c\s*([a-z_.]+)\s*=", text))
+    return {name: value for name, value in own.items() if value is not None and name not in named}
+
+
+def _set_up_connections(engine: Engine, settings: Mapping[str, str]) -> None:
+    @event.listens_for(engine, "connect")
+    def on_connect(connection: psycopg.Connection[Any], entry: ConnectionPoolEntry) -> None:
+        """Find out who answers: a pooler makes up the process that it names, as each transaction may have another."""
+        connection.autocommit = True
+        (pid,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone() or (None,)
+        entry.info[_POOLED] = pid != connection.info.backend_pid
+        if entry.info[_POOLED]:
+            connection.prepare_threshold = None  # another transaction may find the same name taken, or missing
+        else:
+            connection.execute(_setting("SET", settings).encode(), prepare=False)
+
+
+def _begin(statement: str, settings: Mapping[str, str], local: Mapping[str, str] | None = None) -> Begin:
+    direct = f"{statement};{_setting('SET LOCAL', local or {})}"
+    pooled = f"{statement};{_setting('SET LOCAL', {**settings, **(local or {})})}"
+
+    def begin(connection: Connection) -> None:
+        run_script(connection, pooled if connection.info[_POOLED] else direct)
+
+    return begin
+
+
+def _setting(how: str, settings: Mapping[str, str]) -> str:
+    return ";".join(f"{how} {name} = '{value}'" for name, value in settings.items())
 
 
 def _milliseconds(seconds: float) -> int:

@@ -158,6 +158,12 @@ def run_plain(connection: Connection, sql: str) -> None:
     _run(connection, sql, ())
 
 
+def run_script(connection: Connection, sql: str) -> None:
+    """Run several statements of PostgreSQL, sent as one message, without parameters or results."""
+    with _cursor(connection, sql) as cursor:
+        cursor.execute(sql, prepare=False)  # only a single statement can be prepared
+
+
 def _sent_as(type_: TypeEngine[Any], dialect: Dialect) -> str:
     """PostgreSQL's name of a type of which the driver sends a value in the form that the column reads."""
     if isinstance(type_, JSON):

@@ -10,16 +10,18 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from proxy.database.backend import READERS, Backend
+from proxy.database.backend import Backend
 from proxy.database.checkpoints import LONG_LOG, Checkpoints
 from proxy.database.integrity import Integrity
 from proxy.database.packed_json import json_text
-from proxy.database.threads import ConnectionThreads
+from proxy.database.threads import ConnectionThreads, begin_by
 from proxy.private_files import make_directory, make_file
 from proxy.settings import ConfigurationError
 
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 _BEGIN_READING = "BEGIN"
+_READERS = 4
+"""Connections that read at once."""
 _LOG_BYTES = 64 << 20
 """The log's file is cut to this when the log starts again from its beginning, however long it had become."""
 _SCRUB_PATIENCE_SECONDS = 0.2
@@ -46,7 +48,7 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         create_async_engine(
             asynchronous, pool_size=size, max_overflow=0, connect_args=timeout, json_serializer=json_text
         )
-        for size in (1, READERS)
+        for size in (1, _READERS)
     )
     writing, reading = (
         create_engine(plain, poolclass=NullPool, connect_args=timeout, json_serializer=json_text) for _ in range(2)
@@ -57,24 +59,28 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
     for engine in (writing, reading):
         _configure(engine, synchronous=level)
     checkpoints = Checkpoints(str(url.database))
+    write_threads = ConnectionThreads(
+        writing, count=1, name="store-writer", is_lost=_is_never_lost, committed=checkpoints.committed
+    )
+    read_threads = ConnectionThreads(reading, count=_READERS, name="store-reader", is_lost=_is_never_lost)
+    begin_writing, begin_reading = begin_by(_BEGIN_WRITING), begin_by(_BEGIN_READING)
+
+    def close() -> None:
+        write_threads.close()
+        read_threads.close()
+        checkpoints.close()
+
     return Backend(
         writer=writer,
         reader=reader,
-        write_threads=ConnectionThreads(
-            writing,
-            begin=_BEGIN_WRITING,
-            count=1,
-            name="store-writer",
-            is_lost=_is_never_lost,
-            committed=checkpoints.committed,
-        ),
-        read_threads=ConnectionThreads(
-            reading, begin=_BEGIN_READING, count=READERS, name="store-reader", is_lost=_is_never_lost
-        ),
+        transaction=lambda work: write_threads.run(work, begin_writing),
+        look=lambda work: read_threads.run(work, begin_reading),
+        lanes=1,
         one_writer=True,
         is_unavailable=is_unavailable,
         may_do_again=lambda _error: False,
-        close=checkpoints.close,
+        reason=lambda error: " ".join(str(error.orig).split()),
+        close=close,
         integrity=Integrity(str(url.database)),
     )
 

@@ -33,6 +33,13 @@ from proxy.database.postgresql import open_postgresql
 from proxy.database.probe import WriteProbe
 from proxy.database.sqlite import open_sqlite, scrub
 from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
+from proxy.log import logger
+from proxy.settings import DEFAULT_CONNECTIONS
+
+_LOG_SECONDS = 10.0
+"""Between two lines about a store that cannot be used."""
+
+_LOG = logger(__name__)
 
 _Result = TypeVar("_Result")
 _DriverError = DBAPIError | PoolExhausted | OverflowError | UnicodeEncodeError
@@ -65,6 +72,7 @@ class Database:
         busy_timeout_seconds: float = 10.0,
         connect_timeout_seconds: float = 5.0,
         statement_timeout_seconds: float = 60.0,
+        connections: int = DEFAULT_CONNECTIONS,
     ) -> None:
         self.url = make_url(url)
         if self.url.get_backend_name() == "sqlite":
@@ -76,12 +84,13 @@ class Database:
                 busy_timeout_seconds=busy_timeout_seconds,
                 connect_timeout_seconds=connect_timeout_seconds,
                 statement_timeout_seconds=statement_timeout_seconds,
+                connections=connections,
             )
         self._backend: Backend = backend
+        self._log_again_at = 0.0
         self._probe = WriteProbe(self._write_probe_row)
         self._lanes = [
-            GroupCommit(backend.write_threads.run, may_do_again=backend.may_do_again)
-            for _ in range(backend.write_threads.count)
+            GroupCommit(backend.transaction, may_do_again=backend.may_do_again) for _ in range(backend.lanes)
         ]
         self._session_lanes = self._lanes[:-1] or self._lanes
         self._sole_writer: Callable[[], AbstractAsyncContextManager[None]] = (
@@ -132,7 +141,8 @@ class Database:
         """What `work` read of one committed state. Raises StoreUnavailable like `transact`."""
         self._raise_if_damaged()
         try:
-            return await self._backend.read_threads.run(work)
+            result: _Result = await self._backend.look(work)
+            return result
         except _DRIVER_ERRORS as error:
             self._raise_told(error)
 
@@ -184,6 +194,13 @@ class Database:
         transaction with none that waits for such a lock."""
         return self._lanes[-1] if about is None else self._session_lanes[hash(about) % len(self._session_lanes)]
 
+    def _log_failure(self, error: DBAPIError) -> None:
+        """Log what agents must not see: addresses and roles. Not for every call, as many fail alike."""
+        now = time.monotonic()
+        if now >= self._log_again_at:
+            self._log_again_at = now + _LOG_SECONDS
+            _LOG.warning("the store cannot be used", reason=" ".join(str(error.orig).split()))
+
     async def _write_probe_row(self) -> None:
         def write(connection: Connection) -> None:
             connection.execute(_PROBE, {"at": time.time()})
@@ -214,8 +231,10 @@ class Database:
         if error.connection_invalidated or isinstance(error, InterfaceError):
             raise StoreUnavailable("the connection to the trajectory store was lost") from error
         if isinstance(error, OperationalError) or self._backend.is_unavailable(error):
-            reason = " ".join(str(error.orig).split())
-            raise StoreUnavailable(f"the trajectory store cannot be used now: {reason}") from error
+            self._log_failure(error)
+            raise StoreUnavailable(
+                f"the trajectory store cannot be used now: {self._backend.reason(error)}"
+            ) from error
         if isinstance(error, DataError):
             reason = str(error.orig).partition("\n")[0]
             raise InvalidRequest(f"the trajectory store cannot hold a value of this request: {reason}") from error

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
 from fastapi import FastAPI
 from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
@@ -109,7 +110,7 @@ async def plan_of(site: Site, asked: Callable[[], Awaitable[object]], about: str
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         seen.append((statement, parameters))
 
-    engine = site.database._backend.reader.sync_engine
+    engine = cast("AsyncEngine", site.database._backend.reader).sync_engine
     event.listen(engine, "before_cursor_execute", note)
     try:
         await asked()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, event
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from proxy.contract.claim import ClaimRequest
 from proxy.trajectories.claims.service import ClaimService
@@ -31,7 +32,7 @@ async def watched(world: World) -> list[tuple[str, Any]]:
         statements.append((statement, parameters[0] if many else parameters))
 
     for engine in (world.database._backend.reader, world.database._backend.writer):
-        event.listen(engine.sync_engine, "before_cursor_execute", note)
+        event.listen(cast("AsyncEngine", engine).sync_engine, "before_cursor_execute", note)
 
     def trace(connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection

@@ -1,0 +1,238 @@
+"""PostgreSQL with few connections, and behind PgBouncer in transaction mode: work waits for its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, text
+
+from proxy.cli.addresses import random_free_port
+from proxy.database import migrate, postgresql
+from proxy.database.check import check
+from proxy.database.unit_of_work import Database
+from proxy.errors import StoreUnavailable
+from tests.database import needs_postgresql, postgresql_database, shared_server
+from tests.proxy.trajectories.world import open_world
+
+pytestmark = needs_postgresql
+
+_ROLES = itertools.count()
+
+needs_pgbouncer = pytest.mark.skipif(
+    shutil.which("pgbouncer") is None and os.environ.get("BASE_RL_REQUIRE_PGBOUNCER") != "1",
+    reason="no PgBouncer is installed (apt-get install pgbouncer)",
+)
+
+
+@contextmanager
+def limited(connections: int, *, migrated: bool = True) -> Iterator[str]:
+    """The URL of a database for a role of its own that may have so many connections."""
+    role = f"few_{next(_ROLES)}"
+    server = shared_server()
+    with postgresql_database(migrated=False) as url:
+        database = url.partition("@/")[2].partition("?")[0]
+        server.run(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT {connections}")
+        server.run(f"ALTER DATABASE {database} OWNER TO {role}")
+        try:
+            own = url.replace("postgres@", f"{role}@")
+            if migrated:
+                migrate.upgrade(own)
+            yield own
+        finally:
+            with server.connect("postgres") as connection:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (role,)
+                )
+            server.run(f"ALTER DATABASE {database} OWNER TO postgres")
+            with server.connect(database) as connection:
+                connection.execute(f"DROP OWNED BY {role}".encode())
+            server.run(f"DROP ROLE {role}")
+
+
+def touch(number: int) -> Callable[[Connection], int]:
+    def write(connection: Connection) -> int:
+        connection.execute(
+            text("INSERT INTO write_probes (id, at) VALUES (:id, 0) ON CONFLICT (id) DO UPDATE SET at = 1"),
+            {"id": number + 2},
+        )
+        return number
+
+    return write
+
+
+def count(connection: Connection) -> int:
+    return int(connection.execute(text("SELECT count(*) FROM write_probes WHERE id > 1")).scalar_one())
+
+
+async def everything_at_once(database: Database, number: int) -> None:
+    """Functions and blocks that read and write, all at the same time."""
+
+    async def read_block() -> None:
+        async with database.read() as connection:
+            await connection.run_sync(count)
+            await connection.execute(text("SELECT 1"))
+
+    async def write_block(name: int) -> None:
+        async with database.write() as connection:
+            await connection.run_sync(touch(name))
+
+    await asyncio.gather(
+        *(database.transact(touch(one), about=str(one)) for one in range(number)),
+        *(database.look(count) for _ in range(number)),
+        *(read_block() for _ in range(number)),
+        *(write_block(number + one) for one in range(number)),
+    )
+    assert await database.look(count) == 2 * number
+
+
+@pytest.mark.parametrize("connections", [1, 2, 5])
+async def test_a_role_with_few_connections_serves_everybody_in_turn(connections: int) -> None:
+    """The proxy would take six."""
+    with limited(connections) as url:
+        database = Database(url, busy_timeout_seconds=60)
+        await everything_at_once(database, 50)
+        await database.aclose()
+
+
+async def test_two_proxies_share_what_a_role_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one does not use for a while it gives back, so the other is not shut out."""
+    monkeypatch.setattr(postgresql, "_IDLE_SECONDS", 0.2)
+    with limited(5) as url:
+        first, second = Database(url, busy_timeout_seconds=60), Database(url, busy_timeout_seconds=60)
+        await asyncio.gather(*(first.look(count) for _ in range(50)))
+        await asyncio.gather(*(second.transact(touch(one)) for one in range(50)))
+        await asyncio.gather(*(database.look(count) for database in (first, second) for _ in range(50)))
+        await first.aclose()
+        await second.aclose()
+
+
+async def test_no_more_connections_are_made_than_allowed_and_idle_ones_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgresql, "_IDLE_SECONDS", 0.2)
+    with postgresql_database() as url:
+        database = Database(url, connections=3)
+
+        def held() -> int:
+            with psycopg.connect(url) as connection:
+                query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                return int(connection.execute(query).fetchall()[0][0]) - 1
+
+        working = asyncio.create_task(everything_at_once(database, 60))
+        most = 0
+        while not working.done():
+            most = max(most, await asyncio.to_thread(held))
+        await working
+        assert 1 <= most <= 3
+        deadline = time.monotonic() + 20
+        while held() > 0:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        assert await database.look(count) == 120
+        await database.aclose()
+
+
+async def test_work_that_waits_in_vain_is_told_so_without_the_address_or_the_role() -> None:
+    with limited(1) as url, psycopg.connect(url):
+        role = url.partition("//")[2].partition("@")[0]
+        database = Database(url, busy_timeout_seconds=0.3)
+        with pytest.raises(StoreUnavailable, match="all connections are in use") as raised:
+            await database.look(count)
+        assert role not in raised.value.message
+        await database.aclose()
+
+
+async def test_errors_name_neither_the_server_nor_the_user() -> None:
+    away = Database("postgresql://somebody:secret@127.0.0.1:1/hidden")
+    nobody = Database(shared_server().url("postgres").replace("postgres@", "nobody_at_all@"))
+    for database, hidden in ((away, ("somebody", "127.0.0.1", "secret")), (nobody, ("nobody_at_all", "/tmp"))):
+        for use in (database.look(count), database.transact(touch(1))):
+            with pytest.raises(StoreUnavailable, match="cannot be reached") as raised:
+                await use
+            assert not any(word in raised.value.message for word in hidden)
+        await database.aclose()
+
+
+async def test_model_calls_are_written_while_slow_readers_hold_all_they_may() -> None:
+    with postgresql_database() as url:
+        database = Database(url, connections=2)
+        slow = asyncio.create_task(database.look(lambda connection: connection.execute(text("SELECT pg_sleep(2)"))))
+        await asyncio.sleep(0.1)
+        began = time.monotonic()
+        assert await database.transact(touch(1)) == 1
+        assert time.monotonic() - began < 1.5
+        await slow
+        await database.aclose()
+
+
+@contextmanager
+def pgbouncer(directory: Path, url: str, *, servers: int) -> Iterator[str]:
+    """The URL of the database through PgBouncer, which has so many connections to give, each for one transaction."""
+    database, _, socket = url.partition("@/")[2].partition("?host=")
+    port = random_free_port("127.0.0.1")
+    users = directory / "users.txt"
+    users.write_text('"postgres" ""\n')
+    config = directory / "pgbouncer.ini"
+    config.write_text(
+        f"[databases]\n{database} = host={socket} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = any\nauth_file = {users}\npool_mode = transaction\n"
+        f"default_pool_size = {servers}\nserver_idle_timeout = 2\n"
+    )
+    for path in (directory, users, config):
+        path.chmod(0o755)
+    for parent in list(directory.parents)[:3]:  # pytest's own directories are for their owner alone
+        parent.chmod(0o755)
+    program = shutil.which("pgbouncer") or "/usr/sbin/pgbouncer"
+    user = ["-u", "postgres"] if os.geteuid() == 0 else []
+    with (directory / "pgbouncer.log").open("wb") as log:
+        process = subprocess.Popen([program, *user, str(config)], stdout=log, stderr=log)
+    pooled = f"postgresql://postgres@127.0.0.1:{port}/{database}"
+    try:
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                psycopg.connect(pooled, connect_timeout=5).close()
+                break
+            except psycopg.OperationalError:
+                assert process.poll() is None, (directory / "pgbouncer.log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        yield pooled
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@needs_pgbouncer
+async def test_behind_pgbouncer_in_transaction_mode_nothing_is_different(tmp_path: Path) -> None:
+    """Migration, every kind of work far more often than statements are prepared, settings, and a check at the end."""
+    with postgresql_database(migrated=False) as direct, pgbouncer(tmp_path, direct, servers=2) as url:
+        migrate.upgrade(url)
+        database = Database(url, statement_timeout_seconds=30, synchronous="normal")
+        await everything_at_once(database, 30)
+
+        def shown(connection: Connection) -> list[str]:
+            names = ("statement_timeout", "synchronous_commit", "jit", "enable_seqscan")
+            return [str(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names]
+
+        for _ in range(10):
+            assert await database.transact(shown) == ["30s", "off", "off", "off"]
+            assert await database.look(shown) == ["30s", "off", "off", "on"]
+        with psycopg.connect(url, prepare_threshold=None) as connection:
+            (left,) = connection.execute("SHOW enable_seqscan").fetchall()[0]
+            assert left == "on", "nothing stays behind for others"
+        await database.aclose()
+        async with open_world(url) as world:
+            for _ in range(12):
+                await world.ready()
+        assert check(url) == []
