@@ -23,6 +23,8 @@ from proxy.settings import ConfigurationError
 _FIRST_MARK = 0xD800
 _MOST_MARKS = 0x800
 """There are 2,048 surrogates; the characters of a tokenizer's control tokens are some dozens."""
+_PIECE = 1 << 16
+"""Characters searched at a time: in the worst case some milliseconds."""
 _REMEMBERED_TOOLS = 4096
 """Digests of 16 bytes."""
 _ANY_MARK = re.compile("[\ud800-\udfff]")
@@ -40,11 +42,23 @@ class _Shield:
     with the beginning of one, begins with the end of one, or is the middle of one whose beginning is in `constants`,
     the template's own texts. White space at the ends does not count, because templates trim. A mark alone changes
     nothing: only a whole token's text is spelled.
+
+    `normalised` is what the tokenizer does to a text before it looks for tokens, given where that can make a token of
+    other characters (`＜` of `<`).
     """
 
-    def __init__(self, tokens: Collection[str], marks: Mapping[str, str], constants: Collection[str]) -> None:
+    def __init__(
+        self,
+        tokens: Collection[str],
+        marks: Mapping[str, str],
+        constants: Collection[str],
+        normalised: Callable[[str], str] | None,
+    ) -> None:
         self._marks = marks
+        self._normalised = normalised
         self._whole = any_of(tokens)
+        # One object for each token: a body may hold millions of them.
+        self._marked = {token: marks[token[0]] + token[1:] for token in tokens}
         self._longest = max(map(len, tokens), default=0)
         self._edges = tuple(sorted({token[0] for token in tokens} | {token[-1] for token in tokens}))
         self._beginnings = frozenset(token[:cut] for token in tokens for cut in range(1, len(token)))
@@ -69,20 +83,38 @@ class _Shield:
 
     def text(self, text: str) -> str:
         """Return `text` with marks; the same object where it needs none."""
-        for edge in self._edges:
-            if edge in text:
-                break
-        else:
+        if self._normalised is None and not any(edge in text for edge in self._edges):
             stripped = text.strip()
             if len(stripped) >= self._longest or stripped not in self._middles:
                 return text
-        marked = self._whole.sub(self._mark_first, text)  # in one pass: a text may hold millions of tokens
+        if self._normalised is not None:
+            text = self._as_tokenised(text)
+        marked = self._mark_whole(text)
         for place in self._places_at_edges(text):
             marked = marked[:place] + self._marks[text[place]] + marked[place + 1 :]
         return marked if marked != text else text
 
-    def _mark_first(self, found: re.Match[str]) -> str:
-        return self._marks[found[0][0]] + found[0][1:]
+    def _mark_whole(self, text: str) -> str:
+        """Mark the tokens in `text`, piece by piece: a search holds the interpreter's lock, so that a search of a
+        whole body would keep other calls waiting."""
+        parts: list[str] = []
+        at = 0
+        for start in range(0, len(text), _PIECE):
+            for found in self._whole.finditer(text, max(at, start), start + _PIECE + self._longest):
+                if found.start() >= start + _PIECE:
+                    break
+                if found.start() > at:
+                    parts.append(text[at : found.start()])
+                parts.append(self._marked[found[0]])
+                at = found.end()
+        return "".join([*parts, text[at:]]) if parts else text
+
+    def _as_tokenised(self, text: str) -> str:
+        """Return the normalised form of a text that holds more of the tokens so; its ids are the same."""
+        assert self._normalised is not None
+        normal = self._normalised(text)
+        count = len(self._whole.findall(text)) + len(self._places_at_edges(text))
+        return normal if len(self._whole.findall(normal)) + len(self._places_at_edges(normal)) > count else text
 
     def _places_at_edges(self, text: str) -> set[int]:
         end, longest = len(text.rstrip()), self._longest
@@ -127,8 +159,9 @@ class ControlTokens:
         self._marks = {character: chr(_FIRST_MARK + number) for number, character in enumerate(characters)}
         self._characters = {mark: character for character, mark in self._marks.items()}
         self._whole = any_of(texts)
-        self._said = _Shield(turns, self._marks, constants)
-        self._data = _Shield(texts, self._marks, constants)
+        normalised = _loose_normaliser(tokenizer, texts)
+        self._said = _Shield(turns, self._marks, constants, normalised)
+        self._data = _Shield(texts, self._marks, constants, normalised)
         self._unmarked_tools: set[bytes] = set()
         self._anchor = self._find_anchor(turns)
         self._spelled = self._spell_all(texts)
@@ -251,6 +284,20 @@ class ControlTokens:
 
     def _joined(self, *parts: str) -> tuple[int, ...]:
         return tuple(token for part in parts for token in self._piece(part, is_first=False))
+
+
+def _loose_normaliser(tokenizer: Tokenizer, tokens: Iterable[str]) -> Callable[[str], str] | None:
+    """The tokenizer's normaliser where it makes a control token of other characters: of wide ones (NFKC), of
+    capitals, of the Kelvin sign (NFC). Most chat models have none, or one that does not."""
+    normaliser = tokenizer.normalizer
+    if normaliser is None:
+        return None
+    for token in tokens:
+        wide = token.translate({code: code + 0xFEE0 for code in range(0x21, 0x7F)})
+        for variant in (wide, token.upper(), token.replace("K", "\u212a")):
+            if variant != token and token in str(normaliser.normalize_str(variant)):
+                return normaliser.normalize_str  # type: ignore[no-any-return]
+    return None
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -33,6 +33,8 @@ Message = Mapping[str, Any]
 _TAIL = 32
 _SHORT_ID = 9
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NOT_ASCII = re.compile("[^\x00-\x7f\ud800-\udfff]+")
+"""What JSON in ASCII escapes, but for the marks of control tokens (`control_tokens`), which become ASCII again."""
 _CHARACTERS = 16
 """For a token, at first: four times what is usual."""
 _CUT = 64
@@ -337,8 +339,13 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Write JSON without the HTML escapes of Jinja's own filter."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(_escaped, text) if ensure_ascii else text
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
 
 
 def _raise_exception(message: str) -> None:
