@@ -120,8 +120,13 @@ class PostgresServer:
         self.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def url(self, database: str) -> str:
-        return f"postgresql://{USER}@/{database}?host={self._directory}"
+    @property
+    def alive(self) -> bool:
+        """Whether the server runs: False also for one that ended by itself, as after running out of disk."""
+        return self._process is not None and self._process.poll() is None
+
+    def url(self, database: str, *, user: str = USER) -> str:
+        return f"postgresql://{user}@/{database}?host={self._directory}"
 
     def make_database(self, name: str, template: str = "template1") -> None:
         self.run(f"CREATE DATABASE {name} TEMPLATE {template}")

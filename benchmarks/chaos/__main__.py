@@ -1,10 +1,12 @@
-"""Kills proxy, trainer and engine at random times under load, and counts what is missing afterwards.
+"""Kills proxy, trainer and engine at random times under load, makes faults besides, and counts what is missing.
 
 `python -m benchmarks.chaos [--seconds 300] [--database sqlite|postgresql]`: the calculator's model on the embedded
 engine, its trainer, and agents that call, stream, reward, repeat and revise without a pause, far more than an agent
 of flesh and network would. Every few seconds one part, drawn at random, gets a kill -9; the supervisor starts it
-again. Then the kills end, the agents go on until all that was trainable has been trained, and the store is compared
-with what the agents were told.
+again. Meanwhile, in turns: a relay before the engine changes what it says, a client sends what means harm, and the
+disk of the store is full. PostgreSQL grants five connections all the time. Then the kills end, the wait of an agent
+is measured with and without the hostile client, the agents go on until all that was trainable has been trained, and
+the store is compared with what the agents were told.
 """
 
 from __future__ import annotations
@@ -20,19 +22,22 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.accounts import Ask, asking_postgresql, asking_sqlite, counted, trainable
-from benchmarks.chaos.customers import Customers
+from benchmarks.chaos.accounts import Ask, counted, impossible, trainable
+from benchmarks.chaos.customers import MODEL, Customers
+from benchmarks.chaos.faults import FULL_DISK, HOSTILITY, LIES, Faults, attacks, child
+from benchmarks.chaos.places import Place, place
+from benchmarks.chaos.waiting import measure
 from benchmarks.machine import describe
-from benchmarks.postgresql import DURABLE, PostgresServer
+from proxy.cli.addresses import random_free_port
 from proxy.cli.stack import ENGINE, PROXY, TRAINER, Stack, running_stack, wait_until_ready
+from proxy.cli.supervisor import Part, Supervisor
 from proxy.cli.up import with_model
 from proxy.database.check import check
-from proxy.settings import load_settings
+from proxy.engines.launch import embedded_plan
+from proxy.settings import Settings, load_settings
 
 RESULT = Path(__file__).parent.parent / "results" / "chaos.json"
 EXAMPLE = Path(__file__).parents[2] / "agents_examples" / "calculator"
@@ -51,15 +56,22 @@ BROKEN = (
     "sessions_with_miscounted_turns",
     "ambiguous_answers",
     "damage",
+    "believed_lies",
+    "crashes_by_hostile_requests",
     "stuck",
     "given_up",
 )
-"""Every one of them has to be 0."""
+"""Figures that must be 0: each counts broken promises."""
 
 _LEAST_BETWEEN_S = 16.0
 """Two kills of one part: one that dies five times within a minute is given up."""
 _DRAIN_S = 120.0
 _SHORT_S = 30.0
+_ROUNDS, _SHORT_ROUNDS = 4, 1
+_CONNECTIONS = 100
+"""Connections that the proxy takes from clients: fewer than a hostile client opens."""
+_ADDED_MS = 100.0
+"""What a hostile client may add to the 99th percentile of another client's wait."""
 _TRAINER = {
     "BASE_RL_TRAINER__BATCH__TRAJECTORIES": "32",
     "BASE_RL_TRAINER__BATCH__AT_LEAST": "2",
@@ -69,11 +81,11 @@ _TRAINER = {
 
 
 class Killer:
-    """kill -9, and nothing else: the supervisor starts the part again."""
+    """Sends kill -9, and nothing else: the part's supervisor starts it again."""
 
-    def __init__(self, stack: Stack, seed: int, every: float) -> None:
+    def __init__(self, supervisors: dict[str, Supervisor], seed: int, every: float) -> None:
         self.kills: Counter[str] = Counter()
-        self._stack = stack
+        self._supervisors = supervisors
         self._random = random.Random(seed)
         self._every = every
         self._last = dict.fromkeys(PARTS, -_LEAST_BETWEEN_S)
@@ -82,68 +94,117 @@ class Killer:
         began = time.monotonic()
         while (left := seconds - (time.monotonic() - began)) > 0:
             await asyncio.sleep(min(left, self._random.expovariate(1 / self._every)))
-            self._stack.supervisor.raise_for_failure()
+            for supervisor in self._supervisors.values():
+                supervisor.raise_for_failure()
             now = time.monotonic() - began
             due = [part for part in PARTS if now - self._last[part] >= _LEAST_BETWEEN_S]
             part = self._random.choice(due) if due else None
-            if part is None or not self._stack.supervisor.alive(part):
+            if part is None or not self._supervisors[part].alive(part):
                 continue
-            pid = self._stack.supervisor.pid(part)
+            pid = self._supervisors[part].pid(part)
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             self._last[part] = now
             self.kills[part] += 1
 
 
-async def chaos(database: str, url: str | None, data_dir: Path, options: argparse.Namespace) -> dict[str, Any]:
-    overrides: dict[str, dict[str, Any]] = {
-        "server": {"port": 0, "data_dir": data_dir},
-        "run": {"lease_seconds": 4.0, "session_idle_seconds": 30.0},
-        "database": {} if url is None else {"url": url},
-    }
-    settings = with_model(load_settings(EXAMPLE / "config.toml", overrides), str(EXAMPLE / "checkpoint"))
-    ask = asking_sqlite(data_dir / "base-rl.sqlite3") if url is None else asking_postgresql(url)
+async def chaos(database: str, at: Place, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one database through it all, and return the account."""
     began = time.monotonic()
-    async with running_stack(
-        settings,
-        config_file=EXAMPLE / "config.toml",
-        with_trainer=True,
-        seed=options.seed,
-        listener=lambda part, what: print(f"  {time.monotonic() - began:6.1f} s  {part}: {what}", flush=True),
-    ) as stack:
-        await wait_until_ready(stack)
-        customers = Customers(stack.url, stack.keys.run_key, options.seed, options.agents)
-        working = asyncio.create_task(customers.work())
-        killer = Killer(stack, options.seed, options.kill_every)
-        try:
-            killing = asyncio.create_task(killer.work(options.seconds))
-            await asyncio.wait((working, killing), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                working.result()
-            await killing
-            stuck = await _drained(ask, stack)
-        finally:
-            customers.finish()
-            await asyncio.wait((working,), timeout=120)
-        working.result()
-        found = counted(ask, customers.promises)
+
+    def listener(part: str, what: str) -> None:
+        print(f"  {time.monotonic() - began:6.1f} s  {part}: {what}", flush=True)
+
+    faults = Faults(at, folder / f"faults-{database}", options.seed)
+    engine_port = random_free_port("127.0.0.1")
+    checkpoint = str(EXAMPLE / "checkpoint")
+    plan = embedded_plan(model=checkpoint, port=engine_port, seed=options.seed)
+    engine = Part(name=ENGINE, argv=plan.argv, env=plan.env)
+    data_dir = folder / f"data-{database}"
+    told = ("--switch", str(faults.switch(LIES)), "--told", str(faults.told), "--seed", str(options.seed))
+    async with Supervisor([engine], folder / f"logs-{database}", listener) as engines:
+        with child("liar", "--engine", str(engine_port), *told) as liar:
+            assert liar.stdout is not None
+            settings = _settings(at, data_dir, checkpoint, f"http://127.0.0.1:{int(liar.stdout.readline())}")
+            async with running_stack(
+                settings, config_file=EXAMPLE / "config.toml", with_trainer=True, seed=options.seed, listener=listener
+            ) as stack:
+                await wait_until_ready(stack)
+                killer = Killer(
+                    {ENGINE: engines, PROXY: stack.supervisor, TRAINER: stack.supervisor},
+                    options.seed,
+                    options.kill_every,
+                )
+                found = await _under_load(at, stack, faults, killer, options)
     findings = check(settings.database_url)
     for finding in findings:
         print(f"  base-rl db check: {finding}", flush=True)
     return {
         "database": database,
         "kills": {part: killer.kills[part] for part in PARTS},
+        "faults": {kind: faults.made[kind] for kind in (LIES, HOSTILITY, FULL_DISK)},
+        "lies": faults.lies(),
         **found,
+        "believed_lies": impossible(at.ask, _vocabulary(checkpoint)),
         "damage": sum(finding.count for finding in findings),
-        "stuck": stuck,
-        "failed_requests": customers.promises.failures,
-        "given_up": customers.promises.given_up,
         "seconds": round(time.monotonic() - began, 1),
     }
 
 
+def _settings(at: Place, data_dir: Path, checkpoint: str, engine_url: str) -> Settings:
+    overrides: dict[str, dict[str, Any]] = {
+        "server": {"port": 0, "data_dir": data_dir, "max_connections": _CONNECTIONS},
+        "engine": {"kind": engine_url},
+        "run": {"lease_seconds": 4.0, "session_idle_seconds": 30.0},
+        "database": {"url": at.url},
+    }
+    return with_model(load_settings(EXAMPLE / "config.toml", overrides), checkpoint)
+
+
+def _vocabulary(checkpoint: str) -> int:
+    size: int = json.loads((Path(checkpoint) / "config.json").read_bytes())["vocab_size"]
+    return size
+
+
+async def _under_load(
+    at: Place, stack: Stack, faults: Faults, killer: Killer, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Kills and faults while agents work; then quiet, with and without a hostile client; then what came of it."""
+    customers = Customers(stack.url, stack.keys.run_key, options.seed, options.agents)
+    waits = faults.folder / "waits"
+    hostile_arguments = ("--model", MODEL, "--switch", str(faults.switch(HOSTILITY)), "--seed", str(options.seed))
+    with child("hostile", stack.url, stack.keys.run_key, *hostile_arguments) as hostile:
+        working = asyncio.create_task(customers.work())
+        try:
+            breaking = asyncio.gather(killer.work(options.seconds), faults.work(options.seconds))
+            await asyncio.wait((working, breaking), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+            await breaking
+            await wait_until_ready(stack)
+            with child("probe", stack.url, stack.keys.run_key, str(waits)):
+                waited = await measure(faults, waits, _SHORT_ROUNDS if options.short else _ROUNDS)
+            sent = attacks(hostile)
+            stuck = await _drained(at.ask, stack)
+        finally:
+            customers.finish()
+            await asyncio.wait((working,), timeout=120)
+        working.result()
+    return {
+        **counted(at.ask, customers.promises),
+        "attacks": sent,
+        "crashes_by_hostile_requests": sum(
+            count for statuses in sent.values() for status, count in statuses.items() if "500" in status
+        ),
+        **waited,
+        "stuck": stuck,
+        "failed_requests": customers.promises.failures,
+        "given_up": customers.promises.given_up,
+    }
+
+
 async def _drained(ask: Ask, stack: Stack) -> int:
-    """How much of what is trainable now is so still after two minutes in which nothing was killed."""
+    """Return how much of what is trainable now is so still after two minutes in which nothing was killed."""
     await wait_until_ready(stack)
     waiting = trainable(ask)
     began = time.monotonic()
@@ -154,40 +215,28 @@ async def _drained(ask: Ask, stack: Stack) -> int:
     return len(waiting)
 
 
-@contextmanager
-def _place(database: str, folder: Path) -> Iterator[str | None]:
-    """The URL of a new database; None for the file in the data directory."""
-    if database == "sqlite":
-        yield None
-        return
-    server = PostgresServer(DURABLE, folder)
-    server.start()
-    try:
-        server.make_database("chaos")
-        yield server.url("chaos")
-    finally:
-        server.remove()
-
-
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One account of all runs, and each by itself."""
+    """One account of all runs, and each by itself: counts are added, waits are the longest."""
     total: dict[str, Any] = {"database": " and ".join(run["database"] for run in runs)}
-    total["kills"] = {part: sum(run["kills"][part] for run in runs) for part in PARTS}
-    for name in runs[0]:
-        if name not in total:
+    for name, first in runs[0].items():
+        if name in ("kills", "faults", "lies"):
+            total[name] = dict(sum((Counter(run[name]) for run in runs), Counter()))
+        elif name.startswith("p99"):
+            total[name] = max(run[name] for run in runs)
+        elif not isinstance(first, str | dict):
             total[name] = round(sum(run[name] for run in runs), 1)
     return {"machine": describe(), **total, "runs": runs}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=300.0, help="of kills, for each database")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of kills and faults, for each database")
     parser.add_argument("--kill-every", type=float, default=6.0, help="seconds, on average")
     parser.add_argument("--agents", type=int, default=24, help="at once")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=DATABASES, action="append", help="default: both")
     parser.add_argument("--write", action=argparse.BooleanOptionalAction, default=True, help=f"to {RESULT.name}")
-    parser.add_argument("--short", action="store_true", help="half a minute of kills, and nothing is written")
+    parser.add_argument("--short", action="store_true", help="half a minute of kills; no wait is judged")
     options = parser.parse_args()
     if options.short:
         options.seconds, options.write = _SHORT_S, False
@@ -197,9 +246,11 @@ def main() -> int:
     runs = []
     try:
         for database in options.database or DATABASES:
-            print(f"{database}: {options.seconds:.0f} s of kills", flush=True)
-            with _place(database, folder) as url:
-                runs.append(asyncio.run(chaos(database, url, folder / f"data-{database}", options)))
+            print(f"{database}: {options.seconds:.0f} s of kills and faults", flush=True)
+            with place(database, folder) as at:
+                if at.disk is None:
+                    print("  no full disk: to mount one of its own needs root", flush=True)
+                runs.append(asyncio.run(chaos(database, at, folder, options)))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     result = together(runs)
@@ -208,6 +259,8 @@ def main() -> int:
     for run in runs:
         print(json.dumps(run, indent=2))
     broken = {name: result[name] for name in BROKEN if result[name]}
+    if not options.short and result["p99_ms_added"] > _ADDED_MS:
+        broken["p99_ms_added"] = result["p99_ms_added"]
     print("every promise kept" if not broken else f"BROKEN: {broken}")
     return 1 if broken else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +14,11 @@ from typing import Any
 import psycopg
 
 from benchmarks.chaos.customers import Promises
+from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.database.packed_json import unpack_json
+
+_ROUNDING = 1e-3
+"""How far above 0 a log-probability may come out of float32 arithmetic."""
 
 Ask = Callable[[str], Sequence[tuple[Any, ...]]]
 
@@ -37,6 +42,19 @@ def asking_postgresql(url: str) -> Ask:
 def trainable(ask: Ask) -> set[str]:
     """Sessions that a trainer has or may have."""
     return {row[0] for row in ask("SELECT id FROM sessions WHERE training IN ('ready', 'leased')")}
+
+
+def impossible(ask: Ask, vocabulary: int) -> int:
+    """Return how many turns that count as answered hold what no model says: an engine's lie that was believed."""
+    count = 0
+    for ids, logprobs in ask("SELECT output_ids, output_logprobs FROM turns WHERE state <> 'failed'"):
+        tokens, said = unpack_ids(bytes(ids)), unpack_logprobs(bytes(logprobs))
+        count += not (
+            len(tokens) == len(said)
+            and all(0 <= token < vocabulary for token in tokens)
+            and all(math.isfinite(value) and value < _ROUNDING for value in said)
+        )
+    return count
 
 
 def counted(ask: Ask, promises: Promises) -> dict[str, int]:
