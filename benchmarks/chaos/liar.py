@@ -26,7 +26,7 @@ def _logprob(text: bytes) -> Callable[[re.Match[bytes]], bytes]:
 
 
 def _token(text: bytes) -> Callable[[re.Match[bytes]], bytes]:
-    return lambda found: b"[%b,%b,null]" % (found[1][:4], text)
+    return lambda _: b"[-1,%b,null]" % text
 
 
 LIES: dict[str, Callable[[re.Match[bytes]], bytes]] = {

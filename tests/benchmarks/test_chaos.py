@@ -1,0 +1,83 @@
+"""The parts of chaos that would make its account wrong: lies that are none, waits that are left out, counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.chaos.__main__ import together
+from benchmarks.chaos.accounts import impossible
+from benchmarks.chaos.liar import LIES, changed
+from benchmarks.chaos.probe import EVERY_S
+from benchmarks.chaos.waiting import waits
+from proxy.contract.arrays import pack_ids, pack_logprobs
+
+VOCABULARY = 100
+TOLD = st.lists(st.tuples(st.floats(-20, -1e-4), st.integers(0, VOCABULARY - 1)), min_size=1, max_size=5)
+
+
+@given(TOLD, st.sampled_from(sorted(LIES)))
+def test_a_lie_is_as_long_as_the_truth_and_is_one(told: list[tuple[float, int]], lie: str) -> None:
+    truth = json.dumps({"output_token_logprobs": [[value, token, None] for value, token in told]}).encode()
+    said = changed(truth, lie)
+    if said is None:  # short numbers leave no room
+        return
+    assert len(said) == len(truth)
+    try:
+        pairs = json.loads(said)["output_token_logprobs"]
+    except json.JSONDecodeError:  # a list with a hole: as much of a lie
+        assert lie == "a missing log-probability"
+        return
+    values = [value for value, _, _ in pairs]
+    tokens = [token for _, token, _ in pairs]
+    assert (
+        len(pairs) < len(told)
+        or not all(math.isfinite(value) and value < 0 for value in values)
+        or not all(0 <= token < VOCABULARY for token in tokens)
+    )
+
+
+def test_what_says_no_log_probabilities_is_left_as_it_is() -> None:
+    assert changed(b'data: {"text": "no"}\n\n', "not a number") is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "logprobs", "is_impossible"),
+    [
+        ([1, 2], [-0.5, -1.0], False),
+        ([], [], False),
+        ([1], [1e-6], False),
+        ([1, VOCABULARY], [-0.5, -1.0], True),
+        ([1], [-0.5, -1.0], True),
+        ([1], [0.5], True),
+        ([1], [math.inf], True),
+        ([1], [math.nan], True),
+    ],
+)
+def test_impossible_turns_are_counted(ids: list[int], logprobs: list[float], is_impossible: bool) -> None:
+    rows = [(pack_ids(ids), pack_logprobs(logprobs))]
+    assert impossible(lambda _: rows, VOCABULARY) == is_impossible
+
+
+def test_a_stall_counts_as_all_the_questions_that_it_kept_from_being_asked(tmp_path: Path) -> None:
+    file = tmp_path / "waits"
+    file.write_text("10.0 0.001\n10.5 1.0\n10.6 -\n11.0 0.002\n20.0 9.0\n")
+    found = waits(file, 10.0, 12.0)
+    assert len(found) == pytest.approx(2 + 1.0 / EVERY_S, abs=1)
+    assert (min(found), max(found)) == (0.001, 1.0)
+
+
+def test_counts_of_two_databases_are_added_and_the_longer_wait_is_told() -> None:
+    run = {
+        "kills": {"proxy": 2, "trainer": 1, "engine": 0}, "lies": {"a": 1}, "attacks": {"b": {"400": 1}},
+        "stuck": 1, "p99_ms": 3.0,
+    }  # fmt: skip
+    found = together([{"database": "x", **run}, {"database": "y", **run, "p99_ms": 2.0, "lies": {"c": 4}}])
+    assert (found["database"], found["stuck"], found["p99_ms"]) == ("x and y", 2, 3.0)
+    assert (found["kills"]["proxy"], found["lies"]) == (4, {"a": 1, "c": 4})
+    assert "attacks" not in found
