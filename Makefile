@@ -97,7 +97,7 @@ bench-trainer: setup-dev  ## a training step packed, as trees and by TRL, per CP
 bench-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## a training step on a CUDA device, in the shape of Qwen3-0.6B -> benchmarks/results/gpu.json (SHORT=1: does it run?)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.gpu $(if $(SHORT),--short)
 
-chaos: setup  ## kill -9 at random times on both databases, and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
+chaos: setup  ## kill -9 at random times, a lying engine, a hostile client, a full disk, five connections, on both databases; and what is missing afterwards -> benchmarks/results/chaos.json (KILLS=seconds, DATABASE=sqlite; SHORT=1: half a minute each)
 	$(BIN)/python -m benchmarks.chaos $(if $(KILLS),--seconds $(KILLS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
 
 checkpoint: setup  ## make the demo's checkpoint anew (a few minutes)

@@ -68,6 +68,8 @@ class Hostile:
         name, attack = draw.choice(self._attacks)
         try:
             status = attack()
+        except TimeoutError:
+            status = "no answer"
         except OSError:  # the proxy was killed meanwhile, or has closed the connection
             status = "cut"
         self.statuses.setdefault(name, Counter())[status] += 1
