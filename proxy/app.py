@@ -30,6 +30,7 @@ from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine
 from proxy.engines.sglang import SglangEngine
+from proxy.engines.watch import EngineWatch
 from proxy.errors import StoreUnavailable
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
@@ -293,6 +294,14 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
     stack.callback(state.overview.close)
     await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, state.overview.look_ahead))
     await stack.enter_async_context(_background("swaps", state.swaps.run_forever()))
+    settings = state.settings.engine
+    watch = EngineWatch(
+        engine,
+        interval_seconds=settings.health_interval_seconds,
+        patience_seconds=settings.health_timeout_seconds,
+        changed=state.swaps.doubt,
+    )
+    await stack.enter_async_context(_background("engine watch", watch.run_forever()))
     stack.push_async_callback(state.chat.aclose)
 
 
@@ -408,7 +417,8 @@ async def readyz(request: Request) -> JSONResponse:
         else:
             missing["store"] = error.message
     if not state.swaps.engine_ready:
-        missing["engine"] = "the engine does not answer, or does not hold a version of this run yet"
+        unknown = "the engine does not answer, or does not hold a version of this run yet"
+        missing["engine"] = state.swaps.engine_problem or unknown
     serving = state.swaps.serving(state.run.id)
     answer = {"ready": not missing, "missing": missing, "serving_version": serving, **unrecorded}
     return JSONResponse(answer, 503 if missing else 200)

@@ -174,8 +174,13 @@ class EngineSettings(_Section):
     """Where the engine answers. `base-rl up` fills it in for the engines that it starts."""
     connect_timeout_seconds: PositiveFloat = 5.0
     read_timeout_seconds: PositiveFloat = 600.0
-    """Longest silence of the engine inside one generation."""
+    """Longest wait for the first token of a streamed answer, and for the whole of one that is not streamed."""
+    stall_timeout_seconds: PositiveFloat = 300.0
+    """Longest wait between two tokens of a streamed answer. Weight updates by this proxy do not count."""
     health_interval_seconds: PositiveFloat = 1.0
+    health_timeout_seconds: PositiveFloat = 10.0
+    """An engine that answers nothing at all for so long is hung: calls in flight fail, new ones are refused until it
+    answers again."""
     max_concurrency: PositiveInt = 512
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Of engines that `base-rl up` starts; `auto`: the GPU where nvidia-smi finds one."""

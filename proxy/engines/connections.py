@@ -38,10 +38,20 @@ _PORTS = {"http": 80, "https": 443}
 class Connections:
     """Up to `limit` requests at once; further ones wait. `url` may have a path, which goes before every other one.
 
+    While `is_excused` says so, silence is expected and has no bound.
+
     Raises ValueError for a `url` that is none.
     """
 
-    def __init__(self, url: str, *, limit: int, connect_seconds: float, silence_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        limit: int,
+        connect_seconds: float,
+        silence_seconds: float,
+        is_excused: Callable[[], bool] = lambda: False,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname:
             raise ValueError(f"{url!r} is no http:// or https:// address")
@@ -51,9 +61,11 @@ class Connections:
         self._headers = _headers(parts)
         self._connect_seconds = connect_seconds
         self._silence_seconds = silence_seconds
+        self._is_excused = is_excused
         self._slots = asyncio.Semaphore(limit)
         self._open: set[_Connection] = set()
         self._idle: deque[_Connection] = deque()
+        self._suspended: str | None = None
 
     @property
     def idle(self) -> int:
@@ -73,17 +85,36 @@ class Connections:
         silence = self._silence_seconds if silence_seconds is None else silence_seconds
         await self._slots.acquire()
         try:
+            self._check_suspended()
             kept = self._kept()
             if kept is not None and await kept.exchange(message, silence):
                 return Reply(self, kept)
             # There was none, or the engine closed it before it could see the request.
             fresh = await self._connect()
+            if self._suspended is not None:
+                fresh.close()
+            self._check_suspended()
             if await fresh.exchange(message, silence):
                 return Reply(self, fresh)
             raise _lost("it was closed without an answer")
         except BaseException:
             self._slots.release()
             raise
+
+    def suspend(self, reason: str) -> None:
+        """Fail every exchange under way with EngineTimeout; further ones raise EngineUnavailable."""
+        self._suspended = reason
+        self._idle.clear()
+        for connection in list(self._open):
+            connection.fail(EngineTimeout(reason))
+
+    def restore(self) -> None:
+        """Take requests again after `suspend`."""
+        self._suspended = None
+
+    def _check_suspended(self) -> None:
+        if self._suspended is not None:
+            raise EngineUnavailable(self._suspended)
 
     async def aclose(self) -> None:
         connections = list(self._open)
@@ -121,7 +152,7 @@ class Connections:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(loop, self._open), self._host, self._port, ssl=self._tls
+                    lambda: _Connection(loop, self._open, self._is_excused), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError as error:
             raise EngineUnavailable("the engine cannot be reached: it accepts no connection") from error
@@ -158,6 +189,11 @@ class Reply:
         assert self._connection is not None, "the reply is closed"
         return await self._connection.part()
 
+    def bound_silence(self, seconds: float) -> None:
+        """Let no more than `seconds` pass without a byte from here on, instead of what the request said."""
+        if self._connection is not None:
+            self._connection.bound_silence(seconds)
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -173,8 +209,11 @@ class Reply:
 class _Connection(asyncio.Protocol):
     """One exchange at a time. Methods beginning with `on_` are called by the parser, in the middle of `feed_data`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, among: set[_Connection]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, among: set[_Connection], is_excused: Callable[[], bool]
+    ) -> None:
         self._loop = loop
+        self._is_excused = is_excused
         self._among = among
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport
@@ -232,6 +271,12 @@ class _Connection(asyncio.Protocol):
             self._transport.resume_reading()
         return part
 
+    def bound_silence(self, seconds: float) -> None:
+        if self._silence is not None:
+            self._quiet()
+            self._silence_seconds = seconds
+            self._silence = self._loop.call_later(seconds, self._check_silence)
+
     def run_out(self, keep: Callable[[_Connection], None]) -> None:
         """Hands itself to `keep` when its answer has ended, if that is soon."""
         if self._closed or self._failure is not None:
@@ -253,7 +298,7 @@ class _Connection(asyncio.Protocol):
         self._among.discard(self)
         self._closed = True
         self.lost.set_result(None)
-        if exc is None and self._has_head and not self._is_framed:
+        if exc is None and self._failure is None and self._has_head and not self._is_framed:
             self._end()  # a body of no stated length ends with its connection
         elif not self._is_whole and self._heard_at is not None and self._failure is None:
             self._failure = _lost(str(exc) if exc is not None else "it was closed in the middle of an answer")
@@ -268,7 +313,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(_lost(f"what came is not HTTP ({error})"))
+            self.fail(_lost(f"what came is not HTTP ({error})"))
             return
         if self._unread > _UNREAD_BYTES and not self._paused:
             self._paused = True
@@ -304,7 +349,8 @@ class _Connection(asyncio.Protocol):
             self._parts.clear()
             keep(self)
 
-    def _fail(self, failure: BaseRlError) -> None:
+    def fail(self, failure: BaseRlError) -> None:
+        """Close the connection; who waits for it gets the failure."""
         self._failure = failure
         self.close()
         self._wake()
@@ -313,10 +359,10 @@ class _Connection(asyncio.Protocol):
         """One timer per exchange; what came meanwhile only moves it when it fires."""
         since = self._sent_at if self._heard_at is None else self._heard_at
         left = since + self._silence_seconds - self._loop.time()
-        if left > 0 or self._paused:
+        if left > 0 or self._paused or self._is_excused():
             self._silence = self._loop.call_later(left if left > 0 else self._silence_seconds, self._check_silence)
             return
-        self._fail(EngineTimeout(f"the engine did not answer in time: nothing came for {self._silence_seconds:g} s"))
+        self.fail(EngineTimeout(f"the engine did not answer in time: nothing came for {self._silence_seconds:g} s"))
 
     def _quiet(self) -> None:
         if self._silence is not None:

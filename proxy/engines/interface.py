@@ -115,6 +115,21 @@ class Engine(Protocol):
         """What `info` says of it, looked up once for many calls."""
         ...
 
+    async def ping(self, seconds: float) -> None:
+        """Ask what the engine answers at any time, also while it is busy; on a connection of its own.
+
+        Raises EngineTimeout where nothing comes for `seconds`, EngineUnavailable where nobody is there.
+        """
+        ...
+
+    def suspend(self, reason: str) -> None:
+        """Fail all calls in flight with EngineTimeout, and refuse further ones with EngineUnavailable."""
+        ...
+
+    def restore(self) -> None:
+        """Take calls again after `suspend`."""
+        ...
+
     async def healthy(self) -> bool:
         """True when the engine would generate now. Never raises."""
         ...

@@ -14,7 +14,7 @@ import msgspec
 
 from proxy.contract.turn import SamplingParameters
 from proxy.engines.bounds import ReplyBounds
-from proxy.engines.connections import LARGEST_BODY, Connections
+from proxy.engines.connections import LARGEST_BODY, Connections, Reply
 from proxy.engines.grammars import ENFORCED, constraint_for
 from proxy.engines.interface import (
     EngineChunk,
@@ -68,7 +68,11 @@ class SglangEngine:
         connect, silence = settings.connect_timeout_seconds, settings.read_timeout_seconds
         try:
             self._calls = Connections(
-                address, limit=settings.max_concurrency, connect_seconds=connect, silence_seconds=silence
+                address,
+                limit=settings.max_concurrency,
+                connect_seconds=connect,
+                silence_seconds=silence,
+                is_excused=lambda: self._pause_mode is not None,
             )
         except ValueError as error:
             raise ConfigurationError(f"engine.url: {error}") from error
@@ -77,6 +81,8 @@ class SglangEngine:
         self._control_calls = Connections(
             address, limit=CONTROL_CALLS, connect_seconds=connect, silence_seconds=CONTROL_SECONDS
         )
+        self._pings = Connections(address, limit=1, connect_seconds=connect, silence_seconds=connect)
+        self._stall_seconds = settings.stall_timeout_seconds
         self._label: str | None = None
         self._grammar_backend: str | None = None
         self._draws_by_seed: bool | None = None
@@ -94,7 +100,8 @@ class SglangEngine:
 
         Raises InvalidRequest for what the engine refuses, UnsupportedParameter for a constraint that it does not
         enforce, EngineUnavailable when it is down or dies meanwhile, EngineTimeout after a silence of the read
-        timeout, InvalidEngineReply for an answer that cannot be true, EngineFailed for everything else.
+        timeout, or of the stall timeout once tokens have come, InvalidEngineReply for an answer that cannot be true,
+        EngineFailed for everything else.
         """
         if request.sampling.constraint is not None and self._grammar_backend is None:
             await self._look_at_server()
@@ -107,11 +114,15 @@ class SglangEngine:
                     raise refusal_of(reply.status, message_of(await reply.read()))
                 if request.stream:
                     events = EventLines(bounds.max_bytes)
+                    progress = Progress(reply, self._stall_seconds)
                     while not events.over and (part := await reply.part()):
                         for chunk in parser.parse_all(events.feed(part)):
                             # Before the yield: a reader that stops at the last chunk leaves nothing to abort.
                             over = parser.finished
+                            progress.made()
                             yield chunk
+                        if self._pause_mode is None:
+                            progress.check()
                     reply.runs_out = events.over
                 else:
                     chunk = parser.parse(await reply.read(bounds.max_bytes))
@@ -228,6 +239,23 @@ class SglangEngine:
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidEngineReply(f"its {path} cannot be read: {error}") from error
 
+    async def ping(self, seconds: float) -> None:
+        """SGLang answers `/model_info` beside its scheduler, the embedded engine beside its model thread."""
+        try:
+            async with asyncio.timeout(seconds):  # the connection included: a host that is cut off drops packets
+                with await self._pings.request("GET", "/model_info", silence_seconds=seconds) as reply:
+                    await reply.read()
+        except TimeoutError as error:
+            raise EngineTimeout(f"the engine did not answer within {seconds:g} s") from error
+
+    def suspend(self, reason: str) -> None:
+        self._calls.suspend(reason)
+        self._control_calls.suspend(reason)
+
+    def restore(self) -> None:
+        self._calls.restore()
+        self._control_calls.restore()
+
     async def healthy(self) -> bool:
         try:
             with await self._control_calls.request(
@@ -242,6 +270,7 @@ class SglangEngine:
             await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
         await self._calls.aclose()
         await self._control_calls.aclose()
+        await self._pings.aclose()
 
     async def _control(self, path: str, body: dict[str, Any], seconds: float = CONTROL_SECONDS) -> None:
         request = self._control_calls.request("POST", path, msgspec.json.encode(body), silence_seconds=seconds)
@@ -249,6 +278,27 @@ class SglangEngine:
             content = await reply.read()
         if reply.status != HTTPStatus.OK:
             raise failure_of(reply.status, message_of(content))
+
+
+class Progress:
+    """Watches that a streamed answer goes on once it has begun: by bytes, and by tokens where chunks come without."""
+
+    def __init__(self, reply: Reply, stall_seconds: float) -> None:
+        self._reply = reply
+        self._stall_seconds = stall_seconds
+        self._loop = asyncio.get_running_loop()
+        self._made_at: float | None = None
+
+    def made(self) -> None:
+        """New tokens came."""
+        if self._made_at is None:
+            self._reply.bound_silence(self._stall_seconds)
+        self._made_at = self._loop.time()
+
+    def check(self) -> None:
+        """Raise EngineTimeout where chunks come, and no tokens."""
+        if self._made_at is not None and self._loop.time() - self._made_at > self._stall_seconds:
+            raise EngineTimeout(f"the engine stopped in the middle: no token came for {self._stall_seconds:g} s")
 
 
 class EventLines:

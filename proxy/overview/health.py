@@ -24,6 +24,12 @@ class ServingStatus(Protocol):
     @property
     def engine_ready(self) -> bool: ...
 
+    @property
+    def engine_name(self) -> str: ...
+
+    @property
+    def engine_problem(self) -> str | None: ...
+
 
 class HealthCheck:
     """`swaps` is None where nobody watches an engine, `data_dir` where no disk is to be watched.
@@ -66,8 +72,9 @@ class HealthCheck:
                 database = "damaged"
             problems.append(error.message)
         engine_ready = self._swaps.engine_ready if self._swaps is not None else None
-        if engine_ready is False:
-            problems.append("the engine does not take calls: it is down, or does not hold a version of the run yet")
+        if engine_ready is False and self._swaps is not None:
+            reason = self._swaps.engine_problem or "it is down, or does not hold a version of the run yet"
+            problems.append(f"the engine {self._swaps.engine_name} does not take calls: {reason}")
         problems.extend(_fault_problem(fault) for fault in (self._faults.recent() if self._faults else ()))
         disk = _disk(self._data_dir)
         if disk is not None and disk[1] < _LOW_DISK_BYTES:

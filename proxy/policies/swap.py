@@ -118,6 +118,7 @@ class SwapController:
         self._interval = health_interval_seconds
         self._observer = observer
         self._version: int | None = None
+        self._problem: str | None = None
         self._formats: tuple[WeightsFormat, ...] | None = None
         self._announced: bool | None = None
         self._misses = 0
@@ -135,6 +136,16 @@ class SwapController:
     def engine_ready(self) -> bool:
         """Whether the engine answers and holds a version of the run."""
         return self._version is not None
+
+    @property
+    def engine_name(self) -> str:
+        """What operators know the engine by."""
+        return self._engine.name
+
+    @property
+    def engine_problem(self) -> str | None:
+        """Why the engine takes no calls; None while it does, and before it was ever asked."""
+        return self._problem if self._version is None else None
 
     def serving(self, run_id: RunId) -> int | None:
         """The version of the run that the engine holds now; None while it holds none or is down."""
@@ -357,6 +368,7 @@ class SwapController:
 
     async def _lost(self, reason: str) -> None:
         self._version = None
+        self._problem = reason
         await self._announce(False, {"reason": reason})
 
     async def _announce(self, ready: bool, data: dict[str, object]) -> None:
@@ -364,7 +376,10 @@ class SwapController:
         before, self._announced = self._announced, ready
         if ready == before:
             return
-        _LOG.info("engine ready" if ready else "engine lost", **data)
+        if ready or before is None:
+            _LOG.info("engine ready" if ready else "engine not ready yet", engine=self._engine.name, **data)
+        else:
+            _LOG.warning("engine lost", engine=self._engine.name, **data)
         if before is None and not ready:
             return  # it is still starting
         await self._event("engine.ready" if ready else "engine.lost", data)

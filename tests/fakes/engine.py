@@ -14,7 +14,7 @@ from proxy.engines.interface import (
     LabelSpan,
     PauseMode,
 )
-from proxy.errors import BaseRlError, EngineUnavailable
+from proxy.errors import BaseRlError, EngineTimeout, EngineUnavailable
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 
@@ -36,6 +36,7 @@ class FakeEngine:
         self.label = label
         self.model_path = model_path
         self.down = False
+        self.hung = False
         self.error: BaseRlError | None = None
         self.error_after = 0
         self.paused = asyncio.Event()
@@ -141,6 +142,18 @@ class FakeEngine:
     async def draws_by_seed(self) -> bool:
         self._reach()
         return self.seeded
+
+    async def ping(self, seconds: float) -> None:
+        self._reach()
+        if self.hung:
+            await asyncio.sleep(seconds)
+            raise EngineTimeout("the fake engine hangs")
+
+    def suspend(self, reason: str) -> None:
+        self.calls.append(("suspend", reason))
+
+    def restore(self) -> None:
+        self.calls.append(("restore", None))
 
     async def healthy(self) -> bool:
         return not self.down

@@ -36,6 +36,8 @@ class Serving:
 
     def __init__(self) -> None:
         self.engine_ready = True
+        self.engine_name = "http://engine:30000"
+        self.engine_problem: str | None = None
 
 
 class Site(msgspec.Struct):

@@ -1,0 +1,122 @@
+"""A hung engine is told from a busy one, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import pytest
+
+from proxy.engines.interface import PauseMode
+from proxy.engines.sglang import SglangEngine
+from proxy.engines.watch import EngineWatch
+from proxy.errors import EngineTimeout, EngineUnavailable
+from proxy.settings import EngineSettings
+from tests.engines.generating import ask, collect
+from tests.fakes.lying_engine import Event, LyingEngine, lying_engine
+
+PATIENCE = 0.3
+
+
+class Watched(NamedTuple):
+    server: LyingEngine
+    engine: SglangEngine
+    watch: EngineWatch
+    changes: list[None]
+
+    async def hangs(self) -> None:
+        """Ping until the watch has changed its mind."""
+        before = len(self.changes)
+        async with asyncio.timeout(30):
+            while len(self.changes) == before:
+                await self.watch.look()
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    changes: list[None] = []
+    async with lying_engine([1, 2, 3, 4]) as server:
+        engine = SglangEngine(server.url, EngineSettings(url=server.url, max_concurrency=2))
+        watch = EngineWatch(
+            engine, interval_seconds=0.01, patience_seconds=PATIENCE, changed=lambda: changes.append(None)
+        )
+        yield Watched(server, engine, watch, changes)
+        server.answers.set()
+        await engine.aclose()
+
+
+async def test_calls_on_a_hung_engine_fail_and_those_that_wait_do_too(watched: Watched) -> None:
+    await watched.watch.look()
+    watched.server.answers.clear()
+    calls = [asyncio.create_task(collect(watched.engine, ask(stream=index % 2 == 0))) for index in range(5)]
+    control = asyncio.create_task(watched.engine.info())
+    await watched.hangs()
+    errors = await asyncio.gather(*calls, control, return_exceptions=True)
+    assert [type(error) for error in errors] == [EngineTimeout] * 2 + [EngineUnavailable] * 3 + [EngineTimeout]
+    assert "has not answered for" in str(errors[0])
+    with pytest.raises(EngineUnavailable, match="hangs or is stopped"):
+        await collect(watched.engine, ask())
+
+
+async def test_an_engine_that_answers_again_is_served_again(watched: Watched) -> None:
+    await watched.watch.look()
+    watched.server.answers.clear()
+    await watched.hangs()
+    watched.server.answers.set()
+    await watched.hangs()
+    assert (await collect(watched.engine, ask())).ids == (1, 2, 3, 4)
+    assert len(watched.changes) == 2
+
+
+async def test_a_busy_engine_is_not_hung(watched: Watched) -> None:
+    """A long prompt: nothing of the answer comes, but the server does answer pings."""
+    watched.server.lie = lambda truth: [PATIENCE * 3, *truth.whole()]
+    call = asyncio.create_task(collect(watched.engine, ask(stream=True)))
+    while not call.done():
+        await watched.watch.look()
+        await asyncio.sleep(0.01)
+    assert (await call).ids == (1, 2, 3, 4)
+    assert watched.changes == []
+
+
+async def test_an_engine_that_never_answered_may_still_be_starting(watched: Watched) -> None:
+    watched.server.answers.clear()
+    for _ in range(6):
+        await watched.watch.look()
+    assert watched.changes == []
+
+
+async def test_one_answer_in_between_starts_the_patience_anew(watched: Watched) -> None:
+    await watched.watch.look()
+    for _ in range(3):
+        watched.server.answers.clear()
+        await watched.watch.look()
+        watched.server.answers.set()
+        await watched.watch.look()
+    assert watched.changes == []
+
+
+async def test_an_answer_that_stops_in_the_middle_ends(watched: Watched) -> None:
+    stalling = SglangEngine(watched.server.url, EngineSettings(url=watched.server.url, stall_timeout_seconds=0.1))
+    watched.server.lie = lambda truth: [truth.chunk(0, 2), 20.0]
+    with pytest.raises(EngineTimeout, match=r"0\.1 s"):
+        await collect(stalling, ask(stream=True))
+    silent: list[Event] = [0.02] * 100
+    watched.server.lie = lambda truth: [
+        truth.chunk(0, 2),
+        *(part for wait in silent for part in (wait, truth.chunk(2, 2))),
+    ]
+    with pytest.raises(EngineTimeout, match="no token came"):
+        await collect(stalling, ask(stream=True))
+    watched.server.lie = lambda truth: [0.3, *truth.whole()]
+    assert (await collect(stalling, ask(stream=True))).ids == (1, 2, 3, 4), "the first token may take its time"
+    await stalling.aclose()
+
+
+async def test_a_weight_update_is_no_stall(watched: Watched) -> None:
+    stalling = SglangEngine(watched.server.url, EngineSettings(url=watched.server.url, stall_timeout_seconds=0.1))
+    watched.server.lie = lambda truth: [truth.chunk(0, 2), 0.5, *truth.whole()[1:]]
+    await stalling.pause(PauseMode.IN_PLACE)
+    assert (await collect(stalling, ask(stream=True))).ids == (1, 2, 3, 4)
+    await stalling.aclose()
