@@ -19,12 +19,11 @@ from jinja2 import nodes
 from tokenizers import Tokenizer
 
 from proxy.settings import ConfigurationError
+from proxy.tokens.shield import Shield, any_of
 
 _FIRST_MARK = 0xD800
 _MOST_MARKS = 0x800
 """There are 2,048 surrogates; the characters of a tokenizer's control tokens are some dozens."""
-_PIECE = 1 << 16
-"""Characters searched at a time: in the worst case some milliseconds."""
 _REMEMBERED_TOOLS = 4096
 """Digests of 16 bytes."""
 _ANY_MARK = re.compile("[\ud800-\udfff]")
@@ -33,98 +32,6 @@ _DATA_KEYS = frozenset({"name", "tool_call_id", "tool_calls"})
 """Fields of a message that the template writes as part of a call or a result."""
 
 _Value = TypeVar("_Value")
-
-
-class _Shield:
-    """Marks the texts that could make one of `tokens`, whole or in part.
-
-    A template joins contents to each other and to its own text. So a content is marked where it holds a token, ends
-    with the beginning of one, begins with the end of one, or is the middle of one whose beginning is in `constants`,
-    the template's own texts. White space at the ends does not count, because templates trim. A mark alone changes
-    nothing: only a whole token's text is spelled.
-
-    `normalised` is what the tokenizer does to a text before it looks for tokens, given where that can make a token of
-    other characters (`＜` of `<`).
-    """
-
-    def __init__(
-        self,
-        tokens: Collection[str],
-        marks: Mapping[str, str],
-        constants: Collection[str],
-        normalised: Callable[[str], str] | None,
-    ) -> None:
-        self._marks = marks
-        self._normalised = normalised
-        self._whole = any_of(tokens)
-        # One object for each token: a body may hold millions of them.
-        self._marked = {token: marks[token[0]] + token[1:] for token in tokens}
-        self._longest = max(map(len, tokens), default=0)
-        self._edges = tuple(sorted({token[0] for token in tokens} | {token[-1] for token in tokens}))
-        self._beginnings = frozenset(token[:cut] for token in tokens for cut in range(1, len(token)))
-        self._ends = frozenset(token[cut:] for token in tokens for cut in range(1, len(token)))
-        # A template compares contents with its own words ("function", "object"): those must stay equal to them.
-        self._middles = frozenset(_middles(tokens, constants)) - frozenset(constants)
-
-    def value(self, value: _Value) -> _Value:
-        """Return JSON with every text in it marked, keys too; the same object where nothing needed a mark."""
-        marked: Any = value
-        if isinstance(value, str):
-            marked = self.text(value)
-        elif isinstance(value, Mapping):
-            pairs = {self.text(key): self.value(one) for key, one in value.items()}
-            if any(key not in value or value[key] is not one for key, one in pairs.items()):
-                marked = pairs
-        elif isinstance(value, list | tuple):
-            items = [self.value(one) for one in value]
-            if any(new is not old for new, old in zip(items, value, strict=True)):
-                marked = items
-        return marked  # type: ignore[no-any-return]
-
-    def text(self, text: str) -> str:
-        """Return `text` with marks; the same object where it needs none."""
-        if self._normalised is None and not any(edge in text for edge in self._edges):
-            stripped = text.strip()
-            if len(stripped) >= self._longest or stripped not in self._middles:
-                return text
-        if self._normalised is not None:
-            text = self._as_tokenised(text)
-        marked = self._mark_whole(text)
-        for place in self._places_at_edges(text):
-            marked = marked[:place] + self._marks[text[place]] + marked[place + 1 :]
-        return marked if marked != text else text
-
-    def _mark_whole(self, text: str) -> str:
-        """Mark the tokens in `text`, piece by piece: a search holds the interpreter's lock, so that a search of a
-        whole body would keep other calls waiting."""
-        parts: list[str] = []
-        at = 0
-        for start in range(0, len(text), _PIECE):
-            for found in self._whole.finditer(text, max(at, start), start + _PIECE + self._longest):
-                if found.start() >= start + _PIECE:
-                    break
-                if found.start() > at:
-                    parts.append(text[at : found.start()])
-                parts.append(self._marked[found[0]])
-                at = found.end()
-        return "".join([*parts, text[at:]]) if parts else text
-
-    def _as_tokenised(self, text: str) -> str:
-        """Return the normalised form of a text that holds more of the tokens so; its ids are the same."""
-        assert self._normalised is not None
-        normal = self._normalised(text)
-        count = len(self._whole.findall(text)) + len(self._places_at_edges(text))
-        return normal if len(self._whole.findall(normal)) + len(self._places_at_edges(normal)) > count else text
-
-    def _places_at_edges(self, text: str) -> set[int]:
-        end, longest = len(text.rstrip()), self._longest
-        start = len(text) - len(text.lstrip())
-        places = {at for at in range(max(start, end - longest), end) if text[at:end] in self._beginnings}
-        behind = min(end, start + longest)
-        places.update(at - 1 for at in range(start + 1, behind + 1) if text[start:at] in self._ends)
-        if end - start < longest and text[start:end] in self._middles:
-            places.add(start)
-        return places
 
 
 class ControlTokens:
@@ -160,8 +67,8 @@ class ControlTokens:
         self._characters = {mark: character for character, mark in self._marks.items()}
         self._whole = any_of(texts)
         normalised = _loose_normaliser(tokenizer, texts)
-        self._said = _Shield(turns, self._marks, constants, normalised)
-        self._data = _Shield(texts, self._marks, constants, normalised)
+        self._said = Shield(turns, self._marks, constants, normalised)
+        self._data = Shield(texts, self._marks, constants, normalised)
         self._unmarked_tools: set[bytes] = set()
         self._anchor = self._find_anchor(turns)
         self._spelled = self._spell_all(texts)
@@ -300,27 +207,9 @@ def _loose_normaliser(tokenizer: Tokenizer, tokens: Iterable[str]) -> Callable[[
     return None
 
 
-def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of the longest of `texts` that stands somewhere, as tokenizers look for added tokens."""
-    ordered = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-
-
 def constants_of(tree: nodes.Template) -> set[str]:
     """The texts that stand in a template: what it writes, what it compares with, the names it looks up."""
     texts = {node.data for node in tree.find_all(nodes.TemplateData)}
     texts |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     texts |= {node.attr for node in tree.find_all(nodes.Getattr)}
     return texts - {""}
-
-
-def _middles(tokens: Iterable[str], constants: Iterable[str]) -> Iterable[str]:
-    """The middle parts of tokens whose beginning a template's own text may have written just before."""
-    by_last: dict[str, list[str]] = {}
-    for constant in constants:
-        by_last.setdefault(constant[-1], []).append(constant)
-    for token in tokens:
-        for start in range(1, len(token) - 1):
-            beginning = token[:start]
-            if any(end.endswith(beginning) or beginning.endswith(end) for end in by_last.get(beginning[-1], ())):
-                yield from (token[start:end] for end in range(start + 1, len(token)))

@@ -1,7 +1,7 @@
-"""Prompt ids that go on from a recorded turn: its ids as they are, and only the new messages tokenised.
+"""Plan prompts that continue a recorded turn: its ids are reused as they are, and only new messages are tokenised.
 
-What a turn generated is never tokenised again: its text may have other ids (another split of the same characters),
-and the trainer would then see tokens that the policy never sampled.
+Generated text is never tokenised again: it may have other ids (another split of the same characters), and the trainer
+would then see tokens that the policy never sampled.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import msgspec
 from proxy.contract.identifiers import TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation
+from proxy.tokens.messages import Message
 from proxy.tokens.shortcut import Rendering, Shortcuts
-from proxy.tokens.template import ChatTemplate, Message
+from proxy.tokens.template import ChatTemplate
 from proxy.tokens.thoughts import has_stand_in, keeps_stand_in, with_thoughts
 
 
 class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded turn to go on from. `path_ids` are its full prompt and its output."""
+    """A recorded turn to continue. `path_ids` are its full prompt and its output."""
 
     id: TurnId
     path_ids: TokenIds
@@ -28,7 +29,7 @@ class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """`input_ids` is the whole prompt: the first `prefix_tokens` ids of the parent's path, and what is new."""
+    """A prompt. `input_ids` are all of its ids: the first `prefix_tokens` of the parent's path, then the new ones."""
 
     input_ids: TokenIds
     parent_id: TurnId | None
@@ -41,8 +42,8 @@ class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked: normalised messages (`canonical.normalise`), the tools that the template writes, what else it is
-    told, and the text that the answer is to begin with. `tools_hash` is that of `tools` and `arguments`."""
+    """A request's normalised messages (`canonical.normalise`), tools and template arguments, and the text that the
+    answer is to begin with. `tools_hash` is that of `tools` and `arguments`."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None
@@ -56,7 +57,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
         return rendered + template.marked_text(self.prefill)
 
     def encode(self, template: ChatTemplate) -> TokenIds:
-        """Its ids. Raises ContextLengthExceeded for one that is far too long."""
+        """Return the ids of the whole prompt. Raises ContextLengthExceeded for one that is far too long."""
         text = self.render(template)
         template.check_length(text)
         return TokenIds.of(template.encode(text))
@@ -69,7 +70,7 @@ def plan_continuation(
     covered: int,
     shortcuts: Shortcuts | None = None,
 ) -> PromptPlan:
-    """The prompt of a request whose first `covered` messages are `parent`'s messages and its answer.
+    """Plan the prompt of a request whose first `covered` messages are `parent`'s messages and its answer.
 
     `exact` where the template only adds to what `parent` recorded; `retemplated` where it writes the past
     differently now (reasoning stripped, say); `edited` where other tools change the past. With `shortcuts` the
@@ -101,13 +102,13 @@ def plan_continuation(
 
 
 def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
-    """The prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
+    """Plan the prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
     latest first) with which it shares most tokens; `new` where it shares none."""
     return branch(conversation.encode(template), recent, Continuation.EDITED)
 
 
 def branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
-    """`full_ids` as a branch of the turn with which they share most; `new` where they share nothing with any."""
+    """Plan `full_ids` as a branch of the turn with which they share most tokens; `new` where they share none."""
     best: KnownTurn | None = None
     shared = 0
     for turn in turns:
@@ -122,14 +123,15 @@ def branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation
 def _recorded(
     template: ChatTemplate, messages: Sequence[Message], parent: KnownTurn, covered: int
 ) -> Sequence[Message]:
-    """The messages with stand-ins for thoughts, where the parent's path holds some that the template may strip."""
+    """Return the messages, with stand-ins for thoughts where the parent's path holds some: the template may strip
+    them."""
     if not template.knows_reasoning or not template.holds_thought(parent.path_ids):
         return messages
     return with_thoughts(template, messages, covered)
 
 
 def behind(template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
-    """The text that follows the answer which is the last of `covered` messages, the template's closing of it
+    """Return the text that follows the answer which is the last of `covered` messages, the template's closing of it
     included; None when the template does not simply add to its text. Raises InvalidRequest."""
     full = _rendered(template, messages, rendering, generation_prompt=True)
     if has_stand_in(messages[covered - 1]) and not keeps_stand_in(full):
@@ -147,7 +149,7 @@ def _rendered(
 
 
 def _suffix(template: ChatTemplate, parent: KnownTurn, rest: str) -> tuple[int, ...]:
-    """Ids that follow the parent's path.
+    """Return the ids that follow the parent's path.
 
     The template closes an answer with some text (`<|im_end|>` and a line break). As much of it as the model wrote
     itself, up to its stop token, is in the path already; the rest is prompt.
@@ -166,7 +168,8 @@ def _suffix(template: ChatTemplate, parent: KnownTurn, rest: str) -> tuple[int, 
 def _behind_history(
     template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int, full: str
 ) -> str | None:
-    """What follows the answer's text when the conversation up to it is written the same with and without the rest."""
+    """Return the text behind the answer's own, where the conversation up to the answer is written the same with and
+    without the rest."""
     history = _rendered(template, messages[:covered], rendering, generation_prompt=False)
     if not full.startswith(history) or not history.endswith(template.closing):
         return None
@@ -176,8 +179,8 @@ def _behind_history(
 def _behind_answer(
     template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int, full: str
 ) -> str | None:
-    """The same for templates that write an answer differently when it is the last message: looks for the parent's
-    prompt, and behind it for the answer's text and closing."""
+    """Return the text behind the answer for templates that write an answer differently when it is the last message:
+    find the parent's prompt, and behind it the answer's text and closing."""
     closing = template.closing
     answer = template.marked_message(messages[covered - 1])
     spoken = str(answer["content"]).strip()

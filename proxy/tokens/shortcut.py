@@ -16,7 +16,8 @@ import msgspec
 
 from proxy.errors import InvalidRequest
 from proxy.log import logger
-from proxy.tokens.template import ChatTemplate, Message
+from proxy.tokens.messages import Message
+from proxy.tokens.template import ChatTemplate
 from proxy.tokens.thoughts import has_stand_in, with_thoughts
 
 _STAND_IN = {"role": "user", "content": "…"}

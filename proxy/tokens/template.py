@@ -1,74 +1,32 @@
-"""The model's chat template and tokenizer: messages to text to ids, exactly as transformers renders them.
+"""The model's chat template and tokenizer, from messages to text to ids, exactly as transformers renders them.
 
 Uses `tokenizers` and Jinja directly: importing transformers' tokenizers would load torch into the proxy.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.settings import ConfigurationError
 from proxy.tokens import reasoning
-from proxy.tokens.control_tokens import ControlTokens, any_of, constants_of
+from proxy.tokens.control_tokens import ControlTokens, constants_of
+from proxy.tokens.jinja_environment import chat_environment, known_arguments
+from proxy.tokens.messages import Message, prepared
 from proxy.tokens.model_files import ModelFiles, locate, read_model_files
-
-Message = Mapping[str, Any]
-"""`role`, `content` (text), `tool_calls`, … in the OpenAI shape, without nulls (`canonical.normalise`)."""
+from proxy.tokens.shield import any_of
 
 _TAIL = 32
-_SHORT_ID = 9
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_NOT_ASCII = re.compile("[^\x00-\x7f\ud800-\udfff]+")
-"""What JSON in ASCII escapes, but for the marks of control tokens (`control_tokens`), which become ASCII again."""
 _CHARACTERS = 16
 """For a token, at first: four times what is usual."""
 _CUT = 64
 """Tokens by which the beginning of a text may differ from the same beginning cut off."""
 _PROBE = "\u2402probe\u2403"
-_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""What every template is given."""
-
-
-_DICT_ATTRIBUTES = frozenset(dir(dict))
-_LOOP_ATTRIBUTES = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, quicker where templates spend their time: `message.role` of a plain dict, `loop.first`. What is
-    no attribute of a dict is an item of it, as it is in the end in the sandbox's own way."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if kind is dict and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is LoopContext and attribute in _LOOP_ATTRIBUTES:
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-
-class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what the model wrote, for training masks. It changes no text."""
-
-    tags = {"generation"}  # noqa: RUF012  (Jinja's own declaration)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatTemplate:
@@ -78,12 +36,12 @@ class ChatTemplate:
         """With `allow_control_tokens` the text of a control token is that token, whoever wrote it."""
         self._tokenizer = tokenizer
         self._special_tokens = files.special_tokens
-        environment = _environment()
+        environment = chat_environment()
         self._templates = {name: environment.from_string(text) for name, text in files.templates.items()}
         self.sources = tuple(files.templates.values())
         """The texts of the templates."""
         self._short_ids = any("[TOOL_CALLS]" in text for text in self.sources)
-        self.known_arguments = _known_arguments(environment, files.templates.values()) - files.special_tokens.keys()
+        self.known_arguments = known_arguments(environment, files.templates.values()) - files.special_tokens.keys()
         """The names that the templates read beside messages, tools and the like: switches such as enable_thinking."""
         self.context_length = files.context_length
         self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -154,7 +112,7 @@ class ChatTemplate:
                     **{name: control.said(value) for name, value in (arguments or {}).items()},
                     **self._special_tokens,
                 },
-                messages=list(map(control.message, _prepared(messages, short_ids=self._short_ids))),
+                messages=list(map(control.message, prepared(messages, short_ids=self._short_ids))),
                 tools=control.tools(list(tools)) if tools else None,
                 documents=None,
                 add_generation_prompt=generation_prompt,
@@ -191,8 +149,8 @@ class ChatTemplate:
         return self._control.decode(ids)
 
     def check_length(self, text: str) -> None:
-        """Raises ContextLengthExceeded for text that cannot fit the context. It is not tokenised whole for that: a
-        body may have so much of it that its tokens would fill the memory."""
+        """Raise ContextLengthExceeded for a text that cannot fit the context. The text is not tokenised whole for
+        that: the tokens of a large body would fill the memory."""
         looked_at = _CHARACTERS * self.context_length
         while len(text) > looked_at:
             count = len(self.encode(text[:looked_at]))
@@ -203,43 +161,43 @@ class ChatTemplate:
             looked_at *= 4
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Ids of a text that is a prompt by itself: behind the tokens that the tokenizer begins every text with,
-        unless it has them already."""
+        """Return the ids of a text that is a whole prompt. They begin with the tokens that the tokenizer puts before
+        every text (a BOS token, say), once."""
         ids = self.encode(text)
         return ids if ids[: len(self._beginning)] == self._beginning else self._beginning + ids
 
     def encode_after(self, last_id: int | None, text: str) -> tuple[int, ...]:
-        """Ids of `text` standing behind the special token `last_id`, so that tokenizers that treat the beginning of
-        a text differently do not take `text` for one."""
+        """Return the ids of `text` as it is tokenised behind the special token `last_id`: some tokenizers treat the
+        beginning of a text differently."""
         if last_id is None or not text:
             return self.encode(text)
         anchored = self.encode(self.token_text(last_id) + text)
         return anchored[1:] if anchored[:1] == (last_id,) else self.encode(text)
 
     def token_text(self, token: int) -> str:
-        """A token as the vocabulary writes it; empty for an id outside of it."""
+        """Return a token as the vocabulary writes it; an empty string for an id outside of the vocabulary."""
         return self._tokenizer.id_to_token(token) or ""
 
     def readable_token(self, token: int) -> str:
-        """A token as text for people; a part of a character becomes U+FFFD."""
+        """Return a token as text for people; a part of a character becomes U+FFFD."""
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def added_ids(self, texts: Iterable[str]) -> frozenset[int]:
-        """Ids of those `texts` that are added tokens of this tokenizer."""
+        """Return the ids of those `texts` that are added tokens of this tokenizer."""
         return frozenset(self._added[text] for text in texts if text in self._added)
 
     def holds_thought(self, ids: Sequence[int]) -> bool:
-        """Whether a thought is begun somewhere in `ids`."""
+        """Return whether `ids` hold the beginning of a thought."""
         if self._think_ids:
             return any(token in ids for token in self._think_ids)
         return reasoning.OPEN in self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def may_end_in_thought(self, ids: Sequence[int]) -> bool:
-        """False where the tokens alone tell that they do not end inside of a thought: none is begun."""
+        """Return False where no token of `ids` begins a thought, so that they cannot end inside of one."""
         return not self._think_ids or self.holds_thought(ids)
 
     def tail_text(self, ids: Sequence[int], *, margin: int = 0) -> str:
-        """The end of the text that `ids` stand for, special tokens included: a few words, and `margin` characters."""
+        """Return the end of the text of `ids`, special tokens included: a few words, and `margin` characters more."""
         return self._tokenizer.decode(list(ids[-_TAIL - margin :]), skip_special_tokens=False)
 
     def _find_beginning(self) -> tuple[int, ...]:
@@ -248,8 +206,9 @@ class ChatTemplate:
         return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), ())
 
     def _find_turn_tokens(self) -> frozenset[str]:
-        """The control tokens: those that the tokenizer calls special, and the added tokens that the template writes
-        around messages, because some models do not call these special. Thoughts are parts of an answer, no turns."""
+        """Return the control tokens: those that the tokenizer calls special, and the added tokens that the template
+        writes around messages, because some models do not call these special. Tags of thoughts are none of them: they
+        divide an answer."""
         special = {self.token_text(token) for token in self.special_ids}
         asked = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
         framing: set[str] = set()
@@ -262,17 +221,18 @@ class ChatTemplate:
         return frozenset(special | framing) - {reasoning.OPEN, reasoning.CLOSE}
 
     def _find_tags(self, constants: Iterable[str]) -> frozenset[str]:
-        """The added tokens that stand in the template's own texts, such as `<tool_response>`."""
+        """Return the added tokens that stand in the template's own texts, such as `<tool_response>`."""
         written = any_of(self._structural)
         return frozenset(found for text in constants for found in written.findall(text))
 
     @property
     def _structural(self) -> list[str]:
-        """The added tokens that are no words and no white space."""
+        """The added tokens that are neither words nor white space."""
         return [text for text in self._added if text.strip() and not text.replace(" ", "").isalnum()]
 
     def _find_closing(self) -> str:
-        """What the template writes behind an assistant's text, such as `<|im_end|>` and a line break."""
+        """Return the text that the template writes behind an assistant's text, such as `<|im_end|>` and a line
+        break."""
         probe = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _PROBE}]
         try:
             rendered = self.render(probe, None, generation_prompt=False)
@@ -307,96 +267,10 @@ class ChatTemplate:
             return False
 
     def _find_stop_ids(self, files: ModelFiles) -> tuple[int, ...]:
-        """The configured end tokens, and the special token by which the template closes an answer: base models
-        often name only the end of text."""
+        """Return the configured end tokens, and the special token by which the template closes an answer: base models
+        often name the end of text only."""
         stops = list(files.stop_ids)
         stops += [self._added[text] for text in files.stop_texts if text in self._added]
         first = self.encode(self.closing.lstrip())[:1]
         stops += [token for token in first if token in self.special_ids]
         return tuple(dict.fromkeys(stops))
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up for chat templates, which are untrusted code."""
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _known_arguments(environment: jinja2.Environment, texts: Iterable[str]) -> frozenset[str]:
-    read: set[str] = set()
-    for text in texts:
-        read |= meta.find_undeclared_variables(environment.parse(text))
-    return frozenset(read - environment.globals.keys() - _OURS)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON without the HTML escapes of Jinja's own filter."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
-    return _NOT_ASCII.sub(_escaped, text) if ensure_ascii else text
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005  (templates mean the local date)
-
-
-def _prepared(messages: Sequence[Message], *, short_ids: bool) -> list[Message]:
-    """Messages as templates expect them: tool arguments, which clients send as JSON text, are the object. With
-    `short_ids` the ids of calls have the nine letters and digits that Mistral's templates insist on."""
-    prepared = [
-        _map_calls(message, short_ids=short_ids) if message.get("tool_calls") else message for message in messages
-    ]
-    return [_map_answered(message) for message in prepared] if short_ids else prepared
-
-
-def _map_calls(message: Message, *, short_ids: bool) -> Message:
-    calls = []
-    for call in cast("Sequence[Mapping[str, Any]]", message["tool_calls"]):
-        function = dict(call["function"])
-        function["arguments"] = _object_or_text(function.get("arguments"))
-        plain = {**call, "function": function}
-        if short_ids and "id" in call:
-            plain["id"] = _short_id(call["id"])
-        calls.append(plain)
-    return {**message, "tool_calls": calls}
-
-
-def _map_answered(message: Message) -> Message:
-    if "tool_call_id" not in message:
-        return message
-    return {**message, "tool_call_id": _short_id(message["tool_call_id"])}
-
-
-def _short_id(call_id: str) -> str:
-    """Itself if it is short, else always the same nine letters and digits for the same id."""
-    if len(call_id) == _SHORT_ID and call_id.isascii() and call_id.isalnum():
-        return call_id
-    return blake2b(call_id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
-
-
-def _object_or_text(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = json.loads(arguments)
-        if _SURROGATE.search(arguments):
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # a lone surrogate, which no tokenizer takes, is a ValueError as well
-        return arguments
-    return value if isinstance(value, dict) else arguments

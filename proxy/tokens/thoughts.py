@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
+from proxy.tokens.messages import Message
 from proxy.tokens.reasoning import CLOSE, OPEN
-from proxy.tokens.template import ChatTemplate, Message
+from proxy.tokens.template import ChatTemplate
 
 _STAND_IN = "\u2402thought\u2403"
 """For the thought of the answer that is continued."""

@@ -1,4 +1,4 @@
-"""What the last message of a prompt says, and which rule answers it."""
+"""Find the last message of a prompt and the rule that answers it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THINK, END_THINK = "<think>", "</think>"
 _FIRST_WINDOW = 64
 _REMEMBERED = 4096
 _REMEMBERED_TOKENS = 512
-"""Longer pieces of prompts are looked at anew each time: remembering thousands of them would take the memory."""
+"""Longer ends of prompts are read again each time: thousands of them would fill the memory."""
 _PROBE, _NEXT_PROBE = "PROBE1", "PROBE2"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
 
@@ -68,7 +68,7 @@ class PromptReader:
         self._remembered: dict[tuple[int, ...], LastMessage | None] = {}
 
     def read(self, ids: Sequence[int]) -> LastMessage:
-        """Looks at ever larger pieces of the prompt's end until one holds the beginning of a message."""
+        """Return the last message: decode larger and larger ends of the prompt until one holds a message's start."""
         size = _FIRST_WINDOW
         while True:
             window = tuple(ids[-size:])
@@ -85,7 +85,7 @@ class PromptReader:
             size *= 2
 
     def turn(self, ids: Sequence[int]) -> int:
-        """Which answer of the conversation is asked for, from 1."""
+        """Return the number of the answer that the prompt asks for, from 1."""
         answers = _count(list(ids), self._answer_mark)
         return answers if self._opens_with_mark else answers + 1
 
@@ -132,7 +132,7 @@ class PromptReader:
         return self._frame_behind_an_answer("system", [*asked, _message("system", _PROBE)])
 
     def _frame_behind_an_answer(self, role: str, messages: list[dict[str, Any]]) -> list[_Frame]:
-        """None where the template does not have such messages there."""
+        """Return no frame where the template does not take such messages behind an answer."""
         try:
             text = self._written(messages)
         except InvalidRequest:
@@ -147,7 +147,7 @@ class PromptReader:
         return [_Frame(role=role, header=header, end=end.rstrip(), separator=separator)]
 
     def _written(self, messages: list[dict[str, Any]]) -> str:
-        """As it comes back from the tokenizer, which may write white space in another way."""
+        """Return the rendered text as prompts are decoded: a tokenizer may write white space in another way."""
         text = self._template.render(messages, None, generation_prompt=False)
         return self._template.decode(self._template.encode(text))
 
@@ -157,7 +157,7 @@ def _message(role: str, content: str) -> dict[str, Any]:
 
 
 def _count(ids: list[int], mark: Sequence[int]) -> int:
-    """How often `mark` stands in `ids`."""
+    """Return the number of times that `mark` occurs in `ids`."""
     first, length = mark[0], len(mark)
     count = at = 0
     try:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.tokens.messages import Message
 from proxy.tokens.prefix import behind
 from proxy.tokens.shortcut import Rendering, Shortcuts
-from proxy.tokens.template import ChatTemplate, Message
+from proxy.tokens.template import ChatTemplate
 from tests.proxy.tokens.models import CHATML, write_model
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
