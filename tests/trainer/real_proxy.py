@@ -53,7 +53,7 @@ class RealProxy:
         self._worlds: dict[str, World] = {}
         self._numbers: dict[str, torch.Generator] = {}
         configured = Settings(
-            server=ServerSettings(data_dir=directory / "data"),
+            server=ServerSettings(data_dir=directory / "data", weights_dir=self.weights),
             bootstrap=BootstrapSettings(admin_key=SecretStr(ADMIN), trainer_key=SecretStr(TRAINER)),
             engine=EngineSettings(health_interval_seconds=0.05),
             run=RunSettings(name=RUN, model=str(base), group_timeout_seconds=0.01),
