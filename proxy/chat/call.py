@@ -237,7 +237,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an answer when its stream begins. `choices`: how many there will be. `unrecorded`: why it will
-    not be recorded, where that is certain. `standings`: of the run's limits, if there are any."""
+    not be recorded, where that is certain. `standings`: of the run's limits, if there are any. `warnings` tell the
+    client what of its sampling was changed."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -248,6 +249,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     choices: int
     unrecorded: str | None = None
     standings: tuple[Standing, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class StreamWriter(Protocol):

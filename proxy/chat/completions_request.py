@@ -10,7 +10,7 @@ import msgspec
 from pydantic import Field, WithJsonSchema
 
 from proxy.chat.call import ModelCall
-from proxy.chat.fields import decode_body
+from proxy.chat.fields import decode_body, unknown_fields
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.chat.wire import StreamOptions
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -34,7 +34,7 @@ TextOf = Callable[[Sequence[int]], str]
 
 
 class CompletionBody(SamplingFields):
-    """Explicit null is the same as absent; fields that are not named here are ignored."""
+    """Explicit null is the same as absent; fields that are not named here are ignored with a warning."""
 
     model: str
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
@@ -73,6 +73,7 @@ def parse_completion(raw: bytes, text_of: TextOf) -> ModelCall:
         logprobs=body.logprobs is not None,
         top_logprobs=body.logprobs or 0,
         body={key: item for key, item in value.items() if key != "prompt"},
+        warnings=tuple(unknown_fields(value, CompletionBody)),
     )
 
 

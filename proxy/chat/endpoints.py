@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 
 from fastapi import APIRouter, Request, Response
@@ -32,6 +33,12 @@ from proxy.settings import Settings
 router = APIRouter(tags=["models"])
 
 PREFIXES = ("/v1", "", "/sessions/{session_id}/v1", "/sessions/{session_id}")
+
+_LONGEST_WARNING = 1000
+"""Clients and gateways bound the size of all headers together, mostly by 8 KB."""
+
+_RETRY_DIGITS = 9
+"""No client counts further; Python itself refuses to read numbers of thousands of digits."""
 
 _CHAT = ChatCompletions()
 _COMPLETIONS = Completions()
@@ -100,7 +107,7 @@ async def caller(request: Request) -> Caller:
     headers = dict(reversed(request.scope["headers"]))  # of several of a name, the first
     body = await request.body()
     retries = headers.get(b"x-stainless-retry-count", b"")
-    retry_count = int(retries) if retries.isdigit() else None
+    retry_count = int(retries) if retries.isdigit() and len(retries) <= _RETRY_DIGITS else None
     given = headers.get(b"idempotency-key")
     idempotency_key = given.decode("latin-1") if given is not None else None
     is_repeatable = retry_count is not None or idempotency_key is not None
@@ -142,6 +149,13 @@ async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialec
 def _headers(call: ModelCall, known: Answer | StreamHead) -> dict[str, str]:
     """What rewards are sent to, or why there is nothing to send them to; and what of the request had no effect."""
     headers = unrecorded_header(known) or {"x-base-rl-session": known.session_id, "x-base-rl-turn": known.turn_id}
-    if call.warnings:
-        headers["x-base-rl-warning"] = "; ".join(call.warnings)[:1000]
-    return headers
+    of_sampling = known.warnings if isinstance(known, StreamHead) else ()
+    return headers | warning_header((*call.warnings, *of_sampling))
+
+
+def warning_header(warnings: Sequence[str]) -> dict[str, str]:
+    """The header that names what of the request was changed or has no effect; none if there is nothing."""
+    text = "; ".join(warnings)
+    if len(text) > _LONGEST_WARNING:
+        text = f"{text[:_LONGEST_WARNING]}..."
+    return {"x-base-rl-warning": text} if text else {}

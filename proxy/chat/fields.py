@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from proxy.errors import InvalidRequest
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_READ_ELSEWHERE = frozenset({"metadata", "prompt_cache_key", "user", "safety_identifier"})
+"""Fields that name sessions and users, in every dialect."""
+
+_ASKS_FOR_NOTHING = {"service_tier": "auto"}
+"""Values by which a client says that it wants nothing in particular."""
+
 _UNPLAIN = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -43,6 +51,13 @@ def decode_element(raw: msgspec.Raw, where: str) -> Any:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{where} is not valid JSON: {error}{_hint(raw)}", param=where) from error
+
+
+def unknown_fields(value: Mapping[str, Any], body: type[BaseModel]) -> list[str]:
+    """Warn of each field of a request that `body` does not have and nobody else reads. Null asks for nothing."""
+    unread = value.keys() - body.model_fields.keys() - _READ_ELSEWHERE
+    asked = [name for name in sorted(unread) if value[name] not in (None, _ASKS_FOR_NOTHING.get(name))]
+    return [f"{plain(name)} has no effect: there is no such field" for name in asked]
 
 
 def object_at(value: Any, where: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
+from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of, warning_header
 from proxy.chat.messages import Messages
 from proxy.chat.messages_request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
 from proxy.chat.streaming import json_response
@@ -35,9 +35,10 @@ async def count_tokens(request: Request) -> Response:
     """How many tokens a request's prompt has. Nothing is generated or recorded."""
     who = await principal(request)
     chat = chat_of(request)
-    body, _warnings = chat.readable(await request.body())
+    body, warnings = chat.readable(await request.body())
     call = parse_count_tokens(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
-    return _named(request, json_response({"input_tokens": await chat.count_tokens(call, who)}))
+    headers = warning_header((*call.warnings, *warnings))
+    return _named(request, json_response({"input_tokens": await chat.count_tokens(call, who)}, headers))
 
 
 for _prefix in PREFIXES:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from proxy.chat import wire_schemas
 from proxy.chat.call import AnswerFormat, ModelCall, RequestedSampling, ToolChoice, ToolUse
-from proxy.chat.fields import decode_body, object_at, plain, text_at
+from proxy.chat.fields import decode_body, object_at, plain, text_at, unknown_fields
 from proxy.chat.messages_history import read_history
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
@@ -30,7 +30,7 @@ class Metadata(BaseModel):
 
 
 class CountTokensBody(BaseModel):
-    """Explicit null is the same as absent; fields that are not named here are ignored.
+    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
 
     What has places of its own is checked by hand, so that a fault names its exact place whatever else is allowed
     there.
@@ -92,7 +92,7 @@ def _call(
     *,
     system_anywhere: bool,
 ) -> ModelCall:
-    warnings: list[str] = []
+    warnings = unknown_fields(value, MessagesBody)
     history = read_history(body.system, body.messages, system_anywhere=system_anywhere)
     _refuse_unsupported(body, warnings.append)
     tools = _tools(body.tools or [], warnings.append)

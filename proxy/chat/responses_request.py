@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from proxy.chat import wire_schemas
 from proxy.chat.call import AnswerFormat, ModelCall, PreviousAnswer
-from proxy.chat.fields import list_at, object_at, plain, text_at
+from proxy.chat.fields import list_at, object_at, plain, text_at, unknown_fields
 from proxy.chat.remembered import Remembered
 from proxy.chat.responses_items import Item, ItemReader, ReadItems, RememberedAnswer
 from proxy.chat.responses_tools import read_tool_choice, read_tools
@@ -23,7 +23,7 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponseBody(SamplingFields):
-    """Explicit null is the same as absent; fields that are not named here are ignored.
+    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
 
     `input`, `tools` and what has many forms are checked by hand, so that a fault names its exact place.
     """
@@ -102,7 +102,13 @@ def parse_response_request(
             **{key: item for key, item in value.items() if key != "input"},
             "tools": [tool for tools in declared.values() for tool in tools],
         },
-        warnings=(*reader.warnings, *offered.warnings, *unknown, *_without_effect(body)),
+        warnings=(
+            *reader.warnings,
+            *offered.warnings,
+            *unknown,
+            *_without_effect(body),
+            *unknown_fields(value, ResponseBody),
+        ),
     )
 
 
@@ -119,15 +125,18 @@ def _refuse_unsupported(body: ResponseBody) -> None:
 
 
 def _without_effect(body: ResponseBody) -> list[str]:
-    """Warnings of what is accepted and changes nothing, where it asks for a change."""
+    """Warn of fields that are accepted and change nothing, where they ask for a change."""
     asked = {
         "reasoning.summary": (body.reasoning or {}).get("summary") is not None,
         "text.verbosity": (body.text or {}).get("verbosity") not in (None, "medium"),
         "service_tier": body.service_tier not in (None, "auto", "default"),
         "stream_options.include_obfuscation": bool((body.stream_options or {}).get("include_obfuscation")),
+        "max_tool_calls": body.max_tool_calls is not None,
         **{f"include {plain(name)}": name != _LOGPROBS for name in body.include or ()},
     }
     warnings = [f"{name} has no effect" for name, has in asked.items() if has]
+    if body.store is False:
+        warnings.append("store false has no effect: every call is recorded")
     if body.truncation == "auto":
         warnings.append("truncation auto has no effect: a prompt that is too long is refused")
     return warnings

@@ -11,6 +11,8 @@ from proxy.errors import ContextLengthExceeded, InvalidRequest
 from proxy.settings import RunSettings, SamplingMode
 from proxy.tokens.template import ChatTemplate
 
+_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+
 _HALF = 2**63
 """Seeds are signed and of 64 bits."""
 
@@ -56,6 +58,20 @@ def resolve_sampling(
         logit_bias=requested.logit_bias,
     )
     return _with_mode(plain, run) if purpose is Purpose.TRAIN else plain
+
+
+def changes(requested: RequestedSampling, given: SamplingParameters, run: RunSettings) -> list[str]:
+    """Name what the engine is given otherwise than the client asked, with the setting that is the reason. Defaults
+    for what the client left out are no changes."""
+    told = []
+    if requested.max_new_tokens is not None and given.max_new_tokens < requested.max_new_tokens:
+        reason = "run.max_new_tokens" if given.max_new_tokens == run.max_new_tokens else "the context's length"
+        told.append(f"at most {given.max_new_tokens} new tokens instead of {requested.max_new_tokens}: {reason}")
+    for name in _NUMBERS:
+        asked, got = getattr(requested, name), getattr(given, name)
+        if asked is not None and asked != got:
+            told.append(f"{name} is {got:g} instead of {asked:g}: run.sampling.mode is {run.sampling.mode}")
+    return told
 
 
 def for_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:

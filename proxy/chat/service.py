@@ -36,6 +36,7 @@ from proxy.chat.recording import CallContext, TurnRecorder, stream_head
 from proxy.chat.redacting import TurnRedactor
 from proxy.chat.remembered import Remembered
 from proxy.chat.retries import RecentAnswers, Replayed, UnnamedCalls
+from proxy.chat.sampling import changes
 from proxy.clock import Clock
 from proxy.credentials.service import Principal
 from proxy.engines.activity import EngineActivity, EngineSlots
@@ -311,7 +312,9 @@ class ChatService:
     ) -> Generation:
         plans = self._choices.plans(call, context, prompts, promised)
         run = context.served.run
-        head = stream_head(plans, context.unrecorded)
+        changed = (told for plan in plans[:: call.n] for told in changes(call.sampling, plan.sampling, run.settings))
+        warnings = tuple(dict.fromkeys(changed))
+        head = msgspec.structs.replace(stream_head(plans, context.unrecorded), warnings=warnings)
         if self._limits is not None and run.settings.limits.bound_calls and context.unrecorded is None:
             head = msgspec.structs.replace(head, standings=self._limits.standings(run))
         generation = Generation(

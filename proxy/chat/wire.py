@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from proxy.chat import wire_schemas
 from proxy.chat.call import ModelCall, ToolChoice
 from proxy.chat.conversation import WireMessages
-from proxy.chat.fields import decode_listing
+from proxy.chat.fields import decode_listing, unknown_fields
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.chat.template_arguments import read_template_arguments
 from proxy.chat.wire_messages import read_message
@@ -34,7 +34,7 @@ class StreamOptions(BaseModel):
 
 
 class ChatCompletionBody(SamplingFields):
-    """Explicit null is the same as absent; fields that are not named here are ignored.
+    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
 
     `messages`, and what has many forms, are checked by hand, so that a fault names its exact place whatever else is
     allowed there.
@@ -94,7 +94,7 @@ def parse_chat_completion(raw: bytes, known: Set[str] = frozenset()) -> ModelCal
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
         body={key: item for key, item in value.items() if key != "messages"},
-        warnings=(*warnings, *unknown, *_without_effect(body)),
+        warnings=(*warnings, *unknown, *_without_effect(body), *unknown_fields(value, ChatCompletionBody)),
     )
 
 

@@ -16,7 +16,7 @@ from tests.proxy.chat.world import USER, World, listening
 
 PATH = "/v1/messages"
 TOOL: Any = {"name": "calculator", "description": "Computes.", "input_schema": {"type": "object"}}
-ASKED: Any = {"model": "policy", "max_tokens": 1000, "messages": [USER]}
+ASKED: Any = {"model": "policy", "max_tokens": 256, "messages": [USER]}
 
 _EVENTS: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(RawMessageStreamEvent)
 

@@ -34,12 +34,14 @@ async def test_explicit_null_is_absent_for_every_optional_field(world: World) ->
     assert (await ask(world, **nulls)).status_code == 200
 
 
-async def test_unknown_fields_are_ignored(world: World) -> None:
+async def test_unknown_fields_are_ignored_with_a_warning(world: World) -> None:
     block = {"type": "text", "text": "Hi.", "cache_control": {"type": "ephemeral"}, "citations": None, "x_vendor": 1}
     body: Any = {"messages": [{"role": "user", "content": [block], "id": "x"}], "x_vendor": {"deep": [1]}}
     response = await ask(world, **body, service_tier="auto", speed="fast", inference_geo="eu")
     assert response.status_code == 200
-    assert "x-base-rl-warning" not in response.headers
+    assert response.headers["x-base-rl-warning"] == "; ".join(
+        f"{name} has no effect: there is no such field" for name in ("inference_geo", "speed", "x_vendor")
+    )
 
 
 def test_tools_are_functions_in_the_order_that_templates_write() -> None:
