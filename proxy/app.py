@@ -56,6 +56,7 @@ from proxy.policies.retention import WeightRetention
 from proxy.policies.service import VersionService
 from proxy.policies.swap import SwapController
 from proxy.private_files import make_directory, tighten
+from proxy.runs.asking import AskedBatches
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
@@ -219,8 +220,9 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     state.feedback = feedback = FeedbackService(database, signals, clock, observer=state.metrics)
     await feedback.apply_changed_rules()
     state.trajectories = TrajectoryStore(database=database, clock=clock, signals=signals)
+    state.asked = AskedBatches()
     state.claims = claims = ClaimService(
-        database=database, clock=clock, signals=signals, activity=state.engine_activity
+        database=database, clock=clock, signals=signals, activity=state.engine_activity, asked=state.asked
     )
     state.steps = StepService(database=database)
     state.retention_of_weights = WeightRetention(database=database, clock=clock, signals=signals)
@@ -289,6 +291,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         data_dir=state.settings.server.data_dir,
         token_text=template.readable_token,
         faults=faults,
+        asked=state.asked,
         serves_unrecorded=state.settings.database.when_unavailable == "serve",
     )
     stack.callback(state.overview.close)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SUITES = frozenset({"archon", "browser", "clients", "end_to_end", "gpu", "ranks", "sglang", "tracking"})
+SUITES = frozenset({"archon", "browser", "clients", "end_to_end", "gpu", "pages", "ranks", "sglang", "tracking"})
 ROOT = Path(__file__).parent
 
 

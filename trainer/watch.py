@@ -33,7 +33,7 @@ class GradientWatch:
             return
         reason = (
             f"{self._in_a_row} batches in a row had no gradient to learn from at version {version} (norm of the last:"
-            f" {norm:g}). See what they were rewarded with; lower trainer.optimizer.learning_rate, or roll back; then"
+            f" {norm:g}). See what they were rewarded with; lower trainer.optimizer.learning_rate; then"
             " resume the run. A trainer that is restarted tries the same batches again"
         )
         self._in_a_row = 0

@@ -161,18 +161,20 @@ def status(
     """Say whether database, engine and trainer are well. The exit status is non-zero when calls are not served."""
     from proxy.cli.operations import Operations
 
-    async def ask() -> dict[str, Any]:
+    async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.health()
+            health = await operations.health()
+            # Without its store a proxy has no runs to tell of, and that is said already.
+            return health, await operations.runs() if health["database"] == "ok" and not as_json else []
 
     def show() -> int:
-        health = asyncio.run(ask())
+        health, runs = asyncio.run(ask())
         if as_json:
             out.print_json(json.dumps(health))
         else:
             from proxy.cli.drawing import health_table
 
-            out.print(health_table(health))
+            out.print(health_table(health, runs))
         return 0 if health["ready"] else 1
 
     finish(show)

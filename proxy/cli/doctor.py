@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 
 from proxy.cli.addresses import is_free
+from proxy.cli.local_keys import load
 from proxy.cli.stack import read_address
 from proxy.engines.scripted.script import BUILT_IN, read_script
 from proxy.settings import ConfigurationError, EngineKind, Settings
@@ -64,6 +65,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         _database,
         _engine,
         _torch,
+        _learning,
     )
     for check in checks:
         yield from check(settings)
@@ -275,6 +277,30 @@ def _engine_at(url: str) -> Iterator[Finding]:
         )
     else:
         yield Finding(name="engine", verdict=Verdict.OK, detail=f"{url} serves {model}")
+
+
+def _learning(settings: Settings) -> Iterator[Finding]:
+    """Yield why a run of the base-rl that is up cannot have learnt yet; nothing where none is up."""
+    data_dir = settings.server.data_dir
+    address = read_address(data_dir)
+    keys = load(data_dir) if address is not None else None
+    if address is None or keys is None:
+        return
+    try:
+        reply = httpx.get(
+            f"{address.url}/api/v1/runs",
+            headers={"authorization": f"Bearer {keys.admin_key}"},
+            timeout=_HTTP_TIMEOUT_S,
+        )
+        runs = reply.json()["runs"] if reply.status_code == httpx.codes.OK else []
+    except (httpx.HTTPError, ValueError, KeyError):
+        return  # the findings about port and database say why it does not answer
+    for run in runs:
+        reasons = run["not_learnt_because"]
+        detail = (
+            f"{run['name']}: {'; '.join(reasons)}" if reasons else f"{run['name']}: nothing keeps it from learning"
+        )
+        yield Finding(name="learning", verdict=Verdict.NOTE if reasons else Verdict.OK, detail=detail)
 
 
 def _torch(_: Settings) -> Iterator[Finding]:

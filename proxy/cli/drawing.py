@@ -18,6 +18,11 @@ _LIVE_BARS = 40
 """With what stands beside it, the reward's line fits a terminal of 80 columns."""
 
 
+def session_label(session_id: str, name: str | None) -> str:
+    """Return a session's id with the client's own name for it, if it has one."""
+    return session_id if name is None else f"{session_id} {name}"
+
+
 def sparkline(values: Sequence[float], *, low: float = 0.0, high: float = 1.0, width: int = 48) -> str:
     """The last values as a line of bars; more values than `width` are averaged in equal runs."""
     if not values:
@@ -83,8 +88,8 @@ def live_line(run: LiveRun) -> str:
     )
 
 
-def health_table(health: dict[str, Any]) -> RenderableType:
-    """What `base-rl status` shows of the health view of the operating API."""
+def health_table(health: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) -> RenderableType:
+    """Draw the health view of the operating API, and why `runs`, its summaries, cannot have learnt yet."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -99,6 +104,9 @@ def health_table(health: dict[str, Any]) -> RenderableType:
             f"{run['state']}, serving version {run['serving_version']} of {run['head_version']}; "
             f"trainer {'not seen yet' if run['trainer'] == 'never' else run['trainer']}",
         )
+    for summary in runs:
+        for reason in summary["not_learnt_because"]:
+            table.add_row(Text("not learnt yet", "yellow"), f"{summary['name']}: {reason}")
     for problem in health["problems"]:
         table.add_row(Text("problem", "red"), problem)
     return table

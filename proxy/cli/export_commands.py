@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -12,10 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, finish, out, where
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, errors, finish, out, where
 
 _BATCH_BYTES = 4 << 20
 _BATCH_LINES = 64
+_PROGRESS_SECONDS = 5.0
+"""Between two lines in a log."""
 
 
 class FileFormat(StrEnum):
@@ -122,7 +126,10 @@ def import_sessions(
 
         address, key = where(data_dir, url, api_key)
         try:
-            total = asyncio.run(_import(address, key, run, source, train=train, keep_ids=keep_ids))
+            with _progress() as progress:
+                total = asyncio.run(
+                    _import(address, key, run, source, train=train, keep_ids=keep_ids, progress=progress)
+                )
         except (InvalidRecord, ParquetNotInstalled) as error:
             raise Refused(str(error)) from error
         if as_json:
@@ -149,7 +156,16 @@ async def _export(address: str, key: str, path: str, query: dict[str, Any], writ
             writer.add(line)
 
 
-async def _import(address: str, key: str, run: str, source: Path, *, train: bool, keep_ids: bool) -> dict[str, int]:
+async def _import(
+    address: str,
+    key: str,
+    run: str,
+    source: Path,
+    *,
+    train: bool,
+    keep_ids: bool,
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, int]:
     from proxy.cli.datasets import is_preference, lines_of
     from proxy.cli.operations import Operations
 
@@ -165,7 +181,29 @@ async def _import(address: str, key: str, run: str, source: Path, *, train: bool
             answer = await operations.send(f"/api/v1/runs/{run}/{what}", query, b"\n".join(lines), told_of=path)
             for name in answer:
                 total[name] += answer[name]
+            progress(total["imported"] + total["skipped"])
     return total
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], None]]:
+    """Give a function that is told how many records were taken so far. It says so on standard error: in one line that
+    changes on a terminal, in a line every `_PROGRESS_SECONDS` in a log."""
+    began = said = time.monotonic()
+    live = errors.status("importing …") if errors.is_terminal else None
+
+    def tell(records: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        line = f"{records:,} read, {records / max(now - began, 0.001):,.0f} a second"
+        if live is not None:
+            live.update(f"importing … {line}")
+        elif now - said >= _PROGRESS_SECONDS:
+            said = now
+            errors.print(line)
+
+    with live if live is not None else nullcontext():
+        yield tell
 
 
 def _batches(lines: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, list[bytes]]]:

@@ -154,6 +154,7 @@ def rewards_add(
 
 def _ledger_table(rewards: list[dict[str, Any]], now: float) -> Table:
     from proxy.admin.formatting import ago, reward
+    from proxy.cli.drawing import session_label
 
     table = _table("session", "turn", "name", "reward", "source", "when", "", "comment")
     for one in rewards:
@@ -163,7 +164,7 @@ def _ledger_table(rewards: list[dict[str, Any]], now: float) -> Table:
             "late" if one["after_training"] and one["used_by"] is None else "",
         ]
         table.add_row(
-            *(one["session_id"], one["turn_id"] or "", one["name"]),
+            *(session_label(one["session_id"], one["external_id"]), one["turn_id"] or "", one["name"]),
             Text(reward(one["value"]), style="strike dim" if one["superseded"] else "bold"),
             *(one["source"], ago(one["created_at"], now), ", ".join(filter(None, marks))),
             one["comment"] or "",
@@ -173,13 +174,15 @@ def _ledger_table(rewards: list[dict[str, Any]], now: float) -> Table:
 
 def _revised_table(sessions: list[dict[str, Any]], now: float) -> Table:
     from proxy.admin.formatting import ago, reward
+    from proxy.cli.drawing import session_label
 
     table = _table("session", "trained by", "trained on", "now", "turns", "what came since", "when")
     for one in sessions:
         turns = [f"{reward(turn['reward_then'])} → {reward(turn['reward_now'])}" for turn in one["turns"]]
         since = [f"{entry['name']} {reward(entry['value'])} by {entry['source']}" for entry in one["entries"]]
         table.add_row(
-            *(one["session_id"], f"v{one['version']}", reward(one["reward_then"]), reward(one["reward_now"])),
+            *(session_label(one["session_id"], one["external_id"]), f"v{one['version']}"),
+            *(reward(one["reward_then"]), reward(one["reward_now"])),
             *(", ".join(turns), ", ".join(since), ago(one["revised_at"], now)),
         )
     return table

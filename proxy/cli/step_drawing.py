@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.admin.formatting import ABSENT, number, percent, reward, seconds, words
+from proxy.cli.drawing import session_label
 
 _HEAD = (
     "loss",
@@ -115,7 +116,7 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
         audit = entry["audit"]
         if audit["skipped"] is not None:
             table.add_row(
-                audit["session_id"],
+                _session(entry),
                 _used(entry),
                 _now(entry),
                 f"skipped: {words(audit['skipped'])}",
@@ -128,7 +129,7 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
             continue
         ratios = (audit[f"ratio_{name}"] for name in ("p05", "median", "p95"))
         table.add_row(
-            audit["session_id"],
+            _session(entry),
             _used(entry),
             _now(entry),
             number(audit["advantage"], 3),
@@ -139,6 +140,10 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
             ABSENT if audit["logprob_gap_max"] is None else f"{audit['logprob_gap_max']:.1e}",
         )
     return table
+
+
+def _session(entry: dict[str, Any]) -> str:
+    return session_label(entry["audit"]["session_id"], entry["external_id"])
 
 
 def _used(entry: dict[str, Any]) -> str:

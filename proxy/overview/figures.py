@@ -12,16 +12,21 @@ from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.overview import assembly
 from proxy.overview.assembly import StepFacts
+from proxy.overview.learning import ENOUGH_STEPS, LearningFacts, why_not_learnt
 from proxy.overview.live import RateHistory, Remembered
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
+from proxy.runs.asking import AskedBatches
+from proxy.settings import RunSettings
 
 _STEP_POINTS = 600
 _KEPT_STEPS = 4096
 _AUDITS_AT_ONCE = 40
 """Of steps of some hundred trajectories: 5 ms, in which nothing else is done."""
 _RECENT_SESSIONS = 200
+_LONGEST_WAIT = 90.0
+"""Seconds: a trainer that waits asks again within this time (`ClaimRequest.wait_s` is 60 at most)."""
 
 LARGE = 20_000
 """Up to so many sessions, what needs a walk over all of them is counted for who asks."""
@@ -54,7 +59,9 @@ _NO_TOTALS = _Totals(sessions={}, turns=0, last_activity_at=None, swaps=0)
 class _Recent(msgspec.Struct, frozen=True, kw_only=True):
     """What an index finds quickly."""
 
-    rewards: list[float]
+    rewards: list[tuple[str | None, float]]
+    learning_rates: list[float]
+    trainer_seen_at: float | None
     open_sessions: int
     newest_step: StepFacts | None
     inexact_share: float | None
@@ -80,10 +87,17 @@ class RunFigures:
     """
 
     def __init__(
-        self, *, database: Database, clock: Clock, hold_seconds: float, elapsed: Clock = time.monotonic
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        hold_seconds: float,
+        elapsed: Clock = time.monotonic,
+        asked: AskedBatches | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
+        self._asked = asked or AskedBatches()
         self._remembered = Remembered(hold_seconds, elapsed)
         self._rates: dict[str, RateHistory] = {}
         self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
@@ -114,6 +128,7 @@ class RunFigures:
         recent = await self._remembered.get(("recent", run.id), lambda: self._recent(run.id))
         totals = await self._of_run(run.id)  # last: what it starts behind us would be in the way of the other
         step = recent.newest_step
+        rewards = [reward for _, reward in recent.rewards]
         return RunSummary(
             id=run.id,
             name=run.name,
@@ -127,8 +142,8 @@ class RunFigures:
             open_sessions=recent.open_sessions,
             turn_count=totals.turns,
             swaps=totals.swaps,
-            mean_reward=sum(recent.rewards) / len(recent.rewards) if recent.rewards else None,
-            reward_count=len(recent.rewards),
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+            reward_count=len(rewards),
             staleness_mean=step.staleness_mean if step is not None else None,
             staleness_max=step.staleness_max if step is not None else None,
             tokens_per_second=recent.tokens_per_second,
@@ -137,6 +152,22 @@ class RunFigures:
             inexact_share=recent.inexact_share,
             unattributed_share=recent.unattributed_share,
             last_activity_at=totals.last_activity_at,
+            not_learnt_because=why_not_learnt(self._learning_facts(run, recent, totals)),
+        )
+
+    def _learning_facts(self, run: AnyRow, recent: _Recent, totals: _Totals) -> LearningFacts:
+        asked = self._asked.find(run.id)
+        seen = [at for at in (recent.trainer_seen_at, asked.at if asked is not None else None) if at is not None]
+        lease = RunSettings.model_validate(run.config).lease_seconds
+        return LearningFacts(
+            state=run.state,
+            head_version=run.head_version,
+            sessions=totals.sessions,
+            open_sessions=recent.open_sessions,
+            rewards=recent.rewards,
+            learning_rates=recent.learning_rates,
+            trainer_seen=bool(seen) and self._clock() - max(seen) <= max(lease, _LONGEST_WAIT),
+            wanted=asked.want if asked is not None else None,
         )
 
     async def _of_run(self, run_id: str) -> _Totals:
@@ -175,6 +206,8 @@ class RunFigures:
             recorded = sum(attributions.values())
             return _Recent(
                 rewards=await repository.last_rewards(run_id, REWARD_WINDOW),
+                learning_rates=await repository.learning_rates(run_id, ENOUGH_STEPS),
+                trainer_seen_at=mark.created_at if (mark := await repository.trainer_marks(run_id)) else None,
                 open_sessions=await repository.open_sessions(run_id),
                 newest_step=next(iter(steps.values()), None),
                 inexact_share=1.0 - continuations.get("exact", 0) / continued if continued else None,

@@ -120,22 +120,22 @@ class OverviewRepository:
         statement = select(func.count()).where(is_open(), SessionRow.run_id == run_id)
         return int((await self._connection.execute(statement)).scalar_one())
 
-    async def last_rewards(self, run_id: str, count: int) -> list[float]:
-        """Of the last ended and rewarded training sessions, newest first."""
+    async def last_rewards(self, run_id: str, count: int) -> list[tuple[str | None, float]]:
+        """Group and reward of the last ended and rewarded training sessions, newest first."""
         ended = (
-            select(SessionRow.ended_at, SessionRow.reward, SessionRow.purpose)
+            select(SessionRow.ended_at, SessionRow.reward, SessionRow.purpose, SessionRow.group_id)
             .where(SessionRow.run_id == run_id, SessionRow.ended_at.is_not(None))
             .order_by(SessionRow.ended_at.desc())
             .limit(_LOOKED_THROUGH)
             .subquery()
         )
         statement = (
-            select(ended.c.reward)
+            select(ended.c.group_id, ended.c.reward)
             .where(ended.c.reward.is_not(None), ended.c.purpose == "train")
             .order_by(ended.c.ended_at.desc())
             .limit(count)
         )
-        return [reward for (reward,) in await self._all(statement)]
+        return [(row.group_id, row.reward) for row in await self._all(statement)]
 
     async def late_rewards(self, run_id: str) -> int:
         """Entries that came after training, by an index that has no others."""
@@ -331,6 +331,17 @@ class OverviewRepository:
             PolicyVersionRow.swap_seconds,
         ).where(PolicyVersionRow.run_id == run_id)
         return await self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
+
+    async def learning_rates(self, run_id: str, limit: int) -> list[float]:
+        """Learning rates of the newest versions, newest first, without those that no gradient made."""
+        statement = (
+            select(PolicyVersionRow.metrics)
+            .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version > 0)
+            .order_by(PolicyVersionRow.version.desc())
+            .limit(limit)
+        )
+        rates = [metrics.get("learning_rate") for (metrics,) in await self._all(statement)]
+        return [rate for rate in rates if rate is not None]
 
     async def audits(self, run_id: str, versions: Sequence[int]) -> dict[int, str]:
         """By version, as the JSON that is stored."""

@@ -52,6 +52,7 @@ from proxy.overview.views import (
     StepPage,
     TurnView,
 )
+from proxy.runs.asking import AskedBatches
 
 _POLL_S = 1.0
 _GAP_S = 0.5
@@ -65,7 +66,8 @@ class OverviewService:
     """Everything raises NotFound for what is not there and StoreUnavailable while the database is down.
 
     `hold_seconds`: how long costly figures of a run are kept at least; 0 in tests. `elapsed`: a clock that is never
-    set back, by which they grow old. `serves_unrecorded`: as `HealthCheck` takes it.
+    set back, by which they grow old. `asked`: the last request of each run's trainer.
+    `serves_unrecorded`: as `HealthCheck` takes it.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class OverviewService:
         faults: EngineFaults | None = None,
         hold_seconds: float = 0.5,
         elapsed: Clock = time.monotonic,
+        asked: AskedBatches | None = None,
         serves_unrecorded: bool = False,
     ) -> None:
         self._database = database
@@ -88,7 +91,9 @@ class OverviewService:
         self._token_text = token_text
         self.ledger = LedgerOverview(database)
         self._steps = StepOverview(database, token_text)
-        self._figures = RunFigures(database=database, clock=clock, hold_seconds=hold_seconds, elapsed=elapsed)
+        self._figures = RunFigures(
+            database=database, clock=clock, hold_seconds=hold_seconds, elapsed=elapsed, asked=asked
+        )
         self._health = HealthCheck(
             database=database,
             clock=clock,

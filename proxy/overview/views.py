@@ -32,7 +32,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     more than 20,000 sessions may be a minute ago. `tokens_per_second` is over the last minute, or the end of it that
     is known (`overview/live.py`).
     `late_rewards` counts entries that came when a trainer had their session already, `revised_sessions` the trained
-    sessions whose rewards are others now than those they were trained on.
+    sessions whose rewards are others now than those they were trained on. `not_learnt_because` says in sentences why
+    the run cannot have learnt anything yet (`overview/learning.py`); empty where it may have.
     """
 
     id: str
@@ -57,6 +58,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     inexact_share: float | None
     unattributed_share: float | None
     last_activity_at: float | None
+    not_learnt_because: tuple[str, ...] = ()
 
 
 class SessionItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,8 +31,8 @@ def anchors(text: str) -> set[str]:
 
 
 def code_blocks(text: str, language: str) -> list[str]:
-    """What stands between the fences of this language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    """Return what stands between the fences of this language, files with a title included."""
+    return re.findall(rf"^```{language}(?: title=[^\n]*)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def links(text: str) -> list[str]:

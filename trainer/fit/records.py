@@ -203,7 +203,8 @@ def _rows_of(path: Path) -> Iterator[bytes]:
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise NothingToFit(f"{path}: Parquet needs pyarrow: pip install 'base-rl[export]'") from error
+        remedy = "in the clone, pip install -c constraints.txt -e '.[export]'"
+        raise NothingToFit(f"{path}: Parquet needs pyarrow: {remedy}") from error
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=16):
             for row in batch.to_pylist():

@@ -55,7 +55,7 @@ def check_installed(names: Sequence[SinkName]) -> None:
         if importlib.util.find_spec(name.value) is None:
             raise ConfigurationError(
                 f"trainer.metrics.sinks: {name.value} needs a package that is not installed:"
-                f" pip install 'base-rl[{name.value}]'"
+                f" in the clone, pip install -c constraints.txt -e '.[{name.value}]'"
             )
 
 

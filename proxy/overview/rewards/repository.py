@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, tuple_
@@ -31,7 +31,7 @@ _BY_ID = Prepared(select(SessionRow.id, SessionRow.run_id).where(SessionRow.id =
 
 
 class LedgerRepository:
-    """Reads of one look at the store."""
+    """Queries that run within one read transaction."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -87,6 +87,13 @@ class LedgerRepository:
         """Whole rows of the sessions' ledgers, in order of arrival."""
         statement = select(RewardRow.__table__).where(RewardRow.session_id.in_(session_ids))
         return (await self._connection.execute(statement.order_by(RewardRow.sequence))).all()
+
+    async def names_of(self, session_ids: Iterable[str]) -> dict[str, str]:
+        """The client's own names, by session id; sessions without one are left out."""
+        statement = select(SessionRow.id, SessionRow.external_id).where(
+            SessionRow.id.in_(set(session_ids)), SessionRow.external_id.is_not(None)
+        )
+        return {row.id: row.external_id for row in await self._connection.execute(statement)}
 
     async def preferences_of(self, session_id: str) -> Sequence[AnyRow]:
         """In order of arrival."""

@@ -44,7 +44,11 @@ class LedgerOverview:
             touched = sorted({row.session_id for row in rows[:size]})
             ledger = await repository.entries(touched)
             trainings = await OverviewRepository(connection).trainings_of(touched)
-        items = {item.id: item for item in reward_items(ledger, used_by(trainings))}
+            names = await repository.names_of(touched)
+        items = {
+            item.id: msgspec.structs.replace(item, external_id=names.get(item.session_id))
+            for item in reward_items(ledger, used_by(trainings))
+        }
         last = rows[size - 1] if len(rows) > size else None
         return RewardPage(
             rewards=tuple(items[row.id] for row in rows[:size]),

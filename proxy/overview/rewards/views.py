@@ -19,7 +19,7 @@ class RewardFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 class RewardItem(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of the ledger. `superseded`: a later entry of the same scope, name and source counts instead.
-    `used_by` is the version whose step trained on this very entry."""
+    `used_by` is the version whose step trained on this very entry, `external_id` the client's name of the session."""
 
     sequence: int
     id: str
@@ -33,6 +33,7 @@ class RewardItem(msgspec.Struct, frozen=True, kw_only=True):
     after_training: bool
     superseded: bool
     used_by: int | None
+    external_id: str | None = None
 
 
 class RewardPage(msgspec.Struct, frozen=True, kw_only=True):

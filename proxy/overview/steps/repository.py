@@ -24,7 +24,7 @@ _CHUNK = 500
 
 
 class StepRepository:
-    """Reads of one look at the store."""
+    """Queries that run within one read transaction."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -75,6 +75,7 @@ _SESSIONS = (
         ClaimedSessionRow.position,
         ClaimedSessionRow.reward_ids,
         SessionRow.task,
+        SessionRow.external_id,
         SessionRow.group_id,
         SessionRow.reward.label("reward_now"),
         SessionRow.revised_at,

@@ -102,6 +102,7 @@ def _trajectory(
         group_id=session.group_id,
         group=session.group_name,
         task=session.task,
+        external_id=session.external_id,
         sampled=sampled,
         rewards=rewards[session.session_id],
     )

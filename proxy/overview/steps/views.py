@@ -24,7 +24,7 @@ class StepTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     """One trajectory of a step: its audit, the rewards that it was trained on, and its reward as it is now.
 
     `kept`: its batch taught nothing by itself, and was consumed together with a later one. `group` is the group's
-    name; `sampled`: its tokens are kept.
+    name, `external_id` the client's name of the session; `sampled`: its tokens are kept.
     """
 
     audit: TrajectoryAudit
@@ -35,6 +35,7 @@ class StepTrajectory(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str | None = None
     group: str | None = None
     task: str | None = None
+    external_id: str | None = None
     sampled: bool = False
     rewards: tuple[UsedReward, ...] = ()
 

@@ -26,6 +26,7 @@ from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity
 from proxy.errors import Conflict, InvalidRequest
+from proxy.runs.asking import AskedBatches
 from proxy.runs.service import RunView
 from proxy.trajectories.claims.handing_out import Lease, assembled, hand_out, nothing
 from proxy.trajectories.claims.repository import ClaimRepository, ClaimState, RunStanding
@@ -79,12 +80,19 @@ class ClaimService:
     """Claims of all runs. Clients' mistakes raise InvalidRequest, a claim that is not live raises Conflict."""
 
     def __init__(
-        self, *, database: Database, clock: Clock, signals: Signals, activity: EngineActivity | None = None
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        signals: Signals,
+        activity: EngineActivity | None = None,
+        asked: AskedBatches | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._signals = signals
         self._activity = activity
+        self._asked = asked
         self._closed = False
 
     def close(self) -> None:
@@ -103,6 +111,8 @@ class ClaimService:
 
     async def _claim(self, run: RunView, request: ClaimRequest, abandoned: Abandoned) -> ClaimedBatch:
         _check(request)
+        if self._asked is not None:
+            self._asked.note(run.id, request.want, self._clock())
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_s
         while True:

@@ -26,7 +26,9 @@ _JSON_OF_TURN = ("sampling", "messages", "request", "response")
 
 class ParquetNotInstalled(Exception):
     def __init__(self) -> None:
-        super().__init__("Parquet needs pyarrow: pip install 'base-rl[export]', or use --format jsonl")
+        super().__init__(
+            "Parquet needs pyarrow: use --format jsonl, or in the clone pip install -c constraints.txt -e '.[export]'"
+        )
 
 
 class RecordWriter:

@@ -1,0 +1,126 @@
+"""Why a run cannot have learnt yet, in sentences: for its page, `base-rl status` and `base-rl doctor`. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+ENOUGH_MOVEMENT = 3e-5
+"""Sum of the learning rates of a run's steps below which nothing can be seen yet. AdamW moves a weight by about the
+learning rate a step at most, and weights are of the order of 0.01 to 0.1: they have moved by a thousandth at most."""
+ENOUGH_STEPS = 100
+"""Beyond so many steps the learning rates are not summed up: whoever trained for so long looks at curves."""
+_LEAST_REWARDS = 8
+"""Fewer rewards that are equal may be chance."""
+
+
+class LearningFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store and the trainer's last request say of a run.
+
+    `sessions` counts them by training state, `rewards` are (group, reward) of the last rewarded ones.
+    `learning_rates` are those of the newest `ENOUGH_STEPS` versions that a gradient made. `trainer_seen`: a trainer
+    has claimed or asked within the lease time. `wanted` trajectories make a batch, as the trainer that asked last
+    said; None: none has.
+    """
+
+    state: str
+    head_version: int
+    sessions: Mapping[str, int]
+    open_sessions: int
+    rewards: Sequence[tuple[str | None, float]]
+    learning_rates: Sequence[float]
+    trainer_seen: bool
+    wanted: int | None
+
+
+def why_not_learnt(facts: LearningFacts) -> tuple[str, ...]:
+    """Return the reasons, the first cause first; none for a run that may have learnt something."""
+    if facts.head_version >= ENOUGH_STEPS:
+        return ()
+    reasons = [*_no_data(facts), *_no_contrast(facts), *_no_trainer(facts), *_no_batch(facts), *_no_movement(facts)]
+    return tuple(reasons)
+
+
+def _no_data(facts: LearningFacts) -> Sequence[str]:
+    if facts.head_version or _rewarded(facts):
+        return ()
+    if not sum(facts.sessions.values()):
+        return ("no agent has called yet",)
+    waiting = facts.sessions.get("pending", 0) + facts.sessions.get("expired", 0) - facts.open_sessions
+    parts = []
+    if waiting > 0:
+        parts.append(f"{waiting} ended without one")
+    if facts.open_sessions:
+        parts.append(f"{facts.open_sessions} {'is' if facts.open_sessions == 1 else 'are'} open")
+    if excluded := facts.sessions.get("excluded", 0):
+        parts.append(f"{excluded} {'is' if excluded == 1 else 'are'} not for training (evaluations, failed attempts)")
+    said = f" ({', '.join(parts)})" if parts else ""
+    return (f"no session has a reward yet{said}: post one number per session to /v1/feedback",)
+
+
+def _no_contrast(facts: LearningFacts) -> Sequence[str]:
+    """Rewards without a difference make every advantage zero."""
+    values = [reward for _, reward in facts.rewards]
+    if len(values) < _LEAST_REWARDS:
+        return ()
+    if len(set(values)) == 1:
+        return (
+            f"the last {len(values)} rewards are all {values[0]:g}, so every advantage is zero: some attempts must"
+            " succeed and some fail; take tasks that the model sometimes solves, or finer rewards",
+        )
+    groups: dict[str, list[float]] = defaultdict(list)
+    for group, reward in facts.rewards:
+        if group is not None:
+            groups[group].append(reward)
+    several = [rewards for rewards in groups.values() if len(rewards) > 1]
+    grouped = sum(len(rewards) for rewards in several)
+    if grouped == len(values) and all(len(set(rewards)) == 1 for rewards in several):
+        return (
+            f"within each of the last {len(several)} groups all rewards are equal, so every advantage is zero:"
+            " attempts at one task must differ; sample with a temperature, and take tasks that are solved sometimes",
+        )
+    return ()
+
+
+def _no_trainer(facts: LearningFacts) -> Sequence[str]:
+    if facts.state == "paused":
+        return ("training is paused: resume the run",)
+    if facts.trainer_seen or not _rewarded(facts):
+        return ()
+    return ("no trainer asks for trajectories: start `base-rl train`, or `base-rl up --trainer`",)
+
+
+def _no_batch(facts: LearningFacts) -> Sequence[str]:
+    if facts.head_version or facts.state == "paused":
+        return ()
+    if facts.sessions.get("leased", 0):
+        return ("the first training step is under way",)
+    ready = facts.sessions.get("ready", 0)
+    if facts.wanted is None or not _rewarded(facts) or ready >= facts.wanted:
+        return ()
+    return (
+        f"{ready} of {facts.wanted} trajectories of the first batch are there: go on, or make batches smaller"
+        " (trainer.batch.trajectories)",
+    )
+
+
+def _no_movement(facts: LearningFacts) -> Sequence[str]:
+    if not facts.head_version:
+        return ()
+    rates = facts.learning_rates
+    if not rates:
+        return ()  # what was fitted, or imported, has other figures
+    moved = sum(rates)
+    if moved >= ENOUGH_MOVEMENT:
+        return ()
+    steps = "1 step" if len(rates) == 1 else f"{len(rates)} steps"
+    return (
+        f"{steps} at a learning rate of {max(rates):g} cannot have moved a weight by more than about {moved:.1g},"
+        " which is seldom seen: raise trainer.optimizer.learning_rate, or go on for longer",
+    )
+
+
+def _rewarded(facts: LearningFacts) -> int:
+    return sum(facts.sessions.get(state, 0) for state in ("ready", "leased", "consumed", "stale"))
