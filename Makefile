@@ -7,7 +7,7 @@ SEED ?= 0
 ENGINE ?= embedded
 
 .PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-tracking test-sglang test-gpu \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-store bench-learning bench-async bench-trainer bench-gpu chaos checkpoint clean
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-async bench-trainer bench-gpu chaos checkpoint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ bench-engine: setup  ## tokens/s of the embedded engine -> benchmarks/results/en
 
 bench-proxy: setup  ## the proxy's own cost, beside LiteLLM and rllm-model-gateway -> benchmarks/results/proxy.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.proxy $(if $(SHORT),--short) $(if $(PROFILE),--profile)
+
+bench-hostile: setup  ## what others notice of one hostile client -> benchmarks/results/hostile.json (SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.hostile $(if $(SHORT),--short)
 
 bench-store: setup  ## both databases from nothing to a million turns -> benchmarks/results/store.json (TURNS=n, DATABASE=sqlite; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.store $(if $(TURNS),--turns $(TURNS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)

@@ -88,6 +88,24 @@ class ServerSettings(_Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class RequestSettings(_Section):
+    """How much one model call may hold. A call beyond a bound is a 400 before anything is rendered or tokenised."""
+
+    max_messages: PositiveInt = 10_000
+    """Messages, or items of the Responses API."""
+    max_parts: PositiveInt = 10_000
+    """Content parts or tool calls of one message."""
+    max_tools: PositiveInt = 1_000
+    max_prompt_ids: PositiveInt = 1_000_000
+    """Token ids in all prompts of one call of `/v1/completions`."""
+    max_values: PositiveInt = 100_000
+    """JSON values in one body, ids of prompts not counted, and in the arguments of all its tool calls."""
+    max_options_mib: PositiveInt = 4
+    """Everything but the conversation: tools, schemas, metadata."""
+    threads: PositiveInt = 2
+    """Large calls that are read, rendered and tokenised at one time; others wait for their turn."""
+
+
 class BootstrapSettings(_Section):
     """Keys that the proxy registers at start, if they are not yet there. `base-rl up` makes and passes them."""
 
@@ -354,6 +372,7 @@ class Settings(BaseSettings):
     )
 
     server: ServerSettings = ServerSettings()
+    requests: RequestSettings = RequestSettings()
     bootstrap: BootstrapSettings = BootstrapSettings()
     database: DatabaseSettings = DatabaseSettings()
     engine: EngineSettings = EngineSettings()
@@ -436,7 +455,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
             elif value is not None:
                 environment[path] = str(value)
 
-    for name in ("server", "database", "engine", "run"):
+    for name in ("server", "requests", "database", "engine", "run"):
         lay_out(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
     return environment
 

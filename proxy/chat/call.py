@@ -69,7 +69,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     answers are generated to each prompt. `previous` is the answer that the client names instead of sending the
     conversation; `messages` are whole all the same. `prefill` is what the answer begins with: prompt, which the model
     goes on from. `body` is the request as it came, without its messages. `warnings` tell the client what of its
-    request has no effect.
+    request has no effect. `is_large`: work on the call would keep others waiting, so that a worker thread does it.
+    `body_bytes` is the length of the body.
     """
 
     model: str
@@ -92,6 +93,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     warnings: tuple[str, ...] = ()
+    is_large: bool = False
+    body_bytes: int = 0
 
     def warned(self, warnings: tuple[str, ...]) -> Self:
         """The same, with more to warn of."""
@@ -106,8 +109,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who asks, and what the request says of the session beside its body: the path, and the headers that
     `sessions.identification` reads. `body_digest` tells equal requests, of callers that say that they may repeat one;
-    `retry_count` is what the client's SDK says of this one, None where it says nothing. `body_bytes` is the body's
-    length."""
+    `retry_count` is what the client's SDK says of this one, None where it says nothing."""
 
     principal: Principal
     path_session: str | None = None
@@ -115,7 +117,6 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     retry_count: int | None = None
     body_digest: bytes = b""
-    body_bytes: int = 0
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):

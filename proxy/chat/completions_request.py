@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field, WithJsonSchema
 
+from proxy.chat.bounds import DEFAULT_BOUNDS
 from proxy.chat.call import ModelCall
 from proxy.chat.fields import decode_body, unknown_fields
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.chat.wire import StreamOptions
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
+from proxy.settings import RequestSettings
 
 MOST_ANSWERS = 1024
 """To one call: prompts times `n`."""
@@ -48,14 +50,14 @@ class CompletionBody(SamplingFields):
     stream_options: StreamOptions | None = None
 
 
-def parse_completion(raw: bytes, text_of: TextOf) -> ModelCall:
+def parse_completion(raw: bytes, text_of: TextOf, *, bounds: RequestSettings = DEFAULT_BOUNDS) -> ModelCall:
     """`text_of` writes token ids. Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and
     cannot be honoured."""
     value = decode_body(raw)
     body = validated(CompletionBody, value)
     n = body.n or 1
     _refuse_unsupported(body, n)
-    prompts = _prompts(body.prompt)
+    prompts = _prompts(body.prompt, bounds.max_prompt_ids)
     if len(prompts) * n > MOST_ANSWERS:
         raise InvalidRequest(
             f"a call has at most {MOST_ANSWERS} answers, these are {len(prompts) * n}",
@@ -90,11 +92,17 @@ def _refuse_unsupported(body: CompletionBody, n: int) -> None:
         )
 
 
-def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+def _prompts(value: Any, most_ids: int) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
         raise InvalidRequest(_FORMS, param="prompt")
+    count = sum(len(prompt) if isinstance(prompt, list) else 1 for prompt in value)
+    if count > most_ids:
+        raise InvalidRequest(
+            f"prompt: {count} token ids are sent, and at most {most_ids} are taken (requests.max_prompt_ids)",
+            param="prompt",
+        )
     try:
         if isinstance(value[0], str):
             return msgspec.convert(value, tuple[str, ...])

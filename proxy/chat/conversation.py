@@ -7,6 +7,7 @@ bytes; only that answer and what follows are decoded, checked and hashed.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -151,6 +152,11 @@ class ReadConversation:
             self._last_answered = next(self.walk_answered(), None)
         return self._last_answered
 
+    def prepare(self) -> None:
+        """Find the last answer now, which may mean to hash the conversation from its beginning: on the thread of the
+        caller, not where the answer is asked for."""
+        self._last_answered = self.last_answered
+
     def walk_answered(self) -> Iterator[bytes]:
         for position in range(len(self.messages) - 1, self._start - 1, -1):
             if self.messages[position]["role"] == "assistant":
@@ -249,10 +255,11 @@ class AnsweredHashes(Sequence[bytes]):
 
 class ConversationIndex:
     """Which bytes have which canonical hash: nothing about clients, so that it is one for all. Bounded; what is
-    forgotten is computed again."""
+    forgotten is computed again. Threads may share it."""
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._kept = kept
+        self._lock = threading.Lock()  # an entry that is found may be dropped before it is moved to the end
         self._known: OrderedDict[bytes, KnownMessages] = OrderedDict()
 
     def read(self, messages: Sequence[Message]) -> ReadConversation:
@@ -263,19 +270,28 @@ class ConversationIndex:
             return ReadConversation(messages, start=0, known=KnownMessages(), digest=None)
         split = _last_answer(messages)
         before, whole = messages.digests(split)
-        known = self._known.get(before) if split else None
+        known = self._find(before) if split else None
         if known is None:
             return ReadConversation(messages, start=0, known=KnownMessages(), digest=whole)
-        self._known.move_to_end(before)
         return ReadConversation(messages, start=split, known=known, digest=whole)
 
     def keep(self, conversation: ReadConversation) -> None:
         """So that the request which goes on from this one is recognised."""
         if conversation.digest is None:
             return
-        self._known[conversation.digest] = KnownMessages(conversation.hash, conversation.plain, conversation.named)
-        if len(self._known) > self._kept:
-            self._known.popitem(last=False)
+        with self._lock:
+            self._known[conversation.digest] = KnownMessages(
+                conversation.hash, conversation.plain, conversation.named
+            )
+            if len(self._known) > self._kept:
+                self._known.popitem(last=False)
+
+    def _find(self, digest: bytes) -> KnownMessages | None:
+        with self._lock:
+            known = self._known.get(digest)
+            if known is not None:
+                self._known.move_to_end(digest)
+            return known
 
 
 def _last_answer(messages: Sequence[Message]) -> int:

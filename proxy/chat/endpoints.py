@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -52,15 +52,17 @@ def chat_of(request: Request) -> ChatService:
 async def chat_completions(request: Request) -> Response:
     """Answers a conversation, streamed or whole."""
     who = await caller(request)
-    body, warnings = chat_of(request).readable(await request.body())
-    call = parse_chat_completion(body, chat_of(request).template_arguments)
-    return await answer(request, call.warned(warnings), who, _CHAT)
+    chat = chat_of(request)
+    parse = partial(parse_chat_completion, known=chat.template_arguments, bounds=chat.bounds)
+    return await answer(request, await chat.read(await request.body(), parse), who, _CHAT)
 
 
 async def completions(request: Request) -> Response:
     """Continues texts or token ids, streamed or whole."""
     who = await caller(request)
-    call = parse_completion(await request.body(), chat_of(request).text_of)
+    chat = chat_of(request)
+    parse = partial(parse_completion, text_of=chat.text_of, bounds=chat.bounds)
+    call = await chat.read(await request.body(), parse, prompt_ids=True)
     return await answer(request, call, who, _COMPLETIONS)
 
 
@@ -117,8 +119,7 @@ async def caller(request: Request) -> Caller:
         session_headers=session_headers(request.scope["headers"]),
         idempotency_key=idempotency_key,
         retry_count=retry_count,
-        body_digest=sha256(body).digest() if is_repeatable else b"",
-        body_bytes=len(body),
+        body_digest=await chat_of(request).digest(body) if is_repeatable else b"",
     )
 
 

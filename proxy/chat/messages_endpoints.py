@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
+from proxy.chat.call import ModelCall
 from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of, warning_header
 from proxy.chat.messages import Messages
 from proxy.chat.messages_request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
@@ -21,11 +25,9 @@ _MESSAGES = Messages()
 async def messages(request: Request) -> Response:
     """Answers a conversation in Anthropic's wire format, streamed or whole."""
     who = await caller(request)
-    chat = chat_of(request)
-    body, warnings = chat.readable(await request.body())
-    call = parse_messages(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
+    call = await _read(request, parse_messages)
     try:
-        answered = await answer(request, call.warned(warnings), who, _MESSAGES)
+        answered = await answer(request, call, who, _MESSAGES)
     except UnsupportedParameter as error:
         raise UnsupportedParameter(error.message, param=_place(error.param)) from error
     return _named(request, answered)
@@ -34,11 +36,9 @@ async def messages(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """How many tokens a request's prompt has. Nothing is generated or recorded."""
     who = await principal(request)
-    chat = chat_of(request)
-    body, warnings = chat.readable(await request.body())
-    call = parse_count_tokens(body, chat.template_arguments, system_anywhere=chat.system_anywhere)
-    headers = warning_header((*call.warnings, *warnings))
-    return _named(request, json_response({"input_tokens": await chat.count_tokens(call, who)}, headers))
+    call = await _read(request, parse_count_tokens)
+    counted = await chat_of(request).count_tokens(call, who)
+    return _named(request, json_response({"input_tokens": counted}, warning_header(call.warnings)))
 
 
 for _prefix in PREFIXES:
@@ -50,6 +50,12 @@ for _prefix in PREFIXES:
         router.add_api_route(
             f"{_prefix}/{_path}", _handler, methods=["POST"], include_in_schema=_shown, openapi_extra=_described
         )
+
+
+async def _read(request: Request, parse: Callable[..., ModelCall]) -> ModelCall:
+    chat = chat_of(request)
+    parse = partial(parse, known=chat.template_arguments, bounds=chat.bounds, system_anywhere=chat.system_anywhere)
+    return await chat.read(await request.body(), parse)
 
 
 def _place(param: str | None) -> str | None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.chat.bounds import DEFAULT_BOUNDS, check_parts
 from proxy.chat.fields import object_at, text_at
 from proxy.chat.images import hint
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -45,47 +46,76 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     prefill: str = ""
 
 
-def read_history(system: Any, messages: list[Any], *, system_anywhere: bool = True) -> History:
-    """`system_anywhere`: the template takes messages of role system behind the first. Raises InvalidRequest that
-    names the place, UnsupportedParameter for blocks that are not text."""
+def read_history(
+    system: Any,
+    messages: list[Any],
+    *,
+    system_anywhere: bool = True,
+    most_parts: int = DEFAULT_BOUNDS.max_parts,
+) -> History:
+    """Convert a conversation. `system_anywhere`: the template takes messages of role system behind the first.
+    `most_parts` bounds the blocks of one message. Raises InvalidRequest that names the place, UnsupportedParameter
+    for blocks that are not text."""
     end = len(messages)
     while end and object_at(messages[end - 1], _place(end - 1)).get("role") == "assistant":
         end -= 1
-    said: list[dict[str, Any]] = []
+    said: list[_Growing] = []
     if system is not None:
         text = "\n".join(text for text in _texts(system, "system") if not text.startswith(_CLIENT_MARK))
-        said += [{"role": "system", "content": text}] if text else []
+        if text:
+            said.append(_Growing({"role": "system", "content": text}))
     for index, message in enumerate(messages[:end]):
-        for part in _read(message, _place(index)):
+        for part in _read(message, _place(index), most_parts):
             _add(said, part if system_anywhere else _where_templates_take_it(said, part))
-    _order_results(said)
     if not said:
         raise InvalidRequest("there is nothing to answer: the first message is the user's", param="messages")
-    return History(messages=said, prefill=_prefill(messages, end))
+    joined = [message.joined() for message in said]
+    _order_results(joined)
+    return History(messages=joined, prefill=_prefill(messages, end, most_parts))
 
 
 def _place(index: int) -> str:
     return f"messages[{index}]"
 
 
-def _add(said: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    """`part` as a message, or into the last one where that is of the same role."""
-    last = said[-1] if said else None
-    if last is None or last["role"] != part["role"] or part["role"] == "tool":
-        said.append(part)
-        return
-    if part["role"] != "assistant":
-        last["content"] = "\n".join(text for text in (last["content"], part["content"]) if text)
-        return
-    last["content"] += part["content"]
-    for key in ("reasoning_content", "tool_calls"):
-        if key in part:
-            last[key] = last[key] + part[key] if key in last else part[key]
+class _Growing:
+    """A message made of parts, joined once at the end: joining them one by one takes time by the square of their
+    number."""
+
+    def __init__(self, part: dict[str, Any]) -> None:
+        self.role: str = part["role"]
+        self._parts = [part]
+
+    def add(self, part: dict[str, Any]) -> None:
+        self._parts.append(part)
+
+    def joined(self) -> dict[str, Any]:
+        if len(self._parts) == 1:
+            return self._parts[0]
+        texts = [part["content"] for part in self._parts]
+        if self.role != "assistant":
+            return {"role": self.role, "content": "\n".join(filter(None, texts))}
+        message: dict[str, Any] = {"role": self.role, "content": "".join(texts)}
+        thoughts = [part["reasoning_content"] for part in self._parts if "reasoning_content" in part]
+        calls = [call for part in self._parts for call in part.get("tool_calls", ())]
+        if thoughts:
+            message["reasoning_content"] = "".join(thoughts)
+        if calls:
+            message["tool_calls"] = calls
+        return message
 
 
-def _where_templates_take_it(said: list[dict[str, Any]], part: dict[str, Any]) -> dict[str, Any]:
+def _add(said: list[_Growing], part: dict[str, Any]) -> None:
+    """Add `part` as a message, or to the last one where that is of the same role."""
+    if said and said[-1].role == part["role"] != "tool":
+        said[-1].add(part)
+    else:
+        said.append(_Growing(part))
+
+
+def _where_templates_take_it(said: list[_Growing], part: dict[str, Any]) -> dict[str, Any]:
     """A system message behind the beginning as Claude Code writes one to models that know none."""
-    if part["role"] != "system" or not said or said[-1]["role"] == "system":
+    if part["role"] != "system" or not said or said[-1].role == "system":
         return part
     return {"role": "user", "content": f"<system-reminder>\n{part['content']}\n</system-reminder>"}
 
@@ -104,8 +134,8 @@ def _order_results(said: list[dict[str, Any]]) -> None:
         said[start:end] = sorted(said[start:end], key=lambda result: order.get(result["tool_call_id"], len(calls)))
 
 
-def _read(value: Any, where: str) -> Iterator[dict[str, Any]]:
-    """One message in parts of one role each; an empty one has one."""
+def _read(value: Any, where: str, most_parts: int) -> Iterator[dict[str, Any]]:
+    """Yield the parts of one message, each of one role; an empty message has one."""
     message = object_at(value, where)
     role = text_at(message.get("role"), f"{where}.role")
     if role not in _ROLES:
@@ -118,6 +148,7 @@ def _read(value: Any, where: str) -> Iterator[dict[str, Any]]:
         return
     if not isinstance(content, list):
         raise InvalidRequest("content is text or a list of blocks", param=f"{where}.content")
+    check_parts(content, f"{where}.content", most_parts)
     if not content:
         yield {"role": role, "content": ""}
     for index, block in enumerate(content):
@@ -166,18 +197,19 @@ def _tool_message(block: dict[str, Any], where: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-def _prefill(messages: list[Any], start: int) -> str:
-    """The text of the assistant's messages at the end, from `start` on: all of it, and nothing else, is text."""
-    text = ""
+def _prefill(messages: list[Any], start: int, most_parts: int) -> str:
+    """The text of the assistant's messages at the end, from `start` on. Raises InvalidRequest for other parts."""
+    texts = []
     for index in range(start, len(messages)):
-        for part in _read(messages[index], _place(index)):
+        for part in _read(messages[index], _place(index), most_parts):
             if set(part) != {"role", "content"}:
                 raise InvalidRequest(
                     "the last message is the assistant's, so the answer goes on from it: it is text, without "
                     "thinking and without tool_use, which a tool_result has to follow",
                     param=f"{_place(index)}.content",
                 )
-            text += part["content"]
+            texts.append(part["content"])
+    text = "".join(texts)
     if text != text.rstrip():
         raise InvalidRequest(
             "a last message of the assistant does not end with white space",

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from proxy.chat import wire_schemas
+from proxy.chat.bounds import DEFAULT_BOUNDS, check_lists
 from proxy.chat.call import AnswerFormat, ModelCall, RequestedSampling, ToolChoice, ToolUse
 from proxy.chat.fields import decode_body, object_at, plain, text_at, unknown_fields
 from proxy.chat.messages_history import read_history
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
+from proxy.settings import RequestSettings
 
 _MOST_STOPS = 16
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
@@ -61,11 +63,14 @@ class MessagesBody(CountTokensBody):
     stream: bool | None = None
 
 
-def parse_messages(raw: bytes, known: Set[str], *, system_anywhere: bool = True) -> ModelCall:
+def parse_messages(
+    raw: bytes, known: Set[str], *, system_anywhere: bool = True, bounds: RequestSettings = DEFAULT_BOUNDS
+) -> ModelCall:
     """`known` are the arguments that the model's template reads, `system_anywhere` says whether it takes messages of
     role system behind the first. Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and
     cannot be honoured."""
     value = decode_body(raw)
+    check_lists(value, bounds)
     body = validated(MessagesBody, value)
     sampling = RequestedSampling(
         max_new_tokens=body.max_tokens,
@@ -74,14 +79,17 @@ def parse_messages(raw: bytes, known: Set[str], *, system_anywhere: bool = True)
         top_k=body.top_k or None,
         stop=_stops(body.stop_sequences or []),
     )
-    return _call(body, value, known, sampling, system_anywhere=system_anywhere)
+    return _call(body, value, known, sampling, bounds, system_anywhere=system_anywhere)
 
 
-def parse_count_tokens(raw: bytes, known: Set[str], *, system_anywhere: bool = True) -> ModelCall:
+def parse_count_tokens(
+    raw: bytes, known: Set[str], *, system_anywhere: bool = True, bounds: RequestSettings = DEFAULT_BOUNDS
+) -> ModelCall:
     """The call whose prompt is to be counted."""
     value = decode_body(raw)
+    check_lists(value, bounds)
     body = validated(CountTokensBody, value)
-    return _call(body, value, known, RequestedSampling(), system_anywhere=system_anywhere)
+    return _call(body, value, known, RequestedSampling(), bounds, system_anywhere=system_anywhere)
 
 
 def _call(
@@ -89,11 +97,12 @@ def _call(
     value: dict[str, Any],
     known: Set[str],
     sampling: RequestedSampling,
+    bounds: RequestSettings,
     *,
     system_anywhere: bool,
 ) -> ModelCall:
     warnings = unknown_fields(value, MessagesBody)
-    history = read_history(body.system, body.messages, system_anywhere=system_anywhere)
+    history = read_history(body.system, body.messages, system_anywhere=system_anywhere, most_parts=bounds.max_parts)
     _refuse_unsupported(body, warnings.append)
     tools = _tools(body.tools or [], warnings.append)
     choice, parallel = _tool_choice(body.tool_choice, [tool["function"]["name"] for tool in tools])

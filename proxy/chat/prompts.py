@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
+from proxy.chat.bounds import HUGE_BYTES, LARGE_TEXT
 from proxy.chat.call import ModelCall
 from proxy.chat.conversation import ConversationIndex, ReadConversation
 from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Continuation
+from proxy.http.workers import Workers
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.canonical import NormalMessages, tools_hash
 from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, behind, plan_branch, plan_continuation
@@ -19,6 +21,8 @@ from proxy.tokens.raw import RawPrompt
 from proxy.tokens.shortcut import Shortcuts
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import ParentTurn, TrajectoryStore
+
+_Result = TypeVar("_Result")
 
 RECENT_TURNS = 8
 """Where a call extends no recorded conversation, this many latest turns are looked at for common tokens."""
@@ -37,24 +41,28 @@ class PlannedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptPlanner:
-    """Plans the prompts of calls."""
+    """Plans the prompts of calls; those of large ones on `workers`."""
 
-    def __init__(self, template: ChatTemplate, trajectories: TrajectoryStore) -> None:
+    def __init__(self, template: ChatTemplate, trajectories: TrajectoryStore, workers: Workers) -> None:
         self._template = template
         self._trajectories = trajectories
+        self._workers = workers
         self._shortcuts = Shortcuts(template, behind)
         self._conversations = ConversationIndex()
 
     def read(self, call: ModelCall) -> ReadConversation:
-        """The call's conversation. Raises InvalidRequest for messages that are none."""
+        """The call's conversation. Raises InvalidRequest for messages that are none, ContextLengthExceeded for one
+        that alone is longer than the context. Threads may call it."""
+        if call.body_bytes > HUGE_BYTES:
+            self._check_lengths(call)
         asked = self._conversations.read(call.messages)
         self._conversations.keep(asked)
+        if call.is_large:
+            asked.prepare()
         return asked
 
-    async def plan(
-        self, call: ModelCall, asked: ReadConversation, session: SessionContext, *, is_large: bool = False
-    ) -> PlannedPrompt:
-        """`is_large`: rendering and tokenising would keep other calls waiting, so that a thread does it.
+    async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
+        """Find the turn that the call goes on from, render what is new and tokenise it.
 
         Raises InvalidRequest when the template refuses the messages, ContextLengthExceeded.
         """
@@ -62,9 +70,11 @@ class PromptPlanner:
         recent: list[ParentTurn] = []
         if parent is None and not session.is_new:
             recent = await self._trajectories.recent_turns(session.id, RECENT_TURNS)
-        if is_large:
-            return await asyncio.to_thread(self._plan, call, asked, parent, recent, None)
-        return self._plan(call, asked, parent, recent, self._shortcuts if asked.plain else None)
+        shortcuts = self._shortcuts if asked.plain else None
+        plan = partial(self._plan, call, asked, parent, recent, shortcuts)
+        if call.is_large or _has_much_new(call, asked, parent):
+            return await self._workers.run(plan)
+        return plan()
 
     def _plan(
         self,
@@ -98,12 +108,15 @@ class PromptPlanner:
             return None
         named = asked.named if call.previous is None else (call.previous.turn_id, *asked.named)
         restored = await self._restored(asked)
-        return await self._trajectories.find_parent(
-            session.id,
-            [*restored, *asked.answered] if restored else asked.answered,
-            tools_hash=tools_hash(call.tools, call.template_arguments),
-            named=named,
-        )
+        hashes: Sequence[bytes] = asked.answered
+        if restored:
+            hashes = await self._beside(call, lambda: [*restored, *asked.answered])
+        tools = await self._beside(call, lambda: tools_hash(call.tools, call.template_arguments))
+        return await self._trajectories.find_parent(session.id, hashes, tools_hash=tools, named=named)
+
+    async def _beside(self, call: ModelCall, work: Callable[[], _Result]) -> _Result:
+        """The result of `work`, which takes long for a large call: a worker does it then."""
+        return await self._workers.run(work) if call.is_large else work()
 
     async def _restored(self, asked: ReadConversation) -> tuple[bytes, ...]:
         """Return the conversation's hash with the text of its last answer, where the client dropped that text."""
@@ -116,7 +129,21 @@ class PromptPlanner:
 
     async def count(self, call: ModelCall) -> int:
         """The tokens of the prompt, were it the first of its session. Raises InvalidRequest."""
-        return len(await asyncio.to_thread(_conversation(call).encode, self._template))
+        return len(await self._workers.run(lambda: _conversation(call).encode(self._template)))
+
+    def _check_lengths(self, call: ModelCall) -> None:
+        """Raises ContextLengthExceeded for a message that cannot fit the context by itself, before it is hashed and
+        rendered. Answers are left out: templates may drop the thoughts in them."""
+        for message in call.messages:
+            content = message.get("content")
+            if isinstance(content, str) and message["role"] != "assistant":
+                self._template.check_length(content)
+
+
+def _has_much_new(call: ModelCall, asked: ReadConversation, parent: ParentTurn | None) -> bool:
+    """Whether what `parent` does not hold takes more than a few milliseconds to render and tokenise."""
+    first = asked.length_at(parent.conversation_hash) if parent is not None else 0
+    return sum(len(str(message.get("content"))) for message in call.messages[first:]) > LARGE_TEXT
 
 
 def _conversation(call: ModelCall) -> Conversation:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 import msgspec
 
+from proxy.chat.bounds import LARGE_TEXT
 from proxy.chat.call import Answer, ModelCall
 from proxy.chat.prompts import RECENT_TURNS, PlannedPrompt, known_turn, off_its_owner
 from proxy.contract.identifiers import RunId, TurnId
+from proxy.errors import ContextLengthExceeded
+from proxy.http.workers import Workers
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.raw import (
@@ -55,8 +57,10 @@ class RawPromptPlanner:
         decoder: TokenDecoder,
         trajectories: TrajectoryStore,
         completions: CompletionIndex,
+        workers: Workers,
     ) -> None:
         self._template = template
+        self._workers = workers
         self._decoder = decoder
         self._trajectories = trajectories
         self._completions = completions
@@ -70,14 +74,18 @@ class RawPromptPlanner:
             self._recalled.add(run_id)
 
     def read(self, call: ModelCall) -> ReadPrompts:
-        """Raises InvalidRequest for ids that no vocabulary has."""
+        """The call's prompts. Raises InvalidRequest for ids that no vocabulary has, ContextLengthExceeded for more
+        ids than the context has. Threads may call it."""
+        longest = max((len(prompt) for prompt in call.prompts if not isinstance(prompt, str)), default=0)
+        if longest > self._template.context_length:
+            raise ContextLengthExceeded(
+                f"prompt is too long: {longest} tokens > {self._template.context_length} maximum", param="prompt"
+            )
         prompts = tuple(map(RawPrompt, call.prompts))
         return ReadPrompts(prompts=prompts, extended=tuple(map(self._completions.extended_by, prompts)))
 
-    async def plan(
-        self, asked: ReadPrompts, session: SessionContext, *, is_large: bool = False
-    ) -> tuple[PlannedPrompt, ...]:
-        """`is_large`: tokenising would keep other calls waiting, so that a thread does it.
+    async def plan(self, call: ModelCall, asked: ReadPrompts, session: SessionContext) -> tuple[PlannedPrompt, ...]:
+        """Find the completion that each prompt goes on from, and tokenise what is new.
 
         Raises InvalidRequest for an empty prompt, and for ids of no token; ContextLengthExceeded.
         """
@@ -87,7 +95,8 @@ class RawPromptPlanner:
             parent = None if session.is_new else await self._parent(prompt, extended, session, recent)
             said = await self._said(parent) if parent is not None and prompt.is_text else None
             make = partial(self._planned, prompt, parent, said, recent)
-            planned.append(await asyncio.to_thread(make) if is_large else make())
+            is_large = call.is_large or len(prompt.data) > LARGE_TEXT
+            planned.append(await self._workers.run(make) if is_large else make())
         return tuple(planned)
 
     async def _parent(

@@ -7,6 +7,7 @@ read from there.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
@@ -18,6 +19,9 @@ _State = TypeVar("_State")
 
 _LOOK_BACK = 64
 """How many elements before the end a known beginning is looked for."""
+
+_LARGEST = 1 << 23
+"""Bytes that one state may stand for. A text may take four bytes in memory for one that was sent."""
 
 
 class Beginning(msgspec.Struct, Generic[_State], frozen=True):
@@ -32,10 +36,11 @@ class Beginning(msgspec.Struct, Generic[_State], frozen=True):
 
 class Remembered(Generic[_State]):
     """States by the bytes that led to them; nothing of who sent them. Bounded by the bytes that they stand for, the
-    least recently used leave first: what is forgotten is read again."""
+    least recently used leave first: what is forgotten is read again. Threads may share it."""
 
     def __init__(self, most_bytes: int = 1 << 26) -> None:
         self._most_bytes = most_bytes
+        self._lock = threading.Lock()  # the sum of bytes and the states change together
         self._bytes = 0
         self._states: OrderedDict[bytes, tuple[int, _State]] = OrderedDict()
 
@@ -58,22 +63,25 @@ class Remembered(Generic[_State]):
             count += 1
 
     def get(self, key: bytes) -> _State | None:
-        known = self._states.get(key)
-        if known is None:
-            return None
-        self._states.move_to_end(key)
-        return known[1]
+        with self._lock:
+            known = self._states.get(key)
+            if known is None:
+                return None
+            self._states.move_to_end(key)
+            return known[1]
 
     def clear(self) -> None:
-        self._states.clear()
-        self._bytes = 0
+        with self._lock:
+            self._states.clear()
+            self._bytes = 0
 
     def put(self, key: bytes, state: _State, *, size: int) -> None:
-        """`state` is that of the list, or of what else the key stands for; nobody may change what it holds. What is
-        known of the key stays."""
-        if key in self._states or size > self._most_bytes:
-            return
-        self._states[key] = (size, state)
-        self._bytes += size
-        while self._bytes > self._most_bytes:
-            self._bytes -= self._states.popitem(last=False)[1][0]
+        """Remember the state of the list, or of what else the key stands for, unless one is known already; nobody may
+        change what it holds. A state of a very long list is not worth the many that it would push out."""
+        with self._lock:
+            if key in self._states or size > min(self._most_bytes, _LARGEST):
+                return
+            self._states[key] = (size, state)
+            self._bytes += size
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._states.popitem(last=False)[1][0]

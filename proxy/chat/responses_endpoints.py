@@ -12,11 +12,10 @@ from fastapi import APIRouter, Request, Response
 from proxy.chat.call import ModelCall, PreviousAnswer
 from proxy.chat.conversation import RememberedMessages
 from proxy.chat.endpoints import PREFIXES, answer, caller, chat_of
-from proxy.chat.fields import decode_listing
 from proxy.chat.recorded import RecordedAnswers, answer_of
 from proxy.chat.responses import Responses, recorded_response
-from proxy.chat.responses_items import Item, UnknownItem, input_items, output_items, references
-from proxy.chat.responses_request import ResponseBody, parse_response_request
+from proxy.chat.responses_items import Item, input_items, output_items
+from proxy.chat.responses_request import ResponseBody, UnresolvedReferences, read_response_request
 from proxy.chat.responses_tools import special_tools
 from proxy.chat.streaming import json_response
 from proxy.contract.identifiers import turn_of_part
@@ -108,14 +107,13 @@ for _prefix in PREFIXES:
 async def _call(request: Request, who: Principal) -> ModelCall:
     """What the request asks, with everything that it refers to."""
     chat, recorded = chat_of(request), _recorded(request)
-    body, warnings = chat.readable(await request.body())
-    value = decode_listing(body, "input")
-    parse = partial(parse_response_request, value, known=chat.template_arguments, memory=chat.remembered)
+    body = await request.body()
+    parse = partial(read_response_request, known=chat.template_arguments, memory=chat.remembered, bounds=chat.bounds)
     try:
-        call = parse({})
-    except UnknownItem:
-        call = parse(await _referenced(recorded, who, references(value["input"])))
-    call = call.warned(warnings)
+        call = await chat.read(body, parse)
+    except UnresolvedReferences as error:
+        found = await _referenced(recorded, who, error.ids)
+        call = await chat.read(body, partial(parse, referenced=found))
     return call if call.previous is None else await _go_on(recorded, who, call, call.previous)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.chat.bounds import DEFAULT_BOUNDS, check_parts
 from proxy.chat.call import CallDelta, Choice, TokenLogprob
 from proxy.chat.conversation import KnownMessages, RememberedMessages
 from proxy.chat.fields import decode_element, list_at, object_at, plain, text_at
@@ -73,9 +74,22 @@ class RememberedAnswer(Exception):
 
 class ItemReader:
     """Items into messages. `referenced` are the items that others refer to by id; `behind` is where an earlier reader
-    was, whose items are not read again."""
+    was, whose items are not read again. `most_parts` bounds the content parts of one item.
 
-    def __init__(self, referenced: Mapping[str, Item], behind: ReadItems = ReadItems()) -> None:  # noqa: B008
+    While it reads, the texts of an answer are lists of their parts: joining them one by one takes time by the square
+    of their number.
+    """
+
+    def __init__(
+        self,
+        referenced: Mapping[str, Item],
+        behind: ReadItems = ReadItems(),  # noqa: B008
+        *,
+        most_parts: int = DEFAULT_BOUNDS.max_parts,
+    ) -> None:
+        self._most_parts = most_parts
+        self._answers: list[Message] = []
+        """Those whose texts are not joined yet."""
         self.messages: list[Message] = list(behind.messages)
         self.warnings: list[str] = list(behind.warnings)
         self.added_tools: dict[str, list[Any]] = dict(behind.added_tools)
@@ -90,6 +104,11 @@ class ItemReader:
         for index in range(first, len(items)):
             where = f"input[{index}]"
             self._read_item(object_at(decode_element(items[index], where), where), where)
+        for answer in self._answers:
+            for key in ("content", "reasoning_content"):
+                if isinstance(answer.get(key), list):
+                    answer[key] = "".join(answer[key])
+        self._answers.clear()
 
     def say(self, role: str, text: str) -> None:
         self._add({"role": role, "content": text})
@@ -142,19 +161,21 @@ class ItemReader:
             raise InvalidRequest(f"role is one of {', '.join(_ROLES)}", param=f"{where}.role")
         if item.get("content") is None and role != "assistant":
             raise InvalidRequest(f"a message of role {role} has content", param=f"{where}.content")
-        text = _text(item.get("content"), f"{where}.content")
+        text = self._text(item.get("content"), f"{where}.content")
         if role != "assistant":
             self._add({"role": role, "content": text})
             return
         message = self._answer_with(item, begins=True)
-        message["content"] = (message["content"] or "") + text
+        if message["content"] is None:
+            message["content"] = []
+        message["content"].append(text)
 
     def _read_reasoning(self, item: Item, where: str) -> None:
         """What is encrypted is not ours, and not read."""
         content = item.get("content")
         message = self._answer_with(item, begins=True)
         if content:
-            message["reasoning_content"] = message.get("reasoning_content", "") + _text(content, f"{where}.content")
+            message.setdefault("reasoning_content", []).append(self._text(content, f"{where}.content"))
 
     def _read_call(self, kind: str, item: Item, where: str) -> None:
         if kind == "function_call":
@@ -179,7 +200,7 @@ class ItemReader:
         if item["type"] == "shell_call_output":
             message: Message = {"role": "tool", "content": _json(output)}
         else:
-            message = {"role": "tool", "content": _text(output, f"{where}.output")}
+            message = {"role": "tool", "content": self._text(output, f"{where}.output")}
         named = item.get("call_id")
         if named is not None:
             message["tool_call_id"] = text_at(named, f"{where}.call_id")
@@ -206,7 +227,17 @@ class ItemReader:
         if turn is not None:
             self._answer["id"] = part_id("msg", turn)
         self.messages.append(self._answer)
+        self._answers.append(self._answer)
         return self._answer
+
+    def _text(self, content: Any, where: str) -> str:
+        """The text of content: a string, or parts of text."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        if not isinstance(content, list):
+            raise InvalidRequest("content is text or a list of parts", param=where)
+        check_parts(content, where, self._most_parts)
+        return "".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
 def output_items(turn_id: str, choice: Choice, special: SpecialTools) -> list[Item]:
@@ -335,15 +366,6 @@ def _kind(item: Item) -> Any:
     if kind is None and set(item) <= {"id", "type"} and "id" in item:
         return "item_reference"
     return kind
-
-
-def _text(content: Any, where: str) -> str:
-    """The text of content: a string, or parts of text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise InvalidRequest("content is text or a list of parts", param=where)
-    return "".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
 def _part_text(value: Any, where: str) -> str:

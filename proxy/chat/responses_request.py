@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
 from proxy.chat import wire_schemas
+from proxy.chat.bounds import DEFAULT_BOUNDS, check_lists, check_tools
 from proxy.chat.call import AnswerFormat, ModelCall, PreviousAnswer
-from proxy.chat.fields import list_at, object_at, plain, text_at, unknown_fields
+from proxy.chat.fields import decode_listing, list_at, object_at, plain, text_at, unknown_fields
 from proxy.chat.remembered import Remembered
-from proxy.chat.responses_items import Item, ItemReader, ReadItems, RememberedAnswer
+from proxy.chat.responses_items import Item, ItemReader, ReadItems, RememberedAnswer, UnknownItem, references
 from proxy.chat.responses_tools import read_tool_choice, read_tools
 from proxy.chat.sampling_fields import SamplingFields
 from proxy.chat.template_arguments import read_template_arguments
 from proxy.contract.identifiers import TurnId
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
+from proxy.settings import RequestSettings
 
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -60,12 +62,40 @@ ItemMemory = Remembered[ReadItems]
 """Of the beginnings of conversations that were sent before."""
 
 
+class UnresolvedReferences(Exception):
+    """The input refers to items, by these ids, which have to be found first."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        super().__init__(f"{len(ids)} references")
+        self.ids = ids
+
+
+def read_response_request(
+    raw: bytes,
+    *,
+    referenced: Mapping[str, Item] | None = None,
+    known: Set[str] = frozenset(),
+    memory: ItemMemory | None = None,
+    bounds: RequestSettings = DEFAULT_BOUNDS,
+) -> ModelCall:
+    """Parse a body. Raises what `parse_response_request` raises, and UnresolvedReferences where there are references
+    and `referenced` is None: find the items and parse again."""
+    value = decode_listing(raw, "input")
+    try:
+        return parse_response_request(value, referenced or {}, known=known, memory=memory, bounds=bounds)
+    except UnknownItem:
+        if referenced is not None:
+            raise
+        raise UnresolvedReferences(references(value["input"])) from None
+
+
 def parse_response_request(
     value: dict[str, Any],
     referenced: Mapping[str, Item],
     *,
     known: Set[str] = frozenset(),
     memory: ItemMemory | None = None,
+    bounds: RequestSettings = DEFAULT_BOUNDS,
 ) -> ModelCall:
     """The items of `value["input"]` are as they came (`fields.decode_listing`). `referenced` are those that
     `item_reference` names (`responses_items.references`), `known` the arguments that the model's template reads.
@@ -73,11 +103,14 @@ def parse_response_request(
     Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured,
     UnknownItem for a reference to nothing.
     """
+    check_lists(value, bounds)
     body = validated(ResponseBody, value)
     _refuse_unsupported(body)
-    reader = _read_input(body, referenced, memory)
+    reader = _read_input(body, referenced, memory, bounds)
     declared = {"tools": body.tools or [], **reader.added_tools}
+    check_tools(sum(map(len, declared.values())), bounds)
     offered = read_tools(declared)
+    check_tools(len(offered.functions), bounds)
     if not reader.messages and not body.previous_response_id:
         raise InvalidRequest("there is nothing to answer: input is empty", param="input")
     choice, functions = read_tool_choice(body.tool_choice, offered)
@@ -163,21 +196,23 @@ def _answer_format(form: Any) -> AnswerFormat | None:
     )
 
 
-def _read_input(body: ResponseBody, referenced: Mapping[str, Item], memory: ItemMemory | None) -> ItemReader:
+def _read_input(
+    body: ResponseBody, referenced: Mapping[str, Item], memory: ItemMemory | None, bounds: RequestSettings
+) -> ItemReader:
     """Reads what was not read before in these very bytes."""
     if body.input is None or isinstance(body.input, str):
-        reader = _begun(body, referenced)
+        reader = _begun(body, referenced, bounds)
         if body.input is not None:
             reader.say("user", body.input)
         return reader
     items = list_at(body.input, "input")
     if memory is None or referenced:
-        reader = _begun(body, referenced)
+        reader = _begun(body, referenced, bounds)
         reader.read(items)
         return reader
     known = memory.beginning(b"responses\n" + (body.instructions or "").encode(), items)
-    behind = _read_behind(items, known.count, known.state) if known.state is not None else None
-    reader = behind or _begun(body, referenced)
+    behind = _read_behind(items, known.count, known.state, bounds) if known.state is not None else None
+    reader = behind or _begun(body, referenced, bounds)
     if behind is None:
         reader.read(items)
     state = reader.state()
@@ -186,16 +221,16 @@ def _read_input(body: ResponseBody, referenced: Mapping[str, Item], memory: Item
     return reader
 
 
-def _begun(body: ResponseBody, referenced: Mapping[str, Item]) -> ItemReader:
-    reader = ItemReader(referenced)
+def _begun(body: ResponseBody, referenced: Mapping[str, Item], bounds: RequestSettings) -> ItemReader:
+    reader = ItemReader(referenced, most_parts=bounds.max_parts)
     if body.instructions:
         reader.say("system", body.instructions)
     return reader
 
 
-def _read_behind(items: list[Any], count: int, state: ReadItems) -> ItemReader | None:
-    """None where an item changes what `state` holds."""
-    reader = ItemReader({}, state)
+def _read_behind(items: list[Any], count: int, state: ReadItems, bounds: RequestSettings) -> ItemReader | None:
+    """The reader of the items behind the first `count`; None where one of them changes what `state` holds."""
+    reader = ItemReader({}, state, most_parts=bounds.max_parts)
     try:
         reader.read(items, count)
     except RememberedAnswer:

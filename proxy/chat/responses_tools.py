@@ -7,7 +7,7 @@ call of it goes back as a call of the tool. A tool of a namespace is offered und
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import msgspec
@@ -92,7 +92,9 @@ def read_tool_choice(choice: Any, offered: OfferedTools) -> tuple[ToolChoice, li
             raise InvalidRequest("tool_choice requires a call, and there are no tools", param="tool_choice")
         return ToolChoice(use=ToolUse.REQUIRED), functions
     if isinstance(choice, Mapping) and isinstance(choice.get("type"), str):
-        return ToolChoice(use=ToolUse.REQUIRED, name=_named(choice, "tool_choice", offered)), functions
+        return ToolChoice(
+            use=ToolUse.REQUIRED, name=_named(choice, "tool_choice", frozenset(offered.names))
+        ), functions
     raise InvalidRequest("tool_choice is auto, none, required or an object with a type", param="tool_choice")
 
 
@@ -173,15 +175,15 @@ def _note(special: dict[str, SpecialTool], tool: Mapping[str, Any], namespace: s
 
 
 def _allowed(tools: Any, offered: OfferedTools) -> list[dict[str, Any]]:
-    allowed = set()
+    allowed, known = set(), frozenset(offered.names)
     for index, tool in enumerate(list_at(tools, "tool_choice.tools")):
         place = f"tool_choice.tools[{index}]"
         if object_at(tool, place).get("type") in ("function", "custom"):
-            allowed.add(_named(tool, place, offered))
+            allowed.add(_named(tool, place, known))
     return [function for function in offered.functions if function["function"]["name"] in allowed]
 
 
-def _named(choice: Mapping[str, Any], where: str, offered: OfferedTools) -> str:
+def _named(choice: Mapping[str, Any], where: str, known: Set[str]) -> str:
     """The offered name of the tool that `choice` names."""
     kind = choice["type"]
     if kind not in ("function", "custom"):
@@ -193,6 +195,6 @@ def _named(choice: Mapping[str, Any], where: str, offered: OfferedTools) -> str:
         text_at(choice.get("name"), f"{where}.name"),
         text_at(namespace, f"{where}.namespace") if namespace is not None else None,
     )
-    if name not in offered.names:
+    if name not in known:
         raise InvalidRequest(f"there is no tool {name!r} that could be called", param=f"{where}.name")
     return name

@@ -15,13 +15,22 @@ Wiring (proxy/app.py):
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from proxy.chat import images
+from proxy.chat.bounds import (
+    HUGE_BYTES,
+    LARGE_MESSAGES,
+    LARGE_TOOLS,
+    check_arguments,
+    check_body,
+    has_much_to_read,
+)
 from proxy.chat.call import STORE_UNAVAILABLE, Caller, Dialect, ModelCall
 from proxy.chat.capture import Capture
 from proxy.chat.choices import ChoicePlanner
@@ -43,6 +52,7 @@ from proxy.engines.activity import EngineActivity, EngineSlots
 from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine
 from proxy.errors import RateLimited, StoreUnavailable
+from proxy.http.workers import Workers
 from proxy.limits.service import RunLimits
 from proxy.redaction.rules import load_rules
 from proxy.runs.service import RunDirectory, RunView
@@ -57,9 +67,6 @@ from proxy.trajectories.service import TrajectoryStore
 
 _UNREAD_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
 _UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable-deterministic-inference"
-
-_LARGE_BODY = 1 << 18
-"""Bytes. What is larger takes longer to render and tokenise than other calls should wait."""
 
 
 class ChatService:
@@ -82,6 +89,8 @@ class ChatService:
         faults: EngineFaults | None = None,
     ) -> None:
         """Without `limits` none are kept. `activity` hears of every generation, `faults` of every invalid reply."""
+        self.bounds = settings.requests
+        self._workers = Workers(self.bounds.threads)
         self._serves_unrecorded = settings.database.when_unavailable == "serve"
         self.models = ModelCatalog(runs, swaps, clock, outlives_store=self._serves_unrecorded)
         self._swaps = swaps
@@ -106,8 +115,8 @@ class ChatService:
         )
         self._choices = ChoicePlanner(template, output, clock)
         completions = CompletionIndex()
-        self._prompts = PromptPlanner(template, trajectories)
-        self._raw_prompts = RawPromptPlanner(template, self._decoder, trajectories, completions)
+        self._prompts = PromptPlanner(template, trajectories, self._workers)
+        self._raw_prompts = RawPromptPlanner(template, self._decoder, trajectories, completions, self._workers)
         redactor = None
         if settings.run.redaction.is_on:
             redactor = TurnRedactor(load_rules(settings.run.redaction), template, self._decoder, observer)
@@ -144,7 +153,34 @@ class ChatService:
             call = msgspec.structs.replace(call, sampling=unseeded).warned((_UNUSED_SEED,))
         return call
 
-    def readable(self, raw: bytes) -> tuple[bytes, tuple[str, ...]]:
+    async def read(self, raw: bytes, parse: Callable[[bytes], ModelCall], *, prompt_ids: bool = False) -> ModelCall:
+        """The call in a body, by its dialect's `parse`; on a worker thread where the body is large. `prompt_ids`: it
+        may hold prompts of token ids. Raises what `parse` raises, InvalidRequest for a body beyond the bounds."""
+        parsed = partial(self._parsed, raw, parse, prompt_ids=prompt_ids)
+        if not has_much_to_read(raw):
+            return parsed()
+        try:
+            return msgspec.structs.replace(await self._workers.run(parsed), is_large=True)
+        finally:
+            if len(raw) > HUGE_BYTES:
+                self._workers.trim_soon()
+
+    def _parsed(self, raw: bytes, parse: Callable[[bytes], ModelCall], *, prompt_ids: bool) -> ModelCall:
+        check_body(raw, self.bounds, prompt_ids=prompt_ids)
+        body, warnings = self._readable(raw)
+        call = parse(body).warned(warnings)
+        if len(raw) > HUGE_BYTES:
+            check_arguments(call.messages, self.bounds)
+        is_large = len(call.messages) > LARGE_MESSAGES or len(call.tools or ()) > LARGE_TOOLS
+        return msgspec.structs.replace(call, is_large=is_large, body_bytes=len(raw))
+
+    async def digest(self, body: bytes) -> bytes:
+        """What tells equal bodies."""
+        if len(body) > HUGE_BYTES:
+            return await self._workers.run(lambda: sha256(body).digest())
+        return sha256(body).digest()
+
+    def _readable(self, raw: bytes) -> tuple[bytes, tuple[str, ...]]:
         """A body as the model can be told of it, and a warning of what it cannot."""
         if not self._names_images:
             return raw, ()
@@ -196,6 +232,7 @@ class ChatService:
         for generation in running:
             generation.abandon()
         await asyncio.gather(*(generation.wait() for generation in running), return_exceptions=True)
+        self._workers.close()
 
     async def _start(
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
@@ -212,16 +249,16 @@ class ChatService:
             idempotency_key=None,
             unrecorded=STORE_UNAVAILABLE,
         )
-        prompts = await self._planned(call, self._read(call), context.session, caller)
-        return self._generate(call, caller, hints, context, prompts, self._choices.promised(call))
+        promised, asked = await self._understood(call)
+        prompts = await self._planned(call, asked, context.session)
+        return await self._generate(call, caller, hints, context, prompts, promised)
 
     async def _start_recorded(
         self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
     ) -> Generation | Replayed:
-        promised = self._choices.promised(call)
         if call.prompts:
             await self._raw_prompts.recall(served.run.id)
-        asked = self._read(call)
+        promised, asked = await self._understood(call)
         previous = () if call.previous is None else (call.previous.turn_id,)
         hints = msgspec.structs.replace(
             hints,
@@ -233,7 +270,7 @@ class ChatService:
         if isinstance(session, Generation | Replayed):
             return session
         try:
-            prompts = await self._planned(call, asked, session, caller)
+            prompts = await self._planned(call, asked, session)
             context = CallContext(
                 dialect=dialect,
                 served=served,
@@ -241,7 +278,7 @@ class ChatService:
                 idempotency_key=caller.idempotency_key,
                 users=self._sessions.users_of(call.body),
             )
-            return self._generate(call, caller, hints, context, prompts, promised)
+            return await self._generate(call, caller, hints, context, prompts, promised)
         except BaseException:  # also when the client leaves meanwhile: the call is not counted as one that goes on
             self._sessions.call_ended(session, recorded=False)
             raise
@@ -275,16 +312,21 @@ class ChatService:
                 self._sessions.call_ended(session, recorded=False)
         return session
 
-    def _read(self, call: ModelCall) -> ReadConversation | ReadPrompts:
+    async def _understood(self, call: ModelCall) -> tuple[PromisedAnswer | None, ReadConversation | ReadPrompts]:
+        """What the answer is held to, and the conversation or the prompts."""
+        if call.is_large:
+            return await self._workers.run(lambda: (self._choices.promised(call), self._conversation(call)))
+        return self._choices.promised(call), self._conversation(call)
+
+    def _conversation(self, call: ModelCall) -> ReadConversation | ReadPrompts:
         return self._raw_prompts.read(call) if call.prompts else self._prompts.read(call)
 
     async def _planned(
-        self, call: ModelCall, asked: ReadConversation | ReadPrompts, session: SessionContext, caller: Caller
+        self, call: ModelCall, asked: ReadConversation | ReadPrompts, session: SessionContext
     ) -> Sequence[PlannedPrompt]:
-        is_large = caller.body_bytes > _LARGE_BODY
         if isinstance(asked, ReadPrompts):
-            return await self._raw_prompts.plan(asked, session, is_large=is_large)
-        return (await self._prompts.plan(call, asked, session, is_large=is_large),)
+            return await self._raw_prompts.plan(call, asked, session)
+        return (await self._prompts.plan(call, asked, session),)
 
     async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:
         if caller.idempotency_key is not None:
@@ -301,7 +343,7 @@ class ChatService:
         if caller.retry_count is not None and session is not None:
             self._recent.drop((session.id, caller.body_digest))
 
-    def _generate(
+    async def _generate(
         self,
         call: ModelCall,
         caller: Caller,
@@ -310,7 +352,8 @@ class ChatService:
         prompts: Sequence[PlannedPrompt],
         promised: PromisedAnswer | None,
     ) -> Generation:
-        plans = self._choices.plans(call, context, prompts, promised)
+        planned = partial(self._choices.plans, call, context, prompts, promised)
+        plans = await self._workers.run(planned) if call.is_large else planned()
         run = context.served.run
         changed = (told for plan in plans[:: call.n] for told in changes(call.sampling, plan.sampling, run.settings))
         warnings = tuple(dict.fromkeys(changed))
@@ -348,6 +391,8 @@ class ChatService:
         )
         if self._limits is not None and run.settings.limits.bound_calls and generation.head.unrecorded is None:
             self._limits.used(run, generation.tokens_used)
+        if generation.call.body_bytes > HUGE_BYTES:
+            self._workers.trim_soon()
         self._running.discard(generation)
         self._recent.finished(generation)
         self._unnamed.finished(generation)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from proxy.chat import wire_schemas
+from proxy.chat.bounds import DEFAULT_BOUNDS, check_lists
 from proxy.chat.call import ModelCall, ToolChoice
 from proxy.chat.conversation import WireMessages
 from proxy.chat.fields import decode_listing, unknown_fields
@@ -25,6 +27,7 @@ from proxy.chat.wire_tools import (
 )
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
+from proxy.settings import RequestSettings
 
 
 class StreamOptions(BaseModel):
@@ -66,12 +69,15 @@ class ChatCompletionBody(SamplingFields):
     store: bool | None = None
 
 
-def parse_chat_completion(raw: bytes, known: Set[str] = frozenset()) -> ModelCall:
+def parse_chat_completion(
+    raw: bytes, known: Set[str] = frozenset(), *, bounds: RequestSettings = DEFAULT_BOUNDS
+) -> ModelCall:
     """`known` are the arguments that the model's template reads beside the messages.
 
     Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured.
     """
     value = decode_listing(raw, "messages")
+    check_lists(value, bounds)
     body = validated(ChatCompletionBody, value)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -81,7 +87,7 @@ def parse_chat_completion(raw: bytes, known: Set[str] = frozenset()) -> ModelCal
     arguments, unknown = read_template_arguments(body.reasoning_effort, body.chat_template_kwargs, known)
     return ModelCall(
         model=body.model,
-        messages=WireMessages(body.messages, read_message),
+        messages=WireMessages(body.messages, partial(read_message, most_parts=bounds.max_parts)),
         tools=functions or None,
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False and not speaks_old(value),

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.chat.bounds import DEFAULT_BOUNDS, check_parts
 from proxy.chat.fields import decode_element, object_at, plain, text_at
 from proxy.chat.images import hint
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -18,20 +19,21 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXTS = ("text", "refusal")
 
 
-def read_message(raw: msgspec.Raw, position: int) -> dict[str, Any]:
-    """The message of that number. Raises InvalidRequest, UnsupportedParameter for content that is no text."""
+def read_message(raw: msgspec.Raw, position: int, *, most_parts: int = DEFAULT_BOUNDS.max_parts) -> dict[str, Any]:
+    """Decode and check the message at `position`. Raises InvalidRequest, UnsupportedParameter for content that is no
+    text."""
     where = f"messages[{position}]"
-    return _message(decode_element(raw, where), where)
+    return _message(decode_element(raw, where), where, most_parts)
 
 
-def _message(value: Any, where: str) -> dict[str, Any]:
+def _message(value: Any, where: str, most_parts: int) -> dict[str, Any]:
     message = object_at(value, where)
     role = text_at(message.get("role"), f"{where}.role")
     if role not in _ROLES:
         raise InvalidRequest(f"role is one of {', '.join(_ROLES)}", param=f"{where}.role")
     content = message.get("content")
     if content is not None and not isinstance(content, str):
-        _check_parts(content, f"{where}.content")
+        _check_parts(content, f"{where}.content", most_parts)
     if content is None and role not in ("assistant", "function"):
         raise InvalidRequest(f"a message of role {role} has content", param=f"{where}.content")
     if role != "assistant":
@@ -39,7 +41,7 @@ def _message(value: Any, where: str) -> dict[str, Any]:
             if message.get(key) is not None:
                 raise InvalidRequest(f"only assistant messages have {key}", param=f"{where}.{key}")
     if message.get("tool_calls") is not None:
-        _check_calls(message["tool_calls"], f"{where}.tool_calls")
+        _check_calls(message["tool_calls"], f"{where}.tool_calls", most_parts)
     for key in ("name", "tool_call_id", "reasoning_content"):
         if message.get(key) is not None:
             text_at(message[key], f"{where}.{key}")
@@ -61,9 +63,10 @@ def _renewed(message: dict[str, Any], where: str) -> dict[str, Any]:
     return {key: item for key, item in message.items() if key != "function_call"} | {"tool_calls": [call]}
 
 
-def _check_parts(parts: Any, where: str) -> None:
+def _check_parts(parts: Any, where: str, most: int) -> None:
     if not isinstance(parts, list):
         raise InvalidRequest("content is text, a list of parts, or null", param=where)
+    check_parts(parts, where, most)
     for index, part in enumerate(parts):
         place = f"{where}[{index}]"
         kind = text_at(object_at(part, place).get("type"), f"{place}.type")
@@ -74,9 +77,10 @@ def _check_parts(parts: Any, where: str) -> None:
         text_at(part.get(kind), f"{place}.{kind}")
 
 
-def _check_calls(calls: Any, where: str) -> None:
+def _check_calls(calls: Any, where: str, most: int) -> None:
     if not isinstance(calls, list):
         raise InvalidRequest("tool_calls is a list", param=where)
+    check_parts(calls, where, most)
     for index, call in enumerate(calls):
         place = f"{where}[{index}]"
         kind = object_at(call, place).get("type")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from proxy.chat.call import AnswerFormat, ToolChoice, ToolUse
@@ -64,7 +64,7 @@ def read_tool_choice(choice: Any, functions: list[Function]) -> tuple[ToolChoice
         return ToolChoice(use=use), [] if use is ToolUse.NONE else functions
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         function = object_at(choice.get("function"), "tool_choice.function")
-        return _named(function, "tool_choice.function", functions), functions
+        return _named(function, "tool_choice.function", _names(functions)), functions
     if isinstance(choice, Mapping) and isinstance(choice.get("type"), str):
         raise UnsupportedParameter(
             f"tools of type {plain(choice['type'])} are ignored, so that none can be chosen", param="tool_choice.type"
@@ -79,7 +79,7 @@ def read_old_tool_choice(choice: Any, functions: list[Function]) -> tuple[ToolCh
     if choice == "none":
         return ToolChoice(use=ToolUse.NONE), []
     if isinstance(choice, Mapping):
-        return _named(choice, "function_call", functions), functions
+        return _named(choice, "function_call", _names(functions)), functions
     raise InvalidRequest("function_call is auto, none or an object with a name", param="function_call")
 
 
@@ -123,18 +123,23 @@ def _allowed(listed: Any, functions: list[Function]) -> list[Function]:
     where = "tool_choice.allowed_tools.tools"
     if not isinstance(listed, list):
         raise InvalidRequest(f"{where} is a list", param=where)
+    known = _names(functions)
     names = set()
     for index, tool in enumerate(listed):
         place = f"{where}[{index}]"
         if object_at(tool, place).get("type") != "function":
             raise UnsupportedParameter("only tools of type function can be allowed", param=f"{place}.type")
         function = object_at(tool.get("function"), f"{place}.function")
-        names.add(_named(function, f"{place}.function", functions).name)
+        names.add(_named(function, f"{place}.function", known).name)
     return [function for function in functions if function["function"]["name"] in names]
 
 
-def _named(choice: Mapping[str, Any], where: str, functions: list[Function]) -> ToolChoice:
+def _names(functions: list[Function]) -> frozenset[str]:
+    return frozenset(function["function"]["name"] for function in functions)
+
+
+def _named(choice: Mapping[str, Any], where: str, known: Set[str]) -> ToolChoice:
     name = text_at(choice.get("name"), f"{where}.name")
-    if name not in (function["function"]["name"] for function in functions):
+    if name not in known:
         raise InvalidRequest(f"there is no function {name!r}", param=f"{where}.name")
     return ToolChoice(use=ToolUse.REQUIRED, name=name)

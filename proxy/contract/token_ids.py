@@ -35,6 +35,11 @@ class TokenIds(Sequence[int]):
     def json(self) -> bytes:
         return b"[%b]" % self._comma_separated()
 
+    @property
+    def unwritten(self) -> int:
+        """How many ids `json` would write as text for the first time."""
+        return len(self) - self._written[0]
+
     def _comma_separated(self) -> bytes:
         count, text = self._written
         if count < len(self):

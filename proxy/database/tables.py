@@ -281,7 +281,7 @@ class TurnRow(Base):
     """[[start, end), …] in this turn's prompt ids followed by its output ids: redacted, and placeholders stand there.
     Null where nothing is."""
     request_of: Mapped[str | None] = mapped_column(ForeignKey("turns.id"))
-    """A turn before it on its path; null for a turn with a request of its own."""
+    """A turn before it on its path, or the first choice of its call; null for a turn with a request of its own."""
     messages: Mapped[Any] = mapped_column(PackedJson)
     request: Mapped[Any] = mapped_column(PackedJson, nullable=True)
     response: Mapped[Any] = mapped_column(PackedJson)

@@ -39,6 +39,11 @@ CONTROL_SECONDS = 120.0
 """Longest wait for a weight update or a pause."""
 HEALTH_SECONDS = 25.0
 """SGLang's own health check answers after one second at best and gives up after twenty."""
+LARGE_IDS = 1 << 14
+"""Token ids that were not written as text before: writing so many takes two milliseconds."""
+LARGE_BIASES = 1 << 10
+LARGE_CONSTRAINT = 1 << 14
+"""Characters of a grammar, which is decoded, rewritten and encoded."""
 Info = TypeVar("Info")
 DATA = b"data: "
 DONE = b"[DONE]"
@@ -109,7 +114,8 @@ class SglangEngine:
         parser = ReplyParser(bounds)
         over = False
         try:
-            with await self._calls.request("POST", "/generate", self._body(request)) as reply:
+            ids, sampling = await self._written(request)
+            with await self._calls.request("POST", "/generate", self._body(request, ids, sampling)) as reply:
                 if reply.status != HTTPStatus.OK:
                     raise refusal_of(reply.status, message_of(await reply.read()))
                 if request.stream:
@@ -137,11 +143,22 @@ class SglangEngine:
             if not over:
                 self._abort_in_background(request.request_id)
 
-    def _body(self, request: GenerateRequest) -> bytes:
+    async def _written(self, request: GenerateRequest) -> tuple[msgspec.Raw, msgspec.Raw]:
+        """The request's ids and sampling parameters as JSON; on a thread where that takes more than a few
+        milliseconds."""
+        backend = self._grammar_backend
+
+        def write() -> tuple[msgspec.Raw, msgspec.Raw]:
+            sampling = msgspec.json.encode(sampling_body(request.sampling, backend))
+            return msgspec.Raw(request.input_ids.json), msgspec.Raw(sampling)
+
+        return await asyncio.to_thread(write) if _is_large(request) else write()
+
+    def _body(self, request: GenerateRequest, ids: msgspec.Raw, sampling: msgspec.Raw) -> bytes:
         body: dict[str, Any] = {
             "rid": _engine_id(request.request_id),
-            "input_ids": msgspec.Raw(request.input_ids.json),
-            "sampling_params": sampling_body(request.sampling, self._grammar_backend),
+            "input_ids": ids,
+            "sampling_params": sampling,
             "return_logprob": True,
             "stream": request.stream,
         }
@@ -351,6 +368,15 @@ def _public_address(url: str) -> str:
 def _engine_id(request_id: str) -> str:
     """SGLang aborts every request whose id begins with the given one; with an end mark none begins with another."""
     return f"{request_id}/"
+
+
+def _is_large(request: GenerateRequest) -> bool:
+    sampling = request.sampling
+    return (
+        request.input_ids.unwritten > LARGE_IDS
+        or len(sampling.logit_bias or ()) > LARGE_BIASES
+        or (sampling.constraint is not None and len(sampling.constraint.text) > LARGE_CONSTRAINT)
+    )
 
 
 def sampling_body(sampling: SamplingParameters, grammar_backend: str | None = None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -9,7 +10,8 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from proxy.errors import InvalidRequest
+from proxy.errors import InvalidRequest, PayloadTooLarge
+from proxy.http.json_size import has_more_values
 
 _Model = TypeVar("_Model", bound=BaseModel)
 _SHOWN_ERRORS = 5
@@ -20,11 +22,27 @@ _PLAINER = {
 }
 
 
+MOST_BYTES = 4 << 20
+MOST_VALUES = 100_000
+"""Of a JSON body that is no model call: a thousand rewards with their comments. To decode so many values takes some
+hundredths of a second, in which no other request is answered."""
+_INLINE_BYTES = 1 << 17
+"""A longer body is decoded on a thread: it would keep others waiting for more than a millisecond or two."""
+
+
 async def json_body(request: Request) -> Any:
-    """The body as JSON, whatever its content type; None for an empty one. Raises InvalidRequest."""
+    """The body as JSON, whatever its content type; None for an empty one. Raises InvalidRequest, PayloadTooLarge."""
     body = await request.body()
+    if len(body) > MOST_BYTES:
+        raise PayloadTooLarge(f"this endpoint takes {MOST_BYTES} bytes at most, and these are {len(body)}")
+    return await asyncio.to_thread(_decoded, body) if len(body) > _INLINE_BYTES else _decoded(body)
+
+
+def _decoded(body: bytes) -> Any:
     if not body.strip():
         return None
+    if has_more_values(body, MOST_VALUES):
+        raise InvalidRequest(f"the body has more than {MOST_VALUES} JSON values: send it in several requests")
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -19,6 +19,9 @@ HASH_BYTES = 16
 EMPTY = bytes(HASH_BYTES)
 """The hash of a conversation without messages."""
 
+_PIECE = 1 << 18
+"""Characters. To escape so many takes about a millisecond, in which other threads wait."""
+
 _EXACT_INTEGERS = 2**53
 """Doubles hold integers up to here exactly."""
 
@@ -114,6 +117,14 @@ def _number(text: str) -> int | float:
 
 def canonical_message(message: Mapping[str, Any]) -> str:
     """Equal for equal messages, different for different ones."""
+    role, text, calls = _canonical_parts(message)
+    if calls:
+        return json.dumps([role, text, calls])
+    return f"[{_json_text(role)}, {_json_text(text)}, []]"  # the same, sooner
+
+
+def _canonical_parts(message: Mapping[str, Any]) -> tuple[str, str, list[list[str]]]:
+    """Role, text, and name and arguments of every call."""
     role = message["role"]
     calls = [
         [call["function"]["name"], canonical_arguments(call["function"].get("arguments") or "{}")]
@@ -122,14 +133,44 @@ def canonical_message(message: Mapping[str, Any]) -> str:
     text = text_of(message.get("content"))
     if role == "assistant":
         text = text.strip()
-    if calls:
-        return json.dumps(["system" if role == "developer" else role, text, calls])
-    return f"[{_json_text('system' if role == 'developer' else role)}, {_json_text(text)}, []]"  # the same, sooner
+    return "system" if role == "developer" else role, text, calls
 
 
 def extend_hash(previous: bytes, message: Mapping[str, Any]) -> bytes:
     """The hash of a conversation that goes on with `message`."""
+    if _is_long(message):
+        return _extend_in_pieces(previous, message)
     return blake2b(previous + canonical_message(message).encode(), digest_size=HASH_BYTES).digest()
+
+
+def _is_long(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    return (isinstance(content, str) and len(content) > _PIECE) or any(
+        len(str(call["function"].get("arguments") or "")) > _PIECE for call in message.get("tool_calls") or ()
+    )
+
+
+def _extend_in_pieces(previous: bytes, message: Mapping[str, Any]) -> bytes:
+    """The same hash, made without a C call that holds the interpreter's lock for long."""
+    role, text, calls = _canonical_parts(message)
+    hasher = blake2b(previous, digest_size=HASH_BYTES)
+    hasher.update(f"[{_json_text(role)}, ".encode())
+    _update_with_text(hasher, text)
+    hasher.update(b", [")
+    for index, (name, arguments) in enumerate(calls):
+        hasher.update((", " if index else "").encode() + f"[{_json_text(name)}, ".encode())
+        _update_with_text(hasher, arguments)
+        hasher.update(b"]")
+    hasher.update(b"]]")
+    return hasher.digest()
+
+
+def _update_with_text(hasher: blake2b, text: str) -> None:
+    """Add `text` as JSON. It is escaped character by character, so pieces of it can be escaped apart."""
+    hasher.update(b'"')
+    for start in range(0, len(text), _PIECE):
+        hasher.update(_json_text(text[start : start + _PIECE])[1:-1].encode())
+    hasher.update(b'"')
 
 
 def conversation_hashes(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:

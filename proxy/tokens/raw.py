@@ -101,7 +101,7 @@ class CompletionIndex:
             {
                 length
                 for head in (*prompt.heads, _UNKNOWN)
-                for length in self._lengths.get(head, ())
+                for length in list(self._lengths.get(head, ()))  # a copy: other threads add to it
                 if length < len(prompt.data)
             }
         )

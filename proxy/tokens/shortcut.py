@@ -50,7 +50,8 @@ def shortened(messages: Sequence[Message], covered: int) -> tuple[list[Message],
 
 
 class Shortcuts:
-    """Where `behind` may be asked for a shortened conversation, for one template."""
+    """Where `behind` may be asked for a shortened conversation, for one template. Threads may share it: two that
+    come at one time prove the same, or compare once more or less."""
 
     def __init__(self, template: ChatTemplate, behind: Behind) -> None:
         self._template = template

@@ -22,10 +22,14 @@ from proxy.tokens.model_files import ModelFiles, locate, read_model_files
 from proxy.tokens.shield import any_of
 
 _TAIL = 32
-_CHARACTERS = 16
-"""For a token, at first: four times what is usual."""
+_USUAL_CHARACTERS = 4
+"""For a token. A shorter text than this makes is not counted: most fit."""
+_MOST_CHARACTERS = 32
+"""For a token. Only text of nothing but runs of one character has more, and to tokenise it would take a minute."""
+_PIECE = 1 << 16
+"""Characters tokenised at a time to count them: a tokenizer takes some 200 bytes for a token."""
 _CUT = 64
-"""Tokens by which the beginning of a text may differ from the same beginning cut off."""
+"""Tokens by which a piece of a text may differ from the same piece cut out."""
 _PROBE = "\u2402probe\u2403"
 
 
@@ -149,16 +153,20 @@ class ChatTemplate:
         return self._control.decode(ids)
 
     def check_length(self, text: str) -> None:
-        """Raise ContextLengthExceeded for a text that cannot fit the context. The text is not tokenised whole for
-        that: the tokens of a large body would fill the memory."""
-        looked_at = _CHARACTERS * self.context_length
-        while len(text) > looked_at:
-            count = len(self.encode(text[:looked_at]))
-            if count > self.context_length + _CUT:
-                raise ContextLengthExceeded(
-                    f"prompt is too long: more than {count} tokens > {self.context_length} maximum", param="messages"
-                )
-            looked_at *= 4
+        """Raise ContextLengthExceeded for a text that cannot fit the context. It is counted piece by piece,
+        and only as far as it fits: a body may have so much text that its tokens would fill the memory."""
+        if len(text) <= _USUAL_CHARACTERS * self.context_length:
+            return
+        count, start = 0, 0
+        while start < len(text) <= _MOST_CHARACTERS * self.context_length and count <= self.context_length:
+            count += max(0, len(self.encode(text[start : start + _PIECE])) - _CUT)
+            start += _PIECE
+        if start < len(text) or count > self.context_length:
+            raise ContextLengthExceeded(
+                f"prompt is too long: more than {max(count, self.context_length)} tokens > {self.context_length} "
+                "maximum",
+                param="messages",
+            )
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Return the ids of a text that is a whole prompt. They begin with the tokens that the tokenizer puts before

@@ -86,7 +86,7 @@ class TrajectoryStore:
         cancelled while it waits. Raises NotFound for an unknown session, Gone for an erased one, Conflict when its
         idempotency key belongs to another turn of the session, StoreUnavailable.
         """
-        requests = [self._request(record) for record in records]
+        requests = self._requests(records)
         paths = [self._path(record, request) for record, request in zip(records, requests, strict=True)]
         turns = [_columns(record, request) for record, request in zip(records, requests, strict=True)]
         users = self._new_users(records[0]) if records and records[0].users else ()
@@ -123,10 +123,10 @@ class TrajectoryStore:
         recent = self._recent_parent(session_id, conversation_hashes[0], tools_hash, named)
         if recent is not None:
             return None if recent.redacted else _parent(recent)
-        hashes = list(conversation_hashes)
+        # Listed on the database's thread: a long conversation is hashed from its beginning for that.
         turn_id = await self._database.look(
             lambda connection: TurnRepository(connection).by_conversation(
-                session_id, hashes, tools_hash=tools_hash, named=named
+                session_id, list(conversation_hashes), tools_hash=tools_hash, named=named
             )
         )
         return await self._whole(turn_id) if turn_id is not None else None
@@ -181,6 +181,17 @@ class TrajectoryStore:
         """Those of whom it is not certain that the store has them with this session."""
         session_id = record.turn.session_id
         return tuple(digest for digest in record.users if (session_id, digest) not in self._users)
+
+    def _requests(self, records: Sequence[TurnRecord]) -> list[KeptRequest]:
+        """Where the store has the request of each of these choices of one call. Choices of the same request share the
+        first one's: a large request would be written up to 128 times."""
+        kept: list[KeptRequest] = []
+        for record in records:
+            if kept and record.request is records[0].request:
+                kept.append(kept[0])
+            else:
+                kept.append(self._request(record))
+        return kept
 
     def _request(self, record: TurnRecord) -> KeptRequest:
         """Where the store has this request: with the turn itself, or where the turn that it goes on from has it."""

@@ -126,8 +126,9 @@ async def import_sessions(
     Imported sessions are not trained, unless `train` says so and a trainer could learn from them."""
     runs: RunDirectory = request.app.state.runs
     of_run = await runs.by_name_or_id(run)
-    lines = (await request.body()).split(b"\n")
-    report = await transfer_of(request).add(of_run, lines, first_line=first_line, train=train, keep_ids=keep_ids)
+    report = await transfer_of(request).add(
+        of_run, await request.body(), first_line=first_line, train=train, keep_ids=keep_ids
+    )
     return JSONResponse(msgspec.to_builtins(report))
 
 
@@ -141,8 +142,7 @@ async def import_preferences(request: Request, run: str, first_line: FirstLine =
     imported into it. What came before is skipped."""
     runs: RunDirectory = request.app.state.runs
     of_run = await runs.by_name_or_id(run)
-    lines = (await request.body()).split(b"\n")
-    report = await transfer_of(request).add_preferences(of_run, lines, first_line=first_line)
+    report = await transfer_of(request).add_preferences(of_run, await request.body(), first_line=first_line)
     return JSONResponse(msgspec.to_builtins(report))
 
 

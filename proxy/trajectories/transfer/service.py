@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -84,14 +86,10 @@ class TransferService:
             for record in records:
                 yield record
 
-    async def add_preferences(self, run: RunView, lines: Sequence[bytes], *, first_line: int) -> PreferenceReport:
+    async def add_preferences(self, run: RunView, body: bytes, *, first_line: int) -> PreferenceReport:
         """Imports preferences about sessions that the run has; all that are new, or none where one is invalid or
         about a session that is not there. Raises InvalidRequest, which names the line."""
-        records = [
-            (first_line + index, _of_line(decode_preference, line, first_line + index))
-            for index, line in enumerate(lines)
-            if line.strip()
-        ]
+        records = await asyncio.to_thread(_records, decode_preference, body, first_line)
 
         def write(connection: Connection) -> int:
             added = 0
@@ -105,12 +103,10 @@ class TransferService:
         imported = await self._database.transact(write) if records else 0
         return PreferenceReport(imported=imported, skipped=len(records) - imported)
 
-    async def add(
-        self, run: RunView, lines: Sequence[bytes], *, first_line: int, train: bool, keep_ids: bool
-    ) -> ImportReport:
+    async def add(self, run: RunView, body: bytes, *, first_line: int, train: bool, keep_ids: bool) -> ImportReport:
         """Imports records, one a line; all that are new, or none where one is invalid. Raises InvalidRequest, which
         names line and field. `first_line` is the number of the first one, for that message."""
-        records = [_of_line(decode, line, first_line + index) for index, line in enumerate(lines) if line.strip()]
+        records = [record for _, record in await asyncio.to_thread(_records, decode, body, first_line)]
         imported = trainable = 0
         for start in range(0, len(records), _WRITTEN_AT_ONCE):
             part = records[start : start + _WRITTEN_AT_ONCE]
@@ -154,6 +150,13 @@ def _add(
         data = {"sessions": len(added), "for_training": usable}
         add_event(connection, run_id=run.id, kind="sessions.imported", data=data, now=now)
     return len(added), usable
+
+
+def _records(decode_: Callable[[bytes], _Record], body: bytes, first_line: int) -> list[tuple[int, _Record]]:
+    """The record of every line that is not empty, with the line's number. To be called on a thread: a body may hold
+    many megabytes. Raises InvalidRequest, which names the line."""
+    lines = enumerate(io.BytesIO(body), first_line)  # one after another: a list of empty lines would be large
+    return [(number, _of_line(decode_, line, number)) for number, line in lines if line.strip()]
 
 
 def _of_line(decode_: Callable[[bytes], _Record], line: bytes, number: int) -> _Record:

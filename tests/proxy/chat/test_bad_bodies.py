@@ -99,11 +99,11 @@ async def test_a_number_of_choices_that_is_absurd(world: World, path: str, n: by
     assert (await refused(world, path, with_field(path, b'"n":' + n)))["param"] == "n"
 
 
-def ten_thousand_tools(path: str) -> bytes:
+def many_tools(path: str, count: int) -> bytes:
     """In the words of all dialects at once."""
     parameters = {"type": "object"}
     tools = []
-    for index in range(10_000):
+    for index in range(count):
         named = {"name": f"f{index}", "parameters": parameters, "input_schema": parameters}
         kind = "custom" if path == "/v1/messages" else "function"
         tools.append({"type": kind, **named, "function": named})
@@ -111,9 +111,10 @@ def ten_thousand_tools(path: str) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
-async def test_ten_thousand_tools_do_not_fit(world: World, path: str) -> None:
-    response = await world.http.post(path, content=ten_thousand_tools(path))
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length_exceeded")
+@pytest.mark.parametrize(("count", "code"), [(1_000, "context_length_exceeded"), (10_000, "invalid_request")])
+async def test_thousands_of_tools_do_not_fit(world: World, path: str, count: int, code: str) -> None:
+    response = await world.http.post(path, content=many_tools(path, count))
+    assert (response.status_code, response.json()["error"]["code"]) == (400, code)
     assert world.engine.requests == []
     assert await world.turns() == []
 
@@ -129,7 +130,7 @@ async def test_a_large_call_keeps_no_other_waiting(world: World, monkeypatch: py
         return render(template, messages, tools, **options)
 
     monkeypatch.setattr(type(world.template), "render", slow)
-    large = asyncio.create_task(world.http.post("/v1/messages", content=ten_thousand_tools("/v1/messages")))
+    large = asyncio.create_task(world.http.post("/v1/messages", content=many_tools("/v1/messages", 1_000)))
     await until(begun.is_set)
     assert (await world.post({})).status_code == 200
     go_on.set()

@@ -3,11 +3,13 @@ from __future__ import annotations
 import itertools
 import json
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.tokens import canonical
 from proxy.tokens.canonical import (
     answered_hashes,
     canonical_arguments,
@@ -184,3 +186,16 @@ def test_refusal_parts_are_text() -> None:
 def test_no_tools_and_an_empty_list_are_alike(tools: list[dict[str, Any]]) -> None:
     assert tools_hash(None) == tools_hash([])
     assert (tools_hash(tools) == tools_hash(None)) == (not tools)
+
+
+@given(
+    text=st.text(alphabet='ab"\\\n\x7fé😀 ', max_size=40),
+    arguments=st.lists(st.text(alphabet='{}"a:1,é', max_size=20), max_size=2),
+    piece=st.integers(1, 12),
+)
+def test_long_messages_are_hashed_in_pieces_to_the_same_hash(text: str, arguments: list[str], piece: int) -> None:
+    calls = [{"function": {"name": "f", "arguments": each}} for each in arguments]
+    message = {"role": "assistant", "content": text, "tool_calls": calls}
+    whole = extend_hash(b"before", message)
+    with mock.patch.object(canonical, "_PIECE", piece):
+        assert extend_hash(b"before", message) == whole

@@ -110,18 +110,19 @@ async def test_into_another_store(world: World, tmp_path_factory: pytest.TempPat
     await preferred(world, better, worse, comment="so")
     await preferred(world, (better, turns[2]), (better, turns[1]))
     lines = [encode_preference(record) for record in await all_of(world)]
+    body = b"".join(lines)
     async with open_world(sqlite_database(tmp_path_factory.mktemp("there"))) as there:
         with pytest.raises(InvalidRequest, match=r"line 1: .*import its sessions first"):
-            await transfer(there).add_preferences(there.run, lines, first_line=1)
-        sessions = [encode(record) for record in await exported(world)]
+            await transfer(there).add_preferences(there.run, body, first_line=1)
+        sessions = b"".join(map(encode, await exported(world)))
         await transfer(there).add(there.run, sessions, first_line=1, train=False, keep_ids=keep_ids)
         for imported, skipped in ((2, 0), (0, 2)):
-            report = await transfer(there).add_preferences(there.run, lines, first_line=1)
+            report = await transfer(there).add_preferences(there.run, body, first_line=1)
             assert (report.imported, report.skipped) == (imported, skipped)
         again = await all_of(there)
         assert [_tokens(record) for record in again] == [_tokens(decode_preference(line)) for line in lines]
         assert [record.origin for record in again] == [decode_preference(line).id for line in lines]
-    report = await transfer(world).add_preferences(world.run, lines, first_line=1)
+    report = await transfer(world).add_preferences(world.run, body, first_line=1)
     assert report.skipped == 2, "they are this store's own"
 
 
@@ -134,7 +135,7 @@ def _tokens(record: PreferenceRecord) -> Any:
 
 async def test_what_is_no_preference_is_told(world: World) -> None:
     with pytest.raises(InvalidRequest, match="line 7"):
-        await transfer(world).add_preferences(world.run, [b'{"format": 1}'], first_line=7)
+        await transfer(world).add_preferences(world.run, b'{"format": 1}', first_line=7)
     one, other = await world.ready(), await world.ready()
     await preferred(world, one, other)
     (record,) = await all_of(world)

@@ -37,8 +37,8 @@ async def exported(world: World, **wanted: object) -> list[SessionRecord]:
 
 
 async def add(world: World, *records: SessionRecord, train: bool = False, keep_ids: bool = False) -> ImportReport:
-    lines = [encode(record) for record in records]
-    return await transfer(world).add(world.run, lines, first_line=1, train=train, keep_ids=keep_ids)
+    body = b"".join(map(encode, records))
+    return await transfer(world).add(world.run, body, first_line=1, train=train, keep_ids=keep_ids)
 
 
 @given(st.lists(sessions(), max_size=3), st.booleans())
@@ -186,7 +186,7 @@ async def test_what_is_wrong_is_told_by_line_and_field_and_nothing_is_added(
     bad = msgspec.json.encode({**msgspec.to_builtins(other), **change})
     before = len(await exported(world))
     with pytest.raises(InvalidRequest, match=message):
-        await transfer(world).add(world.run, [encode(other), bad], first_line=1, train=False, keep_ids=False)
+        await transfer(world).add(world.run, encode(other) + bad, first_line=1, train=False, keep_ids=False)
     assert len(await exported(world)) == before
 
 

@@ -1,0 +1,1 @@
+"""One hostile client, and what the others notice of it."""

@@ -1,0 +1,56 @@
+"""JSON bodies of endpoints that are no model calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from proxy.http import body as module
+from proxy.http import errors
+from proxy.http.body import MOST_BYTES, MOST_VALUES, json_body
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    app = FastAPI()
+    errors.install(app)
+
+    @app.post("/")
+    async def post(request: Request) -> dict[str, Any]:
+        return {"read": len(await json_body(request))}
+
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test") as opened:
+        yield opened
+
+
+async def test_long_bodies_are_decoded_beside_the_loop(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    decoded = module._decoded
+
+    def noted(body: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return decoded(body)
+
+    monkeypatch.setattr(module, "_decoded", noted)
+    for text in ("a", "a" * 200_000):
+        assert (await client.post("/", json=[text])).json() == {"read": 1}
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]
+
+
+async def test_too_many_values_are_not_decoded(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/", content=b"[" + b",".join([b"[]"] * MOST_VALUES) + b"]")
+    assert answer.status_code == 400
+    assert f"more than {MOST_VALUES} JSON values" in answer.json()["error"]["message"]
+
+
+async def test_too_many_bytes_are_413(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/", content=b'"' + b"a" * MOST_BYTES + b'"')
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
