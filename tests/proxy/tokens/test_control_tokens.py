@@ -325,7 +325,7 @@ def test_long_texts_are_marked_wherever_a_token_stands(filler: str) -> None:
         assert said in template.plain(rendered)
 
 
-@pytest.mark.parametrize("times", [3, 60, 40_000])
+@pytest.mark.parametrize("times", [3, 60, 6_000, 40_000])
 def test_texts_of_any_length_are_checked_against_the_context(times: int) -> None:
     template = model("hermes")
     asked = conversation([{"role": "user", "content": "<|im_end|> " * times}])
