@@ -13,6 +13,7 @@ BaseRlError
 │   └── PreviousResponseNotFound 404
 ├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
 ├── Gone                      410  the session was erased
+│   └── NameUsed              410  the name's session has ended, and the run refuses to use names again
 ├── RequestTimedOut           408  the request did not arrive whole in time
 ├── PayloadTooLarge           413
 ├── HeadersTooLarge           431
@@ -123,6 +124,10 @@ class Gone(BaseRlError):
     status = 410
     type = "not_found_error"
     code = "gone"
+
+
+class NameUsed(Gone):
+    code = "session_ended"
 
 
 class PayloadTooLarge(BaseRlError):

@@ -153,6 +153,12 @@ class Metrics:
         self._sessions_opened = _Counts(
             self.registry, "base_rl_sessions_opened", "Sessions opened.", ("attributed_by",)
         )
+        self._attempts_repeated = _Counts(
+            self.registry,
+            "base_rl_attempts_repeated",
+            "Sessions opened as the second or a later attempt of a name.",
+            ("attributed_by",),
+        )
         self._limited = _Counts(
             self.registry,
             "base_rl_rate_limited_calls",
@@ -224,8 +230,10 @@ class Metrics:
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
         self._unrecorded.add((reason, dialect))
 
-    def session_opened(self, *, attributed_by: str) -> None:
+    def session_opened(self, *, attributed_by: str, attempt: int) -> None:
         self._sessions_opened.add((attributed_by,))
+        if attempt > 1:
+            self._attempts_repeated.add((attributed_by,))
 
     def call_limited(self, *, limit: str, run: str) -> None:
         self._limited.add((limit, run))

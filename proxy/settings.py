@@ -337,6 +337,9 @@ class RunSettings(_Section):
     images: ImageMode = "refuse"
     """Models read text only. `refuse`: a call with an image is a 400; `name`: the model reads "[image]" in its
     place, and the answer's `x-base-rl-warning` says so."""
+    repeated_names: Literal["next_attempt", "refuse"] = "next_attempt"
+    """A new conversation under the name of a session that has ended. `next_attempt`: it opens the next attempt of
+    that name; `refuse`: it is a 410. Names that clients keep beyond an attempt, such as a project's, always go on."""
     session_idle_seconds: PositiveFloat = 900.0
     """An open session without a call for this long ends."""
     reward_timeout_seconds: PositiveFloat = 86400.0

@@ -197,7 +197,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `turn_id` is that of the first choice, and the answer's own. `created` is in seconds since the epoch. A prompt is
     counted once, however many choices it has. `choices` are in order, those of the first prompt first. In the store
     every turn has the answer with its own choice alone; the first one's names its `siblings`, the turns of the
-    others in order. `unrecorded` says why there are no such turns; nearly always there are.
+    others in order. `unrecorded` says why there are no such turns; nearly always there are. `attempt` is the
+    session's number among those of its name.
     """
 
     turn_id: TurnId
@@ -210,6 +211,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     choices: tuple[Choice, ...]
     siblings: tuple[TurnId, ...] = ()
     unrecorded: str | None = None
+    attempt: int | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -238,8 +240,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an answer when its stream begins. `choices`: how many there will be. `unrecorded`: why it will
-    not be recorded, where that is certain. `standings`: of the run's limits, if there are any. `warnings` tell the
-    client what of its sampling was changed."""
+    not be recorded, where that is certain. `attempt` is the session's number among those of its name. `standings`: of
+    the run's limits, if there are any. `warnings` tell the client what of its sampling was changed, and that its
+    session has ended."""
 
     turn_id: TurnId
     session_id: SessionId
@@ -249,6 +252,7 @@ class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     choices: int
     unrecorded: str | None = None
+    attempt: int | None = None
     standings: tuple[Standing, ...] = ()
     warnings: tuple[str, ...] = ()
 

@@ -148,14 +148,16 @@ async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialec
 
 
 def _headers(call: ModelCall, known: Answer | StreamHead) -> dict[str, str]:
-    """What rewards are sent to, or why there is nothing to send them to; and what of the request had no effect."""
+    """Name what rewards are sent to, or why there is nothing to send them to; warn of what had no effect."""
     headers = unrecorded_header(known) or {"x-base-rl-session": known.session_id, "x-base-rl-turn": known.turn_id}
-    of_sampling = known.warnings if isinstance(known, StreamHead) else ()
-    return headers | warning_header((*call.warnings, *of_sampling))
+    if known.attempt is not None:
+        headers["x-base-rl-attempt"] = str(known.attempt)
+    of_answer = known.warnings if isinstance(known, StreamHead) else ()
+    return headers | warning_header((*call.warnings, *of_answer))
 
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
-    """The header that names what of the request was changed or has no effect; none if there is nothing."""
+    """Return the header that names what of the request was changed or has no effect; none if there is nothing."""
     text = "; ".join(warnings)
     if len(text) > _LONGEST_WARNING:
         text = f"{text[:_LONGEST_WARNING]}..."

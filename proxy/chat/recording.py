@@ -238,4 +238,5 @@ def _answer(
         cached_tokens=head.cached_tokens,
         choices=tuple(choices),
         siblings=siblings,
+        attempt=context.session.attempt,
     )

@@ -12,6 +12,7 @@ import msgspec
 from proxy.chat.call import Answer
 from proxy.chat.generation import Generation
 from proxy.clock import Clock
+from proxy.contract.identifiers import SessionId
 from proxy.errors import InvalidRequest
 from proxy.sessions.identification import SessionContext
 
@@ -66,6 +67,10 @@ class RecentAnswers:
                 return None
             kept.answer.hold()
         return kept.answer
+
+    def knows(self, body_digest: bytes, session_id: SessionId) -> bool:
+        """Return whether this request was answered in the session, or is being answered there."""
+        return (session_id, body_digest) in self._known
 
     def keep(self, key: Hashable, body_digest: bytes, generation: Generation) -> None:
         self._put(key, _Kept(self._clock(), body_digest, generation))

@@ -66,6 +66,7 @@ from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.service import TrajectoryStore
 
 _UNREAD_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
+_ENDED = "the session has ended: this call is recorded in it and not trained"
 _UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable-deterministic-inference"
 
 
@@ -265,6 +266,8 @@ class ChatService:
             conversation_hashes=asked.answered,
             turns=(*previous, *asked.named),
             by_previous=bool(previous),
+            idempotency_key=caller.idempotency_key,
+            repeats=partial(self._recent.knows, caller.body_digest) if caller.retry_count else None,
         )
         session = await self._admitted(caller, served.run, hints)
         if isinstance(session, Generation | Replayed):
@@ -356,8 +359,12 @@ class ChatService:
         plans = await self._workers.run(planned) if call.is_large else planned()
         run = context.served.run
         changed = (told for plan in plans[:: call.n] for told in changes(call.sampling, plan.sampling, run.settings))
-        warnings = tuple(dict.fromkeys(changed))
-        head = msgspec.structs.replace(stream_head(plans, context.unrecorded), warnings=warnings)
+        warnings = (_ENDED, *changed) if context.session.has_ended else tuple(changed)
+        head = msgspec.structs.replace(
+            stream_head(plans, context.unrecorded),
+            attempt=context.session.attempt,
+            warnings=tuple(dict.fromkeys(warnings)),
+        )
         if self._limits is not None and run.settings.limits.bound_calls and context.unrecorded is None:
             head = msgspec.structs.replace(head, standings=self._limits.standings(run))
         generation = Generation(

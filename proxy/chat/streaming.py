@@ -84,6 +84,7 @@ def head_of(answer: Answer) -> StreamHead:
         cached_tokens=answer.cached_tokens,
         choices=len(answer.choices),
         unrecorded=answer.unrecorded,
+        attempt=answer.attempt,
     )
 
 

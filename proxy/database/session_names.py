@@ -1,4 +1,4 @@
-"""Sessions by what clients call them: our id, or a name of their own within a run."""
+"""Sessions by the names that clients use: our id, or a name of their own within a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from proxy.database.tables import SessionRow
 
 
 def session_called(connection: Connection, name: str, run_id: str | None, by_id: Prepared) -> tuple[Any, ...] | None:
-    """The row of the session that is meant, as `by_id` gives it (of a session `of`; its second column is the run).
+    """Return the row of the session of that name, as `by_id` selects it by the parameter `of`; its second column must
+    be the run.
 
-    Where a session of the run has this id, that one; else the newest of the run that had this name. Without a run
-    only ids are known. Up to three looks into indexes, whatever the number of sessions: as one statement, PostgreSQL
-    may compare the name with every session that there is.
+    A session of the run with this id goes first; else the newest attempt of this name. Without a run only ids are
+    known. It takes up to three index lookups, because PostgreSQL may compare the name with every session if they are
+    one statement. Attempts are ordered by their number: the clock may have been set back between them.
     """
     if run_id is None or is_session_id(name):
         rows = by_id.run(connection, {"of": name})
@@ -31,6 +32,6 @@ def session_called(connection: Connection, name: str, run_id: str | None, by_id:
 _NEWEST = Prepared(
     select(SessionRow.id)
     .where(SessionRow.run_id == bindparam("run"), SessionRow.external_id == bindparam("name"))
-    .order_by(SessionRow.created_at.desc(), SessionRow.id.desc())
+    .order_by(SessionRow.attempt.desc(), SessionRow.created_at.desc(), SessionRow.id.desc())
     .limit(1)
 )

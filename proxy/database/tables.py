@@ -144,7 +144,7 @@ class SessionRow(Base):
         Index(None, "run_id", "ended_at"),
         Index(None, "group_id", "training", "ended_at", sqlite_where=_GROUPED, postgresql_where=_GROUPED),
         Index(None, "claim_id", sqlite_where=_CLAIMED, postgresql_where=_CLAIMED),
-        Index(None, "run_id", "external_id", "created_at", sqlite_where=_NAMED, postgresql_where=_NAMED),
+        Index(None, "run_id", "external_id", "attempt", sqlite_where=_NAMED, postgresql_where=_NAMED),
         Index("ix_sessions_revised", "run_id", "revised_at", sqlite_where=_REVISED, postgresql_where=_REVISED),
         Index(
             "uq_sessions_open_name", "run_id", "external_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN
@@ -164,6 +164,8 @@ class SessionRow(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
     external_id: Mapped[str | None] = mapped_column(Text)
     """The client's own name for the session. One open session of the run has it, and any number that ended."""
+    attempt: Mapped[int] = mapped_column(Integer, server_default=text("1"))
+    """Which of the run's sessions of this `external_id` it is, from 1; 1 for a session without a name."""
     group_id: Mapped[str | None] = mapped_column(ForeignKey("groups.id"))
     key_id: Mapped[str | None] = mapped_column(Identifier)
     """The run key whose call opened the session: conversations match only within one key."""

@@ -48,6 +48,7 @@ def session_item(row: AnyRow) -> SessionItem:
         id=row.id,
         run_id=row.run_id,
         external_id=row.external_id,
+        attempt=row.attempt if row.external_id is not None else None,
         task=row.task,
         group_id=row.group_id,
         group=row.group_name,

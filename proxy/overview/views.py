@@ -68,6 +68,7 @@ class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     run_id: str
     external_id: str | None
+    attempt: int | None
     task: str | None
     group_id: str | None
     group: str | None

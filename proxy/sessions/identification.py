@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -114,6 +114,8 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     client's own names. `turns` are the turns whose ids the call sends back, newest first; `by_previous` says that the
     first of them is its `previous_response_id`. `conversation_hashes` are those behind every answer in its
     conversation, longest conversation first. `trace` is the trace id. `group` matters where a session is opened.
+    `repeats` tells whether this very request was answered in a session before; `idempotency_key` is the client's own
+    mark of that.
     """
 
     path: str | None = None
@@ -123,6 +125,8 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     conversation_hashes: Sequence[bytes] = ()
     trace: str | None = None
     group: str | None = None
+    idempotency_key: str | None = None
+    repeats: Callable[[SessionId], bool] | None = None
 
     @property
     def name(self) -> str | None:
@@ -133,8 +137,10 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     """The session of a call.
 
-    `key_id` is the run key whose call opened it. The last three fields differ between calls of one session: the rule,
-    whether this very call opened it, and the hash of the conversation by which rule 9 found it.
+    `key_id` is the run key whose call opened it; `attempt` is its number among the sessions of its name, None without
+    a name. These fields differ between calls of one session: the rule (`attributed_by`), whether it had ended before
+    the call, so that the call is not trained, whether this very call opened it, and the hash of the conversation by
+    which rule 9 found it (`continues`).
     """
 
     id: SessionId
@@ -143,6 +149,8 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     attributed_by: AttributedBy
     group_id: GroupId | None
     key_id: KeyId | None = None
+    attempt: int | None = None
+    has_ended: bool = False
     is_new: bool = False
     continues: bytes | None = None
 

@@ -25,6 +25,8 @@ _TURNS = 65_536
 _EQUAL_CONVERSATIONS = 256
 """How many sessions that hold one conversation are remembered, the newest."""
 
+_FORGOTTEN = 0.0
+
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -39,6 +41,11 @@ class KnownSession(msgspec.Struct, kw_only=True):
     @property
     def is_open(self) -> bool:
         return self.seen_open_at is not None
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether `forget` named it since it was seen open."""
+        return self.seen_open_at == _FORGOTTEN
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -79,7 +86,7 @@ class SessionMemory:
 
     def put(self, context: SessionContext, *, external_id: str | None, is_open: bool, look: Look) -> KnownSession:
         """Remember a session as the store had it."""
-        seen = 0.0 if self._is_outdated(context.id, look) else look.at
+        seen = _FORGOTTEN if self._is_outdated(context.id, look) else look.at
         known = KnownSession(context=context, external_id=external_id, seen_open_at=seen if is_open else None)
         if not self._erased.get(context.id):
             self._sessions.put(context.id, known)
@@ -122,7 +129,7 @@ class SessionMemory:
             self._forgotten.put(session_id, self._times_forgotten)
             known = self._sessions.get(SessionId(session_id))
             if known is not None and known.is_open:
-                known.seen_open_at = 0.0
+                known.seen_open_at = _FORGOTTEN
 
     def erase(self, session_ids: Iterable[str]) -> None:
         """Drop erased sessions for good."""

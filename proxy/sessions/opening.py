@@ -1,4 +1,9 @@
-"""New sessions, in the transaction that makes them."""
+"""New sessions, in the transaction that makes them, and the attempts of a name.
+
+A session is one attempt. A name is used again for the next attempt: a call by the name of a session that has ended
+opens the next one, unless it goes on from a conversation of the ended one (a summary, say), which takes it then.
+Names that clients keep beyond an attempt open the next one in any case.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,10 @@ from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, is_sess
 from proxy.contract.trajectory import Purpose
 from proxy.database.group_commit import Together
 from proxy.database.outcomes import SessionState, TrainingState
-from proxy.errors import Gone, InvalidRequest
+from proxy.errors import Gone, InvalidRequest, NameUsed
 from proxy.limits.service import Admission
 from proxy.runs.service import RunView
-from proxy.sessions.identification import AttributedBy, Name
+from proxy.sessions.identification import AttributedBy, Name, SessionHints
 from proxy.sessions.repository import ContextRow, SessionRepository
 
 
@@ -31,20 +36,23 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session that a call opens is made of, beside its name."""
+    """What a call gives to the session that it opens, beside the name.
+
+    By `hints` a call is recognised that goes on in a session that has ended.
+    """
 
     run: RunView
     key_id: KeyId
-    group: str | None
+    hints: SessionHints
     admission: Admission | None
 
 
 FoundOrNew = tuple[ContextRow | None, dict[str, Any] | None]
-"""The session that has the name, and the row of the one that was opened: None where the first takes the call."""
+"""The session that had the name, and the row of the one that was opened, None if the first takes the call."""
 
 
 class Opened(Together[FoundOrNew]):
-    """The session that takes a call, opened where none of its name does. Raises Gone, Conflict."""
+    """The session that takes a call, opened if none of its name does. Raises Gone, NameUsed, Conflict."""
 
     def __init__(self, opening: Opening, name: Name | None, now: float) -> None:
         self._opening = opening
@@ -62,7 +70,7 @@ class Opened(Together[FoundOrNew]):
 
     @classmethod
     def together(cls, connection: Connection, writes: Sequence[Self]) -> list[FoundOrNew]:
-        """On PostgreSQL, those by new names of their own at once: SQLite gains nothing by it."""
+        """On PostgreSQL, insert those by names of their own at once; SQLite gains nothing by it."""
         repository = SessionRepository(connection)
         alike: dict[tuple[RunId, str], Self] = {}
         if connection.dialect.name == "postgresql":
@@ -79,28 +87,33 @@ class Opened(Together[FoundOrNew]):
 
     @property
     def _called(self) -> tuple[RunId, str] | None:
-        """The client's own name for it."""
+        """Return the client's own name for the session."""
         if self._name is None or is_session_id(self._name.text):
             return None
         return self._opening.run.id, self._name.text
 
     def _new(self, repository: SessionRepository, found: ContextRow | None) -> dict[str, Any] | None:
-        """The row to be inserted, unless the found one takes the call."""
+        """Return the row to be inserted; None if the found session takes the call."""
         name, opening = self._name, self._opening
         if name is not None and found is not None:
             if found.erased_at is not None:
                 raise erased(found.id)
-            if takes_calls_of(found.id, name, is_open=found.state == SessionState.OPEN.value):
+            if found.state == SessionState.OPEN.value or found.id == name.text:
                 return None
-        group_id = None
-        if opening.group is not None:
-            group_id = group_for(repository, opening.run, SessionSpec(group=opening.group), None, self._now)
+            if stays_with_ended(name) and goes_on_in(repository, found.id, opening.hints):
+                return None
+            if stays_with_ended(name) and opening.run.settings.repeated_names == "refuse":
+                raise _used(name, found)
+        group_id, group = None, opening.hints.group
+        if group is not None:
+            group_id = group_for(repository, opening.run, SessionSpec(group=group), None, self._now)
         return new_row(
             run_id=opening.run.id,
             group_id=group_id,
             attributed_by=name.by if name is not None else AttributedBy.NEW,
             now=self._now,
             external_id=name.text if name is not None else None,
+            attempt=1 if found is None else found.attempt + 1,
             key_id=opening.key_id,
         )
 
@@ -125,9 +138,28 @@ def group_for(
     return GroupId(known.id)
 
 
-def takes_calls_of(session_id: SessionId, name: Name, *, is_open: bool) -> bool:
-    """Whether a call by this name belongs to the session: not where the name outlived it."""
-    return is_open or not name.by.outlives_sessions or session_id == name.text
+def stays_with_ended(name: Name) -> bool:
+    """Return whether calls that go on from an ended session belong to it: if the name is that of an attempt."""
+    return not name.by.outlives_sessions
+
+
+def goes_on_in(repository: SessionRepository, session_id: SessionId, hints: SessionHints) -> bool:
+    """Return whether a call goes on from a turn of the session, or repeats one."""
+    if not hints.conversation_hashes and not hints.turns and hints.idempotency_key is None:
+        return False
+    return repository.goes_on_in(
+        session_id,
+        turn_ids=hints.turns,
+        hashes=hints.conversation_hashes,
+        idempotency_key=hints.idempotency_key,
+    )
+
+
+def _used(name: Name, found: ContextRow) -> NameUsed:
+    return NameUsed(
+        f"the session {name.text!r} has ended (attempt {found.attempt}, {found.id}) and this run refuses to use a "
+        'name again: name every attempt anew, or set run.repeated_names to "next_attempt"'
+    )
 
 
 def erased(session_id: str) -> Gone:
@@ -141,6 +173,7 @@ def new_row(
     attributed_by: AttributedBy,
     now: float,
     external_id: str | None = None,
+    attempt: int = 1,
     key_id: str | None = None,
     task: str | None = None,
     purpose: Purpose = Purpose.TRAIN,
@@ -152,6 +185,7 @@ def new_row(
         "id": new_session_id(),
         "run_id": run_id,
         "external_id": external_id,
+        "attempt": attempt,
         "group_id": group_id,
         "key_id": key_id,
         "task": task,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Row,
     Select,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     insert,
     literal,
     literal_column,
+    or_,
     select,
     update,
 )
@@ -56,6 +58,7 @@ class ContextRow(NamedTuple):
     group_id: GroupId | None
     key_id: KeyId | None
     external_id: str | None
+    attempt: int
     state: str
     erased_at: float | None
 
@@ -76,6 +79,41 @@ class SessionRepository:
         runs, called = zip(*names, strict=True)
         rows = _NEWEST_CALLED.run(self._connection, {"run": list(runs), "name": list(called)})
         return {(run_id, name): ContextRow(*columns) for run_id, name, *columns in rows}
+
+    def goes_on_in(
+        self, session_id: str, *, turn_ids: Sequence[str], hashes: Sequence[bytes], idempotency_key: str | None
+    ) -> bool:
+        """Return whether a call goes on from something that the session recorded, or repeats a call of it.
+
+        It goes on from a turn that it names, or from a turn that ended with one of these conversations.
+        """
+        of_session = and_(TurnRow.session_id == session_id, TurnRow.state != TurnState.FAILED.value)
+        ways: list[ColumnElement[bool]] = [
+            TurnRow.id.in_(turn_ids),
+            TurnRow.conversation_hash.in_(hashes),
+            TurnRow.settled_hash.in_(hashes),
+        ]
+        if idempotency_key is not None:
+            ways.append(TurnRow.idempotency_key == idempotency_key)
+        found = self._connection.execute(select(TurnRow.id).where(of_session, or_(*ways)).limit(1))
+        return found.first() is not None
+
+    def attempts(self, run_id: str, name: str, limit: int) -> list[AnyRow]:
+        """Return the run's sessions of a name, the newest first."""
+        statement = (
+            select(
+                SessionRow.id,
+                SessionRow.attempt,
+                SessionRow.state,
+                SessionRow.training,
+                SessionRow.reward,
+                SessionRow.created_at,
+            )
+            .where(SessionRow.run_id == run_id, SessionRow.external_id == name)
+            .order_by(SessionRow.attempt.desc(), SessionRow.created_at.desc(), SessionRow.id.desc())
+            .limit(limit)
+        )
+        return list(self._connection.execute(statement).all())
 
     def of_turns(self, *, run_id: str, turn_ids: Sequence[str]) -> dict[str, ContextRow]:
         """Return the sessions of those of these turns that were recorded in the run, without failed ones."""
@@ -241,6 +279,7 @@ _NEW = (
     "id",
     "run_id",
     "external_id",
+    "attempt",
     "group_id",
     "key_id",
     "task",
@@ -272,7 +311,7 @@ def _newest_called() -> Select[Any]:
     newest = (
         select(*_CONTEXT)
         .where(SessionRow.run_id == given.c.run, SessionRow.external_id == given.c.name)
-        .order_by(SessionRow.created_at.desc(), SessionRow.id.desc())
+        .order_by(SessionRow.attempt.desc(), SessionRow.created_at.desc(), SessionRow.id.desc())
         .limit(1)
         .lateral()
     )

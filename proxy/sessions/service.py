@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -24,12 +25,27 @@ from proxy.limits.service import Admission, RunLimits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
-from proxy.sessions.opening import Opened, Opening, SessionSpec, erased, group_for, new_row, takes_calls_of
+from proxy.sessions.opening import (
+    Opened,
+    Opening,
+    SessionSpec,
+    erased,
+    goes_on_in,
+    group_for,
+    new_row,
+    stays_with_ended,
+)
 from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
 from proxy.sessions.views import SessionView, session_view
 
 _BEFORE_IDS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
 """The rules that decide before the ids of our answers do."""
+
+_ANSWERS = 64
+"""How many answers of a call's conversation are compared with those of an ended session, the newest: what goes on
+from an attempt holds its last answers."""
+
+_ATTEMPTS_SHOWN = 100
 
 _SWEEP_BATCH = 500
 _SWEEP_BATCHES = 20
@@ -53,7 +69,7 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 class SessionObserver(Protocol):
     """Hears of sessions after their commit: metrics. It must not raise and not wait."""
 
-    def session_opened(self, *, attributed_by: str) -> None: ...
+    def session_opened(self, *, attributed_by: str, attempt: int) -> None: ...
 
 
 class SessionService:
@@ -115,7 +131,7 @@ class SessionService:
         rows, keys = await self._database.transact(insert)
         if self._observer is not None:
             for _ in rows:
-                self._observer.session_opened(attributed_by=AttributedBy.CREATED.value)
+                self._observer.session_opened(attributed_by=AttributedBy.CREATED.value, attempt=1)
         return [
             CreatedSession(id=row["id"], api_key=key.text, group_id=row["group_id"])
             for row, key in zip(rows, keys, strict=True)
@@ -135,7 +151,7 @@ class SessionService:
             raise PermissionDenied(f"this key belongs to another run than {run.name!r}", param="model")
         if principal.session_id is not None:
             return await self._of_session_key(principal.session_id, run, hints)
-        opening = Opening(run=run, key_id=principal.key_id, group=hints.group, admission=admission)
+        opening = Opening(run=run, key_id=principal.key_id, hints=hints, admission=admission)
         if hints.path is not None:
             return await self._named(opening, Name(AttributedBy.PATH, hints.path))
         if hints.named is not None and hints.named.by in _BEFORE_IDS:
@@ -261,7 +277,9 @@ class SessionService:
         return Swept(ended=len(settled.ended), expired=expired)
 
     async def _of_session_key(self, session_id: SessionId, run: RunView, hints: SessionHints) -> SessionContext:
-        known = self._memory.by_id(session_id) or await self._look_up(run.id, session_id)
+        known = self._memory.by_id(session_id)
+        if known is None or known.may_have_ended:
+            known = await self._look_up(run.id, session_id)
         if known is None:
             raise NotFound("the session of this key is no longer there")
         if hints.path is None:
@@ -289,13 +307,29 @@ class SessionService:
         run = opening.run
         known = self._memory.by_name(run.id, name.text)
         is_looked_up = is_session_id(name.text) or self._memory.has_heard_of(run.id, name.text)
+        if known is not None and known.may_have_ended:
+            known = None  # asked for by its id, it is known for good, but not whether it is open
         if known is None and (is_looked_up or opening.admission is not None):
             known = await self._look_up(run.id, name.text)
-        if known is not None and takes_calls_of(known.context.id, name, is_open=known.is_open):
+        if known is not None and (known.is_open or known.context.id == name.text):
+            return _attributed(known, name.by)
+        if known is not None and await self._goes_on_in(known, opening.hints, name):
             return _attributed(known, name.by)
         if known is None and is_session_id(name.text) and name.by in (AttributedBy.PATH, AttributedBy.HEADER):
             raise NotFound(f"there is no session {name.text!r} in the run {run.name!r}")
         return await self._open(opening, name)
+
+    async def _goes_on_in(self, known: KnownSession, hints: SessionHints, name: Name) -> bool:
+        """Return whether a call by the name of a session that has ended belongs to it all the same."""
+        session_id = known.context.id
+        if hints.repeats is not None and hints.repeats(session_id):
+            return True
+        if not stays_with_ended(name):
+            return False
+        newest = _newest(hints)
+        return await self._database.look(
+            lambda connection: goes_on_in(SessionRepository(connection), session_id, newest)
+        )
 
     async def _of_turns(self, run: RunView, hints: SessionHints) -> _Answered | None:
         """Return the session, open or ended, of the newest recorded turn that the call sends an id of.
@@ -372,6 +406,7 @@ class SessionService:
     async def _find_or_insert(self, opening: Opening, name: Name | None) -> SessionContext:
         by = name.by if name is not None else AttributedBy.NEW
         run, now, look = opening.run, self._clock(), self._memory.look()
+        opening = msgspec.structs.replace(opening, hints=_newest(opening.hints))
         found, row = await self._database.transact(
             Opened(opening, name, now),
             about=name.text if name is not None else opening.key_id,
@@ -389,12 +424,13 @@ class SessionService:
             attributed_by=by,
             group_id=row["group_id"],
             key_id=opening.key_id,
+            attempt=row["attempt"] if name is not None else None,
         )
         self._memory.put(context, external_id=row["external_id"], is_open=True, look=look)
         if name is not None:
             self._memory.put_name(run.id, name.text, context.id, look)
         if self._observer is not None:
-            self._observer.session_opened(attributed_by=by.value)
+            self._observer.session_opened(attributed_by=by.value, attempt=row["attempt"])
         return msgspec.structs.replace(context, is_new=True)
 
     async def _look_up(self, run_id: RunId, name: str) -> KnownSession | None:
@@ -417,6 +453,7 @@ class SessionService:
             attributed_by=AttributedBy.CREATED,
             group_id=row.group_id,
             key_id=row.key_id,
+            attempt=row.attempt if row.external_id is not None else None,
         )
         is_open = row.state == SessionState.OPEN.value
         return self._memory.put(context, external_id=row.external_id, is_open=is_open, look=look)
@@ -448,14 +485,22 @@ class _Answered(NamedTuple):
 
 def _view(connection: Connection, session_id: str) -> SessionView:
     repository = SessionRepository(connection)
+    row = repository.whole(session_id)
+    named = row.external_id is not None
     return session_view(
-        repository.whole(session_id),
+        row,
         repository.turns(session_id),
         repository.rewards(session_id),
         repository.preferences(session_id),
+        repository.attempts(row.run_id, row.external_id, _ATTEMPTS_SHOWN) if named else (),
         teaches=bool(teaching_sessions(connection, [session_id])),
     )
 
 
 def _attributed(known: KnownSession, by: AttributedBy) -> SessionContext:
-    return msgspec.structs.replace(known.context, attributed_by=by)
+    return msgspec.structs.replace(known.context, attributed_by=by, has_ended=not known.is_open)
+
+
+def _newest(hints: SessionHints) -> SessionHints:
+    """Return the hints with the newest hashes alone, computed now: transactions run in threads of their own."""
+    return msgspec.structs.replace(hints, conversation_hashes=tuple(islice(hints.conversation_hashes, _ANSWERS)))

@@ -63,10 +63,23 @@ class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
+class AttemptEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the sessions of a name."""
+
+    id: str
+    attempt: int
+    state: str
+    training: str
+    reward: float | None
+    created_at: float
+
+
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """`attributed_by` is how the session came into being. `trainable`: it is with the trainer now or will be;
     `explanation` is the reason in a sentence. `trained_reward` is what its step trained on, `reward` what the ledger
-    comes to now; where these differ, or a turn's, `revised_at` is when the newest entry came that was not used."""
+    comes to now; where these differ, or a turn's, `revised_at` is when the newest entry came that was not used.
+    `attempt` is its number among the sessions of its `external_id`, which are the `attempts`, newest first (the
+    newest hundred); both are empty for a session without a name."""
 
     id: str
     run: str
@@ -93,6 +106,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[TurnSummary, ...]
     rewards: tuple[RewardEntry, ...]
     preferences: tuple[PreferenceEntry, ...]
+    attempt: int | None = None
+    attempts: tuple[AttemptEntry, ...] = ()
     erased_at: float | None = None
     erased_reason: str | None = None
 
@@ -102,6 +117,7 @@ def session_view(
     turns: Sequence[AnyRow],
     rewards: Sequence[AnyRow],
     preferences: Sequence[AnyRow],
+    attempts: Sequence[AnyRow] = (),
     *,
     teaches: bool,
 ) -> SessionView:
@@ -146,6 +162,8 @@ def session_view(
         turns=tuple(_turn(turn) for turn in turns),
         rewards=reward_entries(rewards, trained=(row.handed_ids or ()) if is_trained else ()),
         preferences=tuple(entry for preference in preferences for entry in _preference(row.id, preference)),
+        attempt=row.attempt if row.external_id is not None else None,
+        attempts=tuple(AttemptEntry(**attempt._mapping) for attempt in attempts),
         erased_at=row.erased_at,
         erased_reason=row.erased_reason,
     )

@@ -115,7 +115,7 @@ def test_revised_sessions_are_as_of_now_and_preferences_are_counted() -> None:
 def test_opened_sessions_are_counted_by_rule() -> None:
     metrics = Metrics()
     for rule in ("new", "user", "new"):
-        metrics.session_opened(attributed_by=rule)
+        metrics.session_opened(attributed_by=rule, attempt=1)
     seen = values(metrics)
     assert seen["base_rl_sessions_opened_total", "attributed_by=new"] == 2
     assert seen["base_rl_sessions_opened_total", "attributed_by=user"] == 1

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 from sqlalchemy import func, select
 
@@ -16,6 +17,7 @@ from proxy.credentials.service import PrincipalKind
 from proxy.database.outcomes import Outcome
 from proxy.database.signals import Signals
 from proxy.database.tables import SessionRow
+from proxy.errors import NameUsed
 from proxy.feedback.service import FeedbackItem
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
@@ -24,7 +26,7 @@ from proxy.sessions.opening import SessionSpec
 from proxy.sessions.repository import ContextRow, SessionRepository
 from proxy.sessions.service import SessionService
 from proxy.settings import RunSettings
-from tests.proxy.store import Store
+from tests.proxy.store import Store, open_store
 
 ONE, TWO, THREE = b"1" * 16, b"2" * 16, b"3" * 16
 
@@ -98,12 +100,58 @@ async def test_names_are_one_namespace(proxy: Proxy) -> None:
     assert view.attributed_by == "path"
 
 
+@pytest.mark.parametrize("cold", [False, True])
 @pytest.mark.parametrize("by", NAMES_OF_ATTEMPTS)
-async def test_the_name_of_an_attempt_stays_with_it_when_it_has_ended(proxy: Proxy, by: AttributedBy) -> None:
+async def test_a_new_conversation_under_the_name_of_an_ended_attempt_opens_the_next(
+    proxy: Proxy, by: AttributedBy, cold: bool
+) -> None:
     first = await proxy.call(by_name(by, "attempt"))
+    await proxy.answer(first, ONE)
+    turn = TurnId(await proxy.store.add_turn(first.id, conversation_hash=TWO, settled_hash=THREE))
     await proxy.sessions.end(proxy.store.owner, first.id, Outcome.COMPLETED)
-    again = await proxy.call(by_name(by, "attempt"))
-    assert (again.id, again.is_new) == (first.id, False)
+    asking = Proxy(proxy.store) if cold else proxy
+    named = by_name(by, "attempt")
+    for hints in (
+        structs.replace(named, conversation_hashes=(b"x" * 16, ONE)),
+        structs.replace(named, conversation_hashes=(THREE,)),
+        structs.replace(named, turns=(new_turn_id(), turn)),
+        structs.replace(named, repeats=lambda session_id: session_id == first.id),
+    ):
+        if cold and hints.repeats is not None:
+            continue  # another process cannot know of it
+        found = await asking.call(hints)
+        assert (found.id, found.attempt, found.has_ended) == (first.id, 1, True)
+    second = await asking.call(structs.replace(named, conversation_hashes=(b"x" * 16,), turns=(new_turn_id(),)))
+    assert (second.id != first.id, second.is_new, second.attempt, second.has_ended) == (True, True, 2, False)
+    assert (await proxy.call(named)).id == second.id if cold else True
+    proxy.store.clock.now -= 1000  # the clock is set back: the numbers say which attempt is the newest
+    await asking.sessions.end(proxy.store.owner, second.id, Outcome.COMPLETED)
+    third = await asking.call(named)
+    assert (third.attempt, (await asking.sessions.get(proxy.store.owner, "attempt")).id) == (3, third.id)
+
+
+async def test_calls_that_begin_the_next_attempt_at_once_share_it(proxy: Proxy) -> None:
+    first = await proxy.call(by_name(AttributedBy.PATH, "attempt"))
+    await proxy.sessions.end(proxy.store.owner, first.id, Outcome.COMPLETED)
+    beside = Proxy(proxy.store)
+    found = await asyncio.gather(
+        *(asking.call(by_name(AttributedBy.PATH, "attempt")) for asking in (proxy, beside) for _ in range(4))
+    )
+    assert {(context.attempt, context.id) for context in found} == {(2, found[0].id)}
+    assert [context.is_new for context in found].count(True) == 1
+
+
+async def test_a_run_may_refuse_to_use_names_again(database_url: str) -> None:
+    settings = RunSettings(name="policy", model="base/model", repeated_names="refuse")
+    async with open_store(database_url, settings) as store:
+        asking = Proxy(store)
+        for by in NAMES_OF_ATTEMPTS:
+            first = await asking.call(by_name(by, by))
+            await store.sessions.end(store.owner, first.id, Outcome.COMPLETED)
+            with pytest.raises(NameUsed, match="attempt 1") as refused:
+                await Proxy(store).call(by_name(by, by))
+            assert (refused.value.status, refused.value.code) == (410, "session_ended")
+            await Proxy(store).call(by_name(AttributedBy.PROJECT, f"proj {by}"))
 
 
 @pytest.mark.parametrize("by", NAMES_THAT_LAST)
@@ -416,7 +464,8 @@ async def test_opened_sessions_are_counted_by_their_rule(store: Store) -> None:
     counted: list[str] = []
 
     class Observer:
-        def session_opened(self, *, attributed_by: str) -> None:
+        def session_opened(self, *, attributed_by: str, attempt: int) -> None:
+            assert attempt == 1
             counted.append(attributed_by)
 
     service = SessionService(
