@@ -69,7 +69,7 @@ async def run(
         if profiler is not None:
             profiler.begin(bench.systems[BASE_RL].measured)
         for round_ in range(rounds):
-            for name in names:
+            for name in names if round_ % 2 == 0 else reversed(names):  # whoever is first finds other caches
                 found = await look(bench, bench.systems[name], looks, effort, round_)
                 seen[name].append(found)
                 print(f"round {round_ + 1} of {rounds}: {report.line(name, found)}", flush=True)
