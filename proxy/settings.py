@@ -149,7 +149,7 @@ class DatabaseSettings(_Section):
     """`sqlite:////path` or `postgresql://user:password@host/database`; default: SQLite at `base-rl.sqlite3` in the
     data directory."""
     synchronous: Literal["normal", "full"] | None = None
-    """What a commit waits for (`docs/operating.md` has the table); default: `normal` on SQLite, on PostgreSQL what
+    """What a commit waits for (`docs/operating.md` has the table); default: `full` on SQLite, on PostgreSQL what
     the server is set to."""
     busy_timeout_seconds: PositiveFloat = 10.0
     """How long a write waits for another's lock."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from proxy.database import sqlite
 from tests.database import (
     assert_whole,
     needs_postgresql,
@@ -29,6 +30,7 @@ def pytest_configure() -> None:
     os.environ["COLUMNS"] = "200"
     settings.register_profile("shared-machine", deadline=None)
     settings.load_profile("shared-machine")
+    sqlite.DEFAULT_SYNCHRONOUS = "off"  # no test's store has to survive a power cut, and thousands need not wait
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -125,9 +125,9 @@ Medians of {result["rounds"]} rounds, in each of which every system has its turn
 
 {systems}
 
-Commits last through the death of the process; a power failure can take the last moments
-(`database.synchronous = "normal"`, the default here, and what rllm-model-gateway has). In the last row every commit
-waits for the disk (`"full"`).
+Commits last through the death of the process. In the first row a power failure can take the last moments
+(`database.synchronous = "normal"`, as rllm-model-gateway has it); in the last row every commit waits for the disk
+(`"full"`, the default), and nothing is lost.
 
 What a turn costs base-rl's process, by its number in the conversation:
 

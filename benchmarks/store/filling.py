@@ -173,7 +173,7 @@ def _audit(session_id: str) -> TrajectoryAudit:
 async def open_proxy(url: str, directory: Path) -> AsyncIterator[Proxy]:
     """Over a new database at `url`."""
     upgrade(url)
-    database = Database(url)
+    database = Database(url, synchronous="normal" if url.startswith("sqlite") else None)  # as its figures were taken
     try:
         proxy = Proxy(database, directory / "weights")
         await proxy.begin()

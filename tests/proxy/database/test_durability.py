@@ -1,0 +1,41 @@
+"""What a commit of SQLite waits for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.database.unit_of_work import Database
+from tests.database import sqlite_database
+
+FULL, NORMAL = 2, 1
+
+ASK = (
+    "import asyncio, sys\n"
+    "from proxy.database.unit_of_work import Database\n"
+    "async def ask():\n"
+    "    database = Database(sys.argv[1])\n"
+    "    print(await database.transact(lambda found: found.exec_driver_sql('PRAGMA synchronous').scalar_one()))\n"
+    "    await database.aclose()\n"
+    "asyncio.run(ask())\n"
+)
+
+
+def test_every_commit_waits_for_the_disk_unless_told_otherwise(tmp_path: Path) -> None:
+    """In a process of its own: this one's stores are made to be forgotten."""
+    url = sqlite_database(tmp_path)
+    asked = subprocess.run([sys.executable, "-c", ASK, url], capture_output=True, text=True, check=True)
+    assert int(asked.stdout) == FULL
+
+
+@pytest.mark.parametrize(("asked", "level"), [("normal", NORMAL), ("full", FULL)])
+async def test_it_is_a_setting_for_functions_and_blocks(tmp_path: Path, asked: str, level: int) -> None:
+    database = Database(sqlite_database(tmp_path), synchronous=asked)
+    statement = "PRAGMA synchronous"
+    assert await database.transact(lambda found: found.exec_driver_sql(statement).scalar_one()) == level
+    async with database.write() as connection:
+        assert (await connection.exec_driver_sql(statement)).scalar_one() == level
+    await database.aclose()
