@@ -13,6 +13,7 @@ from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.views import Health, RunHealth
+from proxy.runs.asking import AskedBatches
 from proxy.settings import RunSettings
 
 _LOW_DISK_BYTES = 1 << 30
@@ -45,6 +46,7 @@ class HealthCheck:
         swaps: ServingStatus | None,
         data_dir: Path | None,
         faults: EngineFaults | None = None,
+        asked: AskedBatches | None = None,
         serves_unrecorded: bool = False,
     ) -> None:
         self._database = database
@@ -52,6 +54,7 @@ class HealthCheck:
         self._swaps = swaps
         self._data_dir = data_dir
         self._faults = faults
+        self._asked = asked or AskedBatches()
         self._serves_unrecorded = serves_unrecorded
 
     async def check(self) -> Health:
@@ -119,6 +122,9 @@ class HealthCheck:
         mark = await repository.trainer_marks(run.id)
         # A lease is granted or renewed for `lease` seconds from when the trainer was heard.
         seen_at = max(mark.created_at, mark.lease_expires_at - lease) if mark is not None else None
+        # One that waits for its first batch has no claim: it was heard when it asked.
+        if (asked := self._asked.find(run.id)) is not None:
+            seen_at = max(seen_at or asked.at, asked.at)
         ready_since = await repository.oldest_ready(run.id)
         is_awaited = ready_since is not None and now - ready_since > lease and run.state == "active"
         if seen_at is not None and now - seen_at <= lease:

@@ -100,6 +100,7 @@ class OverviewService:
             swaps=swaps,
             data_dir=data_dir,
             faults=faults,
+            asked=asked,
             serves_unrecorded=serves_unrecorded,
         )
         self._closed = asyncio.Event()

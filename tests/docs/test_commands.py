@@ -65,6 +65,13 @@ def test_every_configuration_of_a_page_is_one(name: str, tmp_path: Path, monkeyp
             load_runs(file, {}, {})
 
 
+def test_extras_are_installed_from_the_clone() -> None:
+    """There is no distribution of base-rl to install them from."""
+    sources = [*(ROOT / "proxy").rglob("*.py"), *(ROOT / "trainer").rglob("*.py"), *ALL_PAGES.values()]
+    wrong = [str(path) for path in sources if re.search(r"pip install[^\n]*base-rl\[", path.read_text())]
+    assert not wrong
+
+
 def check(words: list[str], place: str) -> None:
     """Raises AssertionError for a command of ours that there is not, or an option that it does not have."""
     while words and re.match(r"^\w+=", words[0]):

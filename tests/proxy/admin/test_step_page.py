@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from proxy.contract.arrays import pack_ids, pack_logprobs, unpack_ids
-from proxy.contract.step import StepConditions, StepInputs
+from proxy.contract.identifiers import SessionId
+from proxy.contract.step import Fit, StepConditions, StepInputs
 from proxy.credentials.service import PrincipalKind
 from proxy.database.tables import PolicyVersionRow, SessionRow, TokenAuditRow, TurnRow
 from proxy.policies.repository import VersionRepository
@@ -75,6 +76,24 @@ async def test_tokens_are_coloured_and_the_conditions_are_told(site: Site, run_i
     assert "0.125" in page
     assert "deleted" in page
     assert len(re.findall(r'aria-current="true"', page)) == 1
+
+
+async def test_a_fitted_version_is_not_offered_to_be_replayed(site: Site, run_id: str) -> None:
+    key = await site.credentials.create(PrincipalKind.ADMIN)
+    await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
+    await sampled_step(site, run_id)
+    of_step = (PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == 6)
+    async with site.database.write() as connection:
+        inputs = (await connection.execute(select(PolicyVersionRow.inputs).where(*of_step))).scalar_one()
+        assert inputs is not None
+        fit = Fit(kind="sft", options={}, sessions=(SessionId("ses_1"), SessionId("ses_2")), epochs=1, steps=1)
+        values = {"inputs": {**inputs, "fit": msgspec.to_builtins(fit)}, "state": "retired"}
+        await connection.execute(update(PolicyVersionRow).where(*of_step).values(values))
+    page = (await site.client.get("/admin/runs/calculator/steps/6")).text
+    assert "base-rl replay" not in page
+    assert "Fitted by <code>base-rl fit sft</code> to 2 sessions" in page
+    assert "was served first" in page
+    assert "served since" not in page
 
 
 async def test_a_rejected_version_says_why_on_its_page_and_in_the_list(site: Site, run_id: str) -> None:

@@ -32,6 +32,7 @@ async def test_who_sees_which_runs_entries(site: Site) -> None:
     admin, run = PrincipalKind.ADMIN, PrincipalKind.RUN
     assert sessions(await rewards(site, "/api/v1/rewards", admin)) == [theirs, mine]
     assert sessions(await rewards(site, "/api/v1/rewards?run=one", admin)) == [mine]
+    assert [entry["external_id"] for entry in await rewards(site, "/api/v1/rewards", admin)] == ["attempt-1"] * 2
     assert sessions(await rewards(site, "/api/v1/rewards?run=other&session=attempt-1", admin)) == [theirs]
     assert sessions(await rewards(site, f"/api/v1/rewards?session={mine}", admin)) == [mine]
     assert sessions(await rewards(site, "/api/v1/rewards", run, one)) == [mine]

@@ -1,0 +1,25 @@
+"""An import of many sessions says how far it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.cli import export_commands
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(export_commands, "_PROGRESS_SECONDS", 0.0)
+    with export_commands._progress() as progress:
+        progress(64)
+        progress(62_000)
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert [line.split(" read, ")[0] for line in lines] == ["64", "62,000"]
+    assert all(line.endswith(" a second") for line in lines)
+
+
+def test_a_short_import_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with export_commands._progress() as progress:
+        progress(64)
+    assert capsys.readouterr().err == ""
