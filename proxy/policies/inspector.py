@@ -1,4 +1,4 @@
-"""Checks published weights in a thread of its own, one version at a time, so that model calls are not held up."""
+"""Check published weights in a thread of its own, one version at a time, so that model calls are not held up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEPT = 64
 
 
 class WeightsInspector:
-    """The checks of all versions below the storage `root`. Repeated and concurrent questions share one check."""
+    """Checks of all versions below the storage `root`. Repeated and concurrent requests for one share one check."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -40,7 +40,7 @@ class WeightsInspector:
         self._passed: dict[bytes, tuple[Signature, float]] = {}
 
     async def check(self, weights: WeightsReference, base_model: str) -> None:
-        """Check location, files, headers, checksums and numbers of a version; about a second for each GB.
+        """Check location, files, headers, checksums and numbers of a version; some seconds for each GB.
 
         Raises WeightsRejected with the reason, and StorageUnavailable if it cannot be known now.
         """

@@ -1,4 +1,4 @@
-"""Old weights make room: which versions' files nobody needs any more.
+"""Decide which versions' weights nobody needs any more, so that trainers can delete them.
 
 Marked first, deleted then, by the trainer, whose directory it is. It asks with what it has on its disk; whatever is
 marked of that is told again, so a trainer that died between the two finishes the work at its next version.
@@ -19,7 +19,7 @@ MAX_PRESENT = 10_000
 
 
 class WeightRetention:
-    """Of all runs."""
+    """Retention of weights for all runs."""
 
     def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
         self._database = database

@@ -65,7 +65,7 @@ _LOG = logger(__name__)
 
 
 class SwapObserver(Protocol):
-    """Hears of swaps: metrics. It must not raise and not wait."""
+    """Observer of swaps, for metrics. It must neither raise nor wait."""
 
     def swap_finished(self, seconds: float) -> None: ...
 
@@ -139,7 +139,7 @@ class SwapController:
 
     @property
     def engine_name(self) -> str:
-        """What operators know the engine by."""
+        """The name by which operators know the engine."""
         return self._engine.name
 
     @property
@@ -152,16 +152,16 @@ class SwapController:
         return self._version if run_id == self._run_id else None
 
     def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
-        """What the run's engine loads; None while it does not say so."""
+        """Return the formats that the run's engine loads; None while the engine has not said so."""
         return self._formats if run_id == self._run_id else None
 
     def doubt(self) -> None:
-        """A call found the engine down: it is not ready until a look, now, finds it holding the run's weights."""
+        """Take the engine as down after a failed call. The next round, which begins at once, asks it again."""
         self._version = None
         self._signals.versions.notify()
 
     async def run_forever(self) -> None:
-        """Reconciles until cancelled. What fails is logged and tried again."""
+        """Reconcile until cancelled. Failures are logged and tried again."""
         while True:
             seen = self._signals.versions.count
             try:
@@ -173,7 +173,8 @@ class SwapController:
             await self._signals.versions.wait(self._interval, since=seen)
 
     async def reconcile(self) -> None:
-        """One round: look, load what is missing, record what is served. Raises StoreUnavailable."""
+        """Ask the engine what it holds, load the head if it is another version, and record what is served. Raises
+        StoreUnavailable."""
         info = await self._look()
         if info is None:
             return
@@ -193,7 +194,8 @@ class SwapController:
         await self._record(held, target.recorded)
 
     async def _look(self) -> EngineInfo | None:
-        """What the engine holds; None if it does not say. One that is down is lost at once, a slow one soon."""
+        """Ask the engine what it holds; None without an answer. An engine that refuses connections is lost at once, a
+        slow one after several rounds."""
         try:
             async with asyncio.timeout(_INFO_SECONDS):
                 info = await self._engine.info()
@@ -295,7 +297,7 @@ class SwapController:
         return loop.time() - begun
 
     async def _resume(self) -> bool:
-        """Whether generation goes on. The attempts are carried through even if the caller is cancelled."""
+        """Resume generation and return whether that worked. The attempts go on even if the caller is cancelled."""
         task = self._resuming = asyncio.create_task(self._try_to_resume())
         try:
             return await asyncio.shield(task)
@@ -318,7 +320,7 @@ class SwapController:
 
     @retried
     async def _record(self, version: int, recorded: int) -> None:
-        """Writes down what is served, where the store does not say so yet."""
+        """Record the version that is served, unless the store has it already."""
         now = self._clock()
         if version != recorded:
             async with self._database.write() as connection:
@@ -332,7 +334,7 @@ class SwapController:
         await self._announce(True, {"version": version})
 
     async def _died(self) -> None:
-        """The engine is gone: if it was given a version just before, that may be why."""
+        """Count a death for the version that the engine was given shortly before it was lost, if there is one."""
         given, self._given = self._given, None
         if given is not None and given[0] > 0 and asyncio.get_running_loop().time() - given[1] < _SUSPECT_SECONDS:
             await self._rejections.engine_died(given[0])
@@ -372,7 +374,7 @@ class SwapController:
         await self._announce(False, {"reason": reason})
 
     async def _announce(self, ready: bool, data: dict[str, object]) -> None:
-        """An event where the engine's readiness changed."""
+        """Log an event if the engine's readiness changed."""
         before, self._announced = self._announced, ready
         if ready == before:
             return
@@ -392,7 +394,7 @@ class SwapController:
 
 
 def _is_fresh(info: EngineInfo, base_model: str) -> bool:
-    """Whether the engine holds the base model as it started, under a name that is not of ours."""
+    """Whether the engine still holds the base model that it started with, under a label that base-rl did not give."""
     if parse_weight_label(info.weight_label) is not None:
         return False
     return info.model_path == base_model or Path(info.model_path).resolve() == Path(base_model).resolve()

@@ -77,7 +77,7 @@ class Deployment:
             await self.swaps.reconcile()
 
     async def newest(self) -> Any:
-        return (await self.world.rows(PolicyVersionRow))[-1]
+        return max(await self.world.rows(PolicyVersionRow), key=lambda row: int(row.version))
 
 
 @pytest.fixture

@@ -66,9 +66,8 @@ _log = structlog.get_logger("trainer.weights")
 class DiskPublisher:
     """A WeightPublisher over storage that trainer, proxy and engines share.
 
-    `base` is the base model's directory, whose tokenizer and config files every version of whole weights repeats.
-    What is staged are weights of `policy`, which is told by what it is: an adapter's, or whole ones. Without `ranks`
-    this process is alone.
+    `base` is the base model's directory, whose tokenizer and config files every version of whole weights repeats. The
+    kind of `policy` decides what is published: an adapter, or whole weights. Without `ranks` this process is alone.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class DiskPublisher:
         self._locks: dict[str, IO[bytes]] = {}
 
     def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
-        """Writes the successor of `head`. Raises WeightsUnusable where the disk refuses; nothing is left then."""
+        """Write the successor of `head`. Raises WeightsUnusable, with nothing left behind, if the disk refuses."""
         try:
             return self._write(head, tensors, state)
         except OSError as error:
@@ -107,7 +106,7 @@ class DiskPublisher:
             raise
 
     def _begin(self, head: Head) -> Path:
-        """A hidden directory that is locked."""
+        """Create a hidden directory and lock it."""
         run = self._directory / head.run_id
         _make_durable_directory(run)
         hidden = run / f".v{head.version + 1:06d}-{secrets.token_hex(4)}"
@@ -116,7 +115,7 @@ class DiskPublisher:
         return hidden
 
     def _finish(self, head: Head, hidden: Path, tensors: Mapping[str, Tensor]) -> Staged:
-        """Every rank has written what it has."""
+        """Add the weights and give the directory its name, once every rank has written its part of the state."""
         form = self._save(head, tensors, hidden)
         _flush(hidden)
         sha256, size = digest(hidden)
@@ -210,12 +209,12 @@ class DiskPublisher:
             lock.close()
 
     def _prune(self, newest: Path) -> None:
-        """Removes the optimiser states beyond the newest few, in order of writing, never the newest version's."""
+        """Remove all optimiser states but those written last. The newest version's always stays."""
         settled = [each for each in newest.parent.glob("v*") if not (each / _MARK).exists()]
         states = [state for each in settled if (state := _state_of(each)) is not None]
         states.sort(key=lambda path: (path.parent.parent == newest, path.stat().st_mtime_ns), reverse=True)
         for state in states[self._keep :]:
-            state.unlink(missing_ok=True)  # the rest, if this is the end, is nobody's from here on
+            state.unlink(missing_ok=True)  # first, so that a kill right here leaves no half state that looks whole
         for each in settled:
             if _state_of(each) is None:
                 shutil.rmtree(each / _STATE, ignore_errors=True)
@@ -267,19 +266,19 @@ def _alone() -> Ranks:
 
 
 def _state_of(directory: Path) -> Path | None:
-    """The file without which a version has no trainer state."""
+    """Return the file without which a version has no trainer state, if it is there."""
     return next((path for name in (INDEX, _WHOLE) if (path := directory / _STATE / name).is_file()), None)
 
 
 def _mark(directory: Path) -> IO[bytes]:
-    """Marks a directory as uncommitted, for as long as this process lives and the file is open. Ranks share it."""
+    """Mark a directory as uncommitted while this process lives and the file is open. Ranks share the lock."""
     lock = (directory / _MARK).open("wb")
     fcntl.flock(lock, fcntl.LOCK_SH)
     return lock
 
 
 def _remove_marked(directory: Path) -> None:
-    """The mark goes last: what is left where this ends in the middle is still garbage."""
+    """Remove an uncommitted directory. Its mark goes last, so that it is still garbage after a kill in the middle."""
     for each in directory.glob("*"):
         if each.is_dir():
             shutil.rmtree(each, ignore_errors=True)
@@ -310,7 +309,7 @@ def _make_durable_directory(directory: Path) -> None:
 
 
 def _flush(directory: Path) -> None:
-    """Forces a tree's files and directories to the disk."""
+    """Force a tree's files and directories to the disk."""
     for root, _, files in os.walk(directory, topdown=False):
         for name in files:
             _sync(Path(root) / name)

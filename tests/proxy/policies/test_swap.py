@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,11 @@ class Bench:
         return self.swaps.serving(self.world.run_id)
 
     async def states(self) -> list[str]:
-        return [row.state for row in await self.world.rows(PolicyVersionRow)]
+        return [row.state for row in await self.rows()]
+
+    async def rows(self) -> list[Any]:
+        """The versions in their order, which PostgreSQL does not keep by itself."""
+        return sorted(await self.world.rows(PolicyVersionRow), key=lambda row: int(row.version))
 
     async def until(self, reached: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
@@ -544,16 +549,16 @@ async def test_an_engine_that_lived_on_takes_suspicion_away(bench: Bench, monkey
     await bench.swaps.reconcile()
     await bench.commit()
     await kill(bench, during_load=False)
-    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 1
+    assert (await bench.rows())[1].engine_deaths == 1
     bench.engine.restart()
     bench.engine.down = False
     await bench.swaps.reconcile()
     monkeypatch.setattr(swap, "_SUSPECT_SECONDS", 0.0)
     await bench.swaps.reconcile()
-    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 0
+    assert (await bench.rows())[1].engine_deaths == 0
     bench.engine.down = True
     await bench.swaps.reconcile()
-    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 0
+    assert (await bench.rows())[1].engine_deaths == 0
 
 
 async def test_two_proxies_that_see_one_death_count_one(bench: Bench) -> None:
@@ -566,7 +571,7 @@ async def test_two_proxies_that_see_one_death_count_one(bench: Bench) -> None:
     bench.engine.down = True
     await bench.swaps.reconcile()
     await other.reconcile()
-    assert (await bench.world.rows(PolicyVersionRow))[1].engine_deaths == 1
+    assert (await bench.rows())[1].engine_deaths == 1
 
 
 async def test_a_version_that_engines_refuse_again_and_again_is_given_up(bench: Bench) -> None:
