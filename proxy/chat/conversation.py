@@ -130,11 +130,20 @@ class ReadConversation:
 
     @property
     def settled_hash(self) -> bytes | None:
-        """Of the conversation without its last message, where that may be one that is sent behind the others and is
-        not there in the next request: where what stands before it is to be answered as well. None otherwise."""
-        if len(self._tail) < 2 or self.messages[-1]["role"] not in _FLOATING:
+        """The hash of the conversation without a reminder that ends it; None if there is none.
+
+        Agents leave reminders out of the next request. One is the last message, if what stands before it is to be
+        answered as well, or the end of the last user message (`without_reminder`).
+        """
+        if not self._tail or self.messages[-1]["role"] not in _FLOATING:
             return None
-        return self._tail[-2] if self.messages[-2]["role"] in _ANSWERED else None
+        if len(self._tail) > 1 and self.messages[-2]["role"] in _ANSWERED:
+            return self._tail[-2]
+        text = without_reminder(self.messages[-1])
+        if text is None:
+            return None
+        before = self._tail[-2] if len(self._tail) > 1 else self._known.hash
+        return extend_hash(before, {**self.messages[-1], "content": text})
 
     @property
     def hash(self) -> bytes:
@@ -315,6 +324,24 @@ def _naming(named: tuple[TurnId, ...], message: Message) -> tuple[TurnId, ...]:
         if turn is not None and turn not in named[:1]:
             named = (turn, *(other for other in named if other != turn))[:_NAMED]
     return named
+
+
+def without_reminder(message: Message) -> str | None:
+    """Return the text of a user's message without the reminder at its end; None if it has none.
+
+    Agents add one to the message that they send last, as a part of its own or between tags.
+    """
+    content = message.get("content")
+    if message["role"] != "user":
+        return None
+    if isinstance(content, list):
+        return text_of(content[:-1]) or None
+    text = text_of(content).rstrip()
+    opening = text.rfind("</")
+    if opening < 0 or not text.endswith(">"):
+        return None
+    begin = text.rfind(f"<{text[opening + 2 : -1]}>", 0, opening)
+    return text[: max(begin, 0)].rstrip() or None
 
 
 def _is_plain(message: Message) -> bool:

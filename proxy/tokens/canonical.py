@@ -4,7 +4,8 @@ Clients echo answers with small changes: content as parts, null for empty, tool 
 Two messages are equal here when role, text and tool calls (name, and arguments as JSON values) are. The order of
 keys in arguments does not matter, and numbers are what JavaScript makes of them: 1.0 is 1, and integers beyond 2^53
 are the nearest double. White space around an answer does not count: Anthropic's API refuses texts of nothing else,
-and answers that end with it, so clients cut it off.
+and answers that end with it, so clients cut it off. Neither does the thought that an answer's text begins with, where
+thoughts are not told apart from text: clients drop it from the history.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from json.encoder import encode_basestring_ascii as _json_text
 from typing import Any, overload
 
 HASH_BYTES = 16
+_THOUGHT_BEGIN, _THOUGHT_END = "<think>", "</think>"
 EMPTY = bytes(HASH_BYTES)
 """The hash of a conversation without messages."""
 
@@ -132,8 +134,15 @@ def _canonical_parts(message: Mapping[str, Any]) -> tuple[str, str, list[list[st
     ]
     text = text_of(message.get("content"))
     if role == "assistant":
-        text = text.strip()
+        text = _without_thought(text).strip()
     return "system" if role == "developer" else role, text, calls
+
+
+def _without_thought(text: str) -> str:
+    """Return an answer's text without the thought that it begins with: some clients send it back, others drop it."""
+    thought, end, answer = text.partition(_THOUGHT_END)
+    begins_with_it = end and (_THOUGHT_BEGIN not in thought or thought.lstrip().startswith(_THOUGHT_BEGIN))
+    return answer if begins_with_it else text
 
 
 def extend_hash(previous: bytes, message: Mapping[str, Any]) -> bytes:

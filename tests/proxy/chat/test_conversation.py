@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.chat.conversation import ConversationIndex, ReadConversation, WireMessages
+from proxy.chat.conversation import ConversationIndex, ReadConversation, WireMessages, without_reminder
 from proxy.errors import InvalidRequest
 from proxy.tokens.canonical import answered_hashes, conversation_hashes
 
@@ -105,3 +105,23 @@ def test_what_is_kept_is_bounded() -> None:
     wire = Wire([{"role": "system", "content": "1"}, *talk(2)])
     index.read(wire.messages)
     assert len(wire.looked_at) == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("task\n<system-reminder>\nBe brief.\n</system-reminder>\n", "task"),
+        ("a <b>c</b> d\n\n<env>x</env>", "a <b>c</b> d"),
+        ([{"type": "text", "text": "task"}, {"type": "text", "text": "Be brief."}], "task"),
+        ([{"type": "text", "text": "task"}], None),
+        ("task", None),
+        ("<all>of it</all>", None),
+        ("no beginning</end>", None),
+        ("a < b > c", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_reminder_at_the_end_of_a_message(content: Any, text: str | None) -> None:
+    assert without_reminder({"role": "user", "content": content}) == text
+    assert without_reminder({"role": "system", "content": content}) is None

@@ -11,13 +11,15 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxy.engines.interface import GenerateRequest
+from proxy.tokens.template import ChatTemplate
 from tests.proxy.chat.agents import whole_paths
-from tests.proxy.chat.world import CALL, TOOLS, World
+from tests.proxy.chat.world import CALL, TOOLS, World, open_world
 
 STEPS = 4
 TASK = "Find out why the test fails."
@@ -38,6 +40,8 @@ class Run:
     tools = True
     continuations: tuple[str, ...] = ("new", *("exact",) * (STEPS - 1))
     """What the run's own turns must be, in order."""
+    thought = ""
+    """What the text of an answer begins with."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -226,6 +230,51 @@ class TextOnlyTracePerRequest(TracePerRequest, TextOnly):
     """No ids, and a trace of its own for every request."""
 
 
+class Reminded(Run):
+    """A part is added to the last user message, and left out of the next request."""
+
+    tools = False
+    continuations = ("new", *("edited",) * (STEPS - 1))
+
+    def add_result(self, result: str) -> None:
+        self.history.append({"role": "user", "content": result})
+
+    def body(self) -> dict[str, Any]:
+        *before, last = self.history
+        return {"messages": [*before, self.reminded(last)]}
+
+    def reminded(self, last: Message) -> Message:
+        parts = [last["content"], "Be brief."]
+        return {"role": "user", "content": [{"type": "text", "text": text} for text in parts]}
+
+
+class RemindedBetweenTags(Reminded):
+    """The reminder stands between tags behind the text."""
+
+    def reminded(self, last: Message) -> Message:
+        return {"role": "user", "content": f"{last['content']}\n<system-reminder>\nBe brief.\n</system-reminder>"}
+
+
+class SideCalls(TextOnly):
+    """A title or commit message is asked for in between, by a conversation of its own that names nothing."""
+
+    async def send(self) -> None:
+        await super().send()
+        if len(self.turns) == 2:
+            aside = [{"role": "system", "content": "Write a title."}, {"role": "user", "content": f"{self.number}"}]
+            response = await self.world.http.post("/v1/chat/completions", json={"model": "policy", "messages": aside})
+            assert response.status_code == 200
+
+
+class ThoughtDropped(TextOnly):
+    """The model's thought is part of the text, and the client leaves it out of the history."""
+
+    thought = "<think>\nI wonder.\n</think>\n\n"
+
+    def echo(self, message: Message) -> Message:
+        return {**message, "content": message["content"].partition("</think>")[2].lstrip()}
+
+
 NAMING: list[type[Run]] = [
     WholeEcho,
     NullBesideCall,
@@ -243,7 +292,7 @@ NAMING: list[type[Run]] = [
 ]
 """Patterns in which ids of ours come back: which session is a run's own is certain."""
 
-NAMELESS: list[type[Run]] = [TextOnly, TextOnlyTracePerRequest]
+NAMELESS: list[type[Run]] = [TextOnly, TextOnlyTracePerRequest, Reminded, RemindedBetweenTags]
 """Patterns without ids: runs that were equal so far cannot be told apart, but each session is one whole run."""
 
 
@@ -252,7 +301,7 @@ def answer_by_step(world: World, pattern: type[Run]) -> Callable[[GenerateReques
 
     def script(request: GenerateRequest) -> list[int]:
         step = world.app.state.chat.text_of(request.input_ids).count("Result ")
-        text = f"{BESIDE}\n{CALL}" if pattern.tools and step < STEPS - 1 else f"Thought {step}."
+        text = f"{BESIDE}\n{CALL}" if pattern.tools and step < STEPS - 1 else f"{pattern.thought}Answer {step}."
         return [*world.template.encode(text), world.template.stop_ids[0]]
 
     return script
@@ -326,3 +375,20 @@ async def test_a_second_run_does_not_join_one_that_crashed_and_stayed_open(world
         await second.step(index, f"Result {index} 0")
     assert len(set(second.sessions)) == 1
     assert set(second.sessions).isdisjoint(crashed.sessions)
+
+
+async def test_a_side_call_does_not_disturb_the_run(world: World) -> None:
+    (run,) = await runs_of(world, SideCalls, 1, equal_results=True)
+    assert len(set(run.sessions)) == 1
+    turns = [turn for turn in await world.turns() if turn.session_id == run.sessions[0]]
+    assert [turn.continuation for turn in turns] == list(run.continuations)
+    assert len(await world.sessions()) == 2, "the side call is a session of its own: nothing ties it to the run"
+
+
+@pytest.mark.parametrize("count", [1, 8])
+async def test_a_thought_that_is_dropped_from_the_text_keeps_the_session(
+    chat_url: str, tmp_path: Path, template: ChatTemplate, count: int
+) -> None:
+    async with open_world(tmp_path, template, {"reasoning_parser": "none"}, url=chat_url) as world:
+        runs = await runs_of(world, ThoughtDropped, count, equal_results=False)
+        await assert_whole(world, runs)
