@@ -6,7 +6,7 @@ BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
 
-.PHONY: help demo test setup setup-dev lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-tracking test-sglang test-gpu \
+.PHONY: help demo test setup setup-dev lock lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-tracking test-sglang test-gpu \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-async bench-trainer bench-gpu chaos checkpoint clean
 
 help:  ## list the targets
@@ -33,6 +33,9 @@ format: setup-dev  ## ruff: format and mend what can be mended
 
 types: setup-dev  ## mypy --strict
 	$(BIN)/mypy
+
+lock:  ## after a change of pins: locks/ again, with the hashes of all files
+	scripts/lock.sh
 
 layers: setup-dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports

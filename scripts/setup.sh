@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Makes the virtual environment in .venv with the pinned dependencies: `scripts/setup.sh [runtime|dev]`.
-# Idempotent: does nothing when pyproject.toml and constraints.txt have not changed since the last time.
+# Idempotent: does nothing when pyproject.toml, constraints.txt and the locks have not changed since the last time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:-runtime}
 python=${PYTHON:-python3}
 stamp=.venv/.ready-$kind
 
-fingerprint() { cat pyproject.toml constraints.txt | sha256sum | cut -d' ' -f1; }
+fingerprint() { cat pyproject.toml constraints.txt "locks/$kind.txt" | sha256sum | cut -d' ' -f1; }
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ]; then exit 0; fi
 
 command -v "$python" >/dev/null || { echo "error: no '$python' found. Install Python 3.11 or newer, or name it: PYTHON=python3.12 make …" >&2; exit 1; }
@@ -36,5 +36,9 @@ case $kind in
   *) echo "usage: scripts/setup.sh [runtime|dev]" >&2; exit 2 ;;
 esac
 echo "Installing the dependencies pinned in constraints.txt (the first time: minutes, most of it PyTorch) …"
-.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e "$target"
+pip() { .venv/bin/pip "$1" --quiet --disable-pip-version-check "${@:2}"; }
+# pip's hash checking takes neither a project of ours nor PyTorch, whose wheels differ by index. So all else comes first,
+# from the lock; the second step finds it installed, and adds only what has no hash there (see scripts/lock.sh).
+pip install --require-hashes --no-deps -r "locks/$kind.txt"
+pip install --no-build-isolation -c constraints.txt -e "$target"
 fingerprint > "$stamp"
