@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -199,6 +201,25 @@ def test_bodies_without_a_key_are_not_taken_into_memory(tmp_path: Path, model: P
             assert connection.recv(100).startswith(b"HTTP/1.1 401")
         assert client.get("/healthz").status_code == 200
         assert resident(process) - before < 30 << 20
+
+
+def test_many_large_bodies_at_once_are_refused_before_memory_runs_out(tmp_path: Path, model: Path) -> None:
+    """The bounds are those that a container of 1.5 GiB gets by itself, and far less than that is used."""
+    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "ab " * 9_000_000}]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {RUN}\r\n"
+    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+    def send(connection: socket.socket) -> bytes:
+        with suppress(ConnectionError):
+            connection.sendall(request)
+        return connection.recv(4096)
+
+    with proxy(tmp_path, model, BASE_RL_SERVER__MAX_BODIES_MIB="192") as (process, client):
+        with connections(client, 8) as opened, ThreadPoolExecutor(8) as senders:
+            answers = [answer.split(b" ", 2)[1] for answer in senders.map(send, opened)]
+        assert set(answers) == {b"429", b"503"}  # 503: there is no engine
+        assert client.get("/healthz").status_code == 200
+        assert resident(process) < 1 << 29
 
 
 def test_connections_that_ask_for_nothing_neither_stay_nor_shut_others_out(tmp_path: Path, model: Path) -> None:
