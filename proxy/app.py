@@ -210,8 +210,7 @@ async def _start(app: FastAPI, settings: Settings, engine: Engine, clock: Clock,
     )
     state.sign_in = SignIn(secret=secret, clock=clock, credentials=credentials, database=database)
     state.runs = runs = RunDirectory(database, clock)
-    state.run = run = await runs.ensure(settings.run)
-    await _register_bootstrap_keys(settings, credentials, run)
+    state.run = await _begin_run(settings, runs, credentials)
     state.limits = limits = RunLimits(database, clock, observer=state.metrics)
     stack.push_async_callback(limits.aclose)
     state.sessions = sessions = SessionService(
@@ -350,6 +349,26 @@ async def _open_database(settings: Settings) -> Database:
         await database.aclose()
         raise
     return database
+
+
+async def _begin_run(settings: Settings, runs: RunDirectory, credentials: Credentials) -> RunView:
+    """Return the run that is served, with its bootstrap keys. A new one whose keys belong to another run was named by
+    mistake: it is removed again, so that the mistake leaves nothing behind. Raises ConfigurationError."""
+    known = {each.name for each in await runs.list_()}
+    run = await runs.ensure(settings.run)
+    try:
+        await _register_bootstrap_keys(settings, credentials, run)
+    except ConfigurationError as error:
+        if run.name in known:
+            raise
+        await runs.delete(run.id, served="")
+        has = (
+            f" (run.name: there is no run {run.name!r} yet; the store has {', '.join(sorted(known))})"
+            if known
+            else ""
+        )
+        raise ConfigurationError(f"{error}{has}") from error
+    return run
 
 
 async def _register_bootstrap_keys(settings: Settings, credentials: Credentials, run: RunView) -> None:

@@ -221,5 +221,5 @@ def _remedy(status: int, run: str) -> str:
     if status == httpx.codes.FORBIDDEN:
         return f" (trainer.api_key is not a trainer key of run {run!r})"
     if status == httpx.codes.NOT_FOUND:
-        return f" (trainer.run: is {run!r} a run of the proxy at trainer.proxy_url?)"
+        return f" (trainer.run: is {run!r} a run of the proxy at trainer.proxy_url? --run names another)"
     return ""

@@ -45,7 +45,8 @@ class RunDirectory:
     async def ensure(self, settings: RunSettings) -> RunView:
         """The run of this name, created with version 0 if it is new, reconfigured if its settings changed.
 
-        Raises ConfigurationError without a model, or when the run exists with another base model.
+        A run that nobody named is not begun beside others. Raises ConfigurationError then, without a model, or when
+        the run exists with another base model.
         """
         if not settings.model:
             raise ConfigurationError(
@@ -58,6 +59,14 @@ class RunDirectory:
         async with self._database.write() as connection:
             row = await connection.run_sync(lambda found: RunRepository(found).by_name(settings.name))
             if row is None:
+                if "name" not in settings.model_fields_set:
+                    others = await connection.run_sync(lambda found: RunRepository(found).all_by_age())
+                    if others:
+                        names = ", ".join(other.name for other in others)
+                        raise ConfigurationError(
+                            f"run.name: no run is named, and the store has none called {settings.name!r} but {names};"
+                            " set it to one of them, or to the name of a new one"
+                        )
                 run_id = new_run_id()
                 await connection.run_sync(
                     lambda found: RunRepository(found).insert(

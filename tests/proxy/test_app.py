@@ -183,6 +183,22 @@ async def test_a_wrong_model_or_run_stops_the_start(tmp_path: Path, model: Path,
         assert isinstance(app.state.startup_error, ConfigurationError)
 
 
+async def test_a_run_that_was_named_by_mistake_leaves_nothing_behind(
+    tmp_path: Path, model: Path, engine: FakeEngine
+) -> None:
+    """Its bootstrap keys are those of the run that is there."""
+    async with running(create_app(settings_for(tmp_path, model), engine=engine)):
+        pass
+    mistake = settings_for(tmp_path, model, run=RunSettings(name="polcy", model=str(model)))
+    app = create_app(mistake, engine=engine)
+    with pytest.raises(ConfigurationError, match=r"there is no run 'polcy' yet; the store has policy"):
+        async with running(app):
+            pass
+    again = create_app(settings_for(tmp_path, model), engine=engine)
+    async with running(again):
+        assert [run.name for run in await again.state.runs.list_()] == ["policy"]
+
+
 async def test_two_engines_settings_do_not_share_metrics(tmp_path: Path, model: Path, engine: FakeEngine) -> None:
     engine_settings = EngineSettings(url="http://127.0.0.1:9")
     apps = [create_app(settings_for(tmp_path, model, engine=engine_settings), engine=engine) for _ in range(2)]

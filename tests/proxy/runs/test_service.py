@@ -37,6 +37,17 @@ async def test_ensuring_again_is_the_same_run_with_the_new_settings(store: Store
     assert tuple(kinds[-1]) == ("run.configured", {"changed": ["lease_seconds"]})
 
 
+async def test_a_run_that_nobody_named_is_not_begun_beside_others(store: Store) -> None:
+    await store.runs.ensure(RunSettings(model="base/model"))  # it is called policy, as the one that is there
+    other = await store.runs.ensure(RunSettings(name="other", model="base/model"))
+    async with store.database.write() as connection:
+        await connection.execute(update(RunRow).where(RunRow.id == store.run.id).values(name="shop"))
+    with pytest.raises(ConfigurationError, match=r"none called 'policy' but shop, other"):
+        await store.runs.ensure(RunSettings(model="base/model"))
+    assert len(await store.runs.list_()) == 2
+    await store.runs.delete(other.id, served=store.run.id)
+
+
 async def test_a_run_that_nothing_came_of_is_deleted_and_its_name_is_free_again(store: Store) -> None:
     ghost = await store.runs.ensure(RunSettings(name="ghost", model="base/model"))
     key = await store.credentials.create(PrincipalKind.RUN, run_id=ghost.id)
