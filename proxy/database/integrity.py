@@ -23,6 +23,9 @@ _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY_CODE = 0xFF
 """SQLite's extended codes carry the primary one in their lowest byte."""
 
+_HEADING = "*** in database main ***"
+"""Stands before what `quick_check` finds: there is no other database."""
+
 _LOG = logger(__name__)
 
 
@@ -90,7 +93,7 @@ class Integrity:
                 connection.set_progress_handler(self._stopping.is_set, _INSTRUCTIONS)
                 found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             if found != "ok":
-                self.report(" ".join(found.split()))
+                self.report(" ".join(found.removeprefix(_HEADING).split()))
             self._state = IntegrityState.OK
         except sqlite3.Error as error:
             self._state = IntegrityState.UNCHECKED

@@ -178,8 +178,9 @@ def _refusal(error: DatabaseError) -> str | None:
 
 
 def _shown(url: str) -> str:
-    """Without its password."""
-    return make_url(url).render_as_string()
+    """Return the address as people write it: without its password and without our driver."""
+    address = make_url(url)
+    return address.set(drivername=address.get_backend_name()).render_as_string()
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def test_a_damaged_store_is_found_at_the_start(tmp_path: Path, model: Path) -> N
     middle = len(content) // 2 // page * page
     store.write_bytes(content[:middle] + b"\xff" * page + content[middle + page :])
     line = refused(tmp_path, model, 2)
-    assert "the trajectory store is damaged" in line
+    assert "the trajectory store is damaged (Page " in line
     assert "restore the store from a backup" in line
 
 
@@ -166,6 +166,7 @@ def test_a_database_that_is_away_is_one_line_and_another_exit_status(tmp_path: P
     url = "postgresql://somebody:secret@127.0.0.1:1/store?connect_timeout=2"
     assert DATABASE_AWAY == AWAY
     line = refused(tmp_path, model, DATABASE_AWAY, BASE_RL_DATABASE__URL=url)
+    assert "the database postgresql://somebody:***@127.0.0.1:1/store" in line
     assert "cannot be reached" in line
     assert "secret" not in line
 

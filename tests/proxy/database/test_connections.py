@@ -100,7 +100,7 @@ async def test_a_role_with_few_connections_serves_everybody_in_turn(connections:
     """The proxy would take six."""
     with limited(connections) as url:
         database = Database(url, busy_timeout_seconds=60)
-        await everything_at_once(database, 50)
+        await everything_at_once(database, 25)
         await database.aclose()
 
 
