@@ -54,6 +54,7 @@ class Generation:
         slots: asyncio.Semaphore,
         clock: Clock,
         record: Record,
+        vacate: Callable[[], Awaitable[None]],
         faults: EngineFaults,
         vocabulary_size: int,
         engine_lost: Callable[[], None],
@@ -67,6 +68,8 @@ class Generation:
         self._slots = slots
         self._clock = clock
         self._record = record
+        self._vacate = vacate
+        self._has_recorded = False
         self._faults = faults
         self._vocabulary_size = vocabulary_size
         self._engine_lost = engine_lost
@@ -162,6 +165,10 @@ class Generation:
             for capture in self._captures:
                 self._tell(capture.flush())
             return await self._record(tuple(zip(self._captures, states, strict=True)))
+        except BaseRlError:
+            if not self._has_recorded:  # before the client hears of it: a session that it opened is gone then
+                await self._vacate()
+            raise
         finally:
             self._news.set()
 
@@ -192,6 +199,7 @@ class Generation:
         for capture in begun:
             capture.failure = f"{error.message} (engine {self._engine.name})"
         await self._record([(capture, TurnState.FAILED) for capture in begun])
+        self._has_recorded = True
 
     async def _generate_all(self) -> list[TurnState]:
         """Generate all choices at once. When one fails, cancel the others and raise its error."""

@@ -134,6 +134,17 @@ class UnnamedCalls:
         self._clock = clock
         self._attempts: OrderedDict[Hashable, list[_Attempt]] = OrderedDict()
         self._running: dict[Generation, _Attempt] = {}
+        self._repeated: OrderedDict[str, None] = OrderedDict()
+        """Sessions in which a repeated call goes on, while the first attempt may still be ending."""
+
+    def give_up(self, session_id: str) -> bool:
+        """Offer the session to no repeated call any more; False where one goes on in it already."""
+        if session_id in self._repeated:
+            return False
+        for attempt in self._running.values():
+            if attempt.session is not None and attempt.session.id == session_id:
+                attempt.session = None
+        return True
 
     def find(self, key: Hashable, retry_count: int) -> Generation | Replayed | SessionContext | None:
         """What a call that is sent again is a repetition of: its answer, held where it still comes; or, where its
@@ -142,7 +153,12 @@ class UnnamedCalls:
         lost = next((one for one in attempts if one.is_lost), None)
         if lost is not None:
             self._attempts[key].remove(lost)
-            return msgspec.structs.replace(lost.session, is_new=False) if lost.session is not None else None
+            if lost.session is None:
+                return None
+            self._repeated[lost.session.id] = None
+            if len(self._repeated) > _KEPT:
+                self._repeated.popitem(last=False)
+            return msgspec.structs.replace(lost.session, is_new=False)
         if len(attempts) != 1:
             return None
         (attempt,) = attempts

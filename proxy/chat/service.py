@@ -51,12 +51,18 @@ from proxy.credentials.service import Principal
 from proxy.engines.activity import EngineActivity, EngineSlots
 from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine
-from proxy.errors import RateLimited, StoreUnavailable
+from proxy.errors import BaseRlError, RateLimited, StoreUnavailable
 from proxy.http.workers import Workers
 from proxy.limits.service import RunLimits
 from proxy.redaction.rules import load_rules
 from proxy.runs.service import RunDirectory, RunView
-from proxy.sessions.identification import SessionContext, SessionHints, session_hints, unrecorded_session
+from proxy.sessions.identification import (
+    AttributedBy,
+    SessionContext,
+    SessionHints,
+    session_hints,
+    unrecorded_session,
+)
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
 from proxy.tokens.detokenizer import TokenDecoder
@@ -282,8 +288,10 @@ class ChatService:
                 users=self._sessions.users_of(call.body),
             )
             return await self._generate(call, caller, hints, context, prompts, promised)
-        except BaseException:  # also when the client leaves meanwhile: the call is not counted as one that goes on
+        except BaseException as error:  # also when the client leaves meanwhile: the call does not count
             self._sessions.call_ended(session, recorded=False)
+            if isinstance(error, BaseRlError):
+                await self._vacate(session)
             raise
 
     async def _admitted(
@@ -308,12 +316,23 @@ class ChatService:
                 await admission.to_begin()
             begins = True
         except RateLimited:
+            if session is not None and await self._vacate(session):
+                session = None
             self._keep_refused(caller, unnamed, session)
             raise
         finally:
             if session is not None and not begins:
                 self._sessions.call_ended(session, recorded=False)
         return session
+
+    async def _vacate(self, session: SessionContext) -> bool:
+        """Remove the session that this call opened without a name, as nothing came of the call.
+
+        Returns whether it is gone. One with a name stays: other calls may be in it.
+        """
+        if not session.is_new or session.attributed_by is not AttributedBy.NEW:
+            return False
+        return self._unnamed.give_up(session.id) and await self._sessions.discard(session)
 
     async def _understood(self, call: ModelCall) -> tuple[PromisedAnswer | None, ReadConversation | ReadPrompts]:
         """What the answer is held to, and the conversation or the prompts."""
@@ -374,6 +393,7 @@ class ChatService:
             slots=self._slots,
             clock=self._clock,
             record=partial(self._recorder.record, context),
+            vacate=partial(self._vacated, context),
             faults=self._faults,
             vocabulary_size=self._template.model_vocabulary_size,
             engine_lost=self._swaps.doubt,
@@ -390,6 +410,10 @@ class ChatService:
         if key is not None:
             self._recent.keep(key, caller.body_digest, generation)
         return generation
+
+    async def _vacated(self, context: CallContext) -> None:
+        if context.unrecorded is None:
+            await self._vacate(context.session)
 
     def _ended(self, context: CallContext, generation: Generation) -> None:
         run = context.served.run

@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    delete,
     func,
     insert,
     literal,
@@ -146,6 +147,21 @@ class SessionRepository:
         ]
         if users:
             self._connection.execute(insert(SessionUserRow), users)
+
+    def delete_empty(self, session_id: str) -> bool:
+        """Delete an open session that nothing was ever said about. Raises Conflict where something refers to it."""
+        rewards = select(RewardRow.id).where(RewardRow.session_id == session_id).exists()
+        statement = delete(SessionRow).where(
+            SessionRow.id == session_id,
+            is_open(),
+            SessionRow.turn_count == 0,
+            SessionRow.erased_at.is_(None),
+            ~rewards,
+        )
+        try:
+            return bool(self._connection.execute(statement).rowcount)
+        except IntegrityError as error:
+            raise Conflict(f"the session {session_id} is not empty: {error.orig}") from error
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
         """Raises Conflict where the name of one is that of an open session."""

@@ -20,7 +20,7 @@ from proxy.database.outcomes import Ending, EndReason, Outcome, SessionState
 from proxy.database.signals import Signals
 from proxy.database.trainable import teaching_sessions
 from proxy.database.unit_of_work import Database, retried
-from proxy.errors import Conflict, NotFound, PermissionDenied
+from proxy.errors import Conflict, NotFound, PermissionDenied, StoreUnavailable
 from proxy.limits.service import Admission, RunLimits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
@@ -201,6 +201,23 @@ class SessionService:
             self._memory.add_conversation(session.key_id, conversation_hash, session.id)
             if settled_hash is not None:
                 self._memory.add_conversation(session.key_id, settled_hash, session.id, exact=False)
+
+    async def discard(self, session: SessionContext) -> bool:
+        """Delete a session that was opened for a call of which nothing was recorded; return whether it is gone.
+
+        While the store is away it stays, and ends as idle.
+        """
+        try:
+            is_gone = await self._database.transact(
+                lambda connection: SessionRepository(connection).delete_empty(session.id), about=session.id
+            )
+        except (Conflict, StoreUnavailable):
+            return False
+        if is_gone:
+            self._memory.erase([session.id])
+            if session.group_id is not None:  # which may be complete without it
+                self._signals.trajectories.notify()
+        return is_gone
 
     async def get(self, principal: Principal, name: str) -> SessionView:
         """A session by our id or the client's own name. Raises NotFound, PermissionDenied."""

@@ -167,6 +167,42 @@ async def test_an_early_failure_has_its_status_and_leaves_no_turn(
     assert await world.turns() == []
 
 
+@pytest.mark.parametrize("headers", [{}, {"x_stainless_retry_count": "0"}])
+async def test_a_first_call_that_failed_leaves_no_empty_session(world: World, headers: dict[str, str]) -> None:
+    world.engine.error = EngineUnavailable("gone")
+    for stream in (False, True):
+        assert (await world.post({"stream": stream}, **headers)).status_code == 503
+    assert (await world.post({"max_tokens": 0}, **headers)).status_code == 400
+    long = [{"role": "user", "content": "much " * 1000}]
+    assert (await world.post({"messages": long}, **headers)).status_code == 400
+    assert await world.sessions() == []
+    retried = dict.fromkeys(headers, "1")
+    world.engine.error = None
+    answered = await world.post({}, **retried)
+    assert answered.status_code == 200
+    (session,) = await world.sessions()
+    assert answered.headers["x-base-rl-session"] == session.id
+
+
+async def test_a_session_that_somebody_made_or_named_or_rewarded_stays(world: World) -> None:
+    world.engine.error = EngineUnavailable("gone")
+    _, key = await world.session_key()
+    assert (await world.post({}, authorization=f"Bearer {key}")).status_code == 503
+    assert (await world.post({}, x_base_rl_session="job")).status_code == 503
+    assert len(await world.sessions()) == 2
+
+
+async def test_a_client_that_leaves_before_the_first_token_leaves_no_session(world: World) -> None:
+    world.say("")
+    world.engine.gate.clear()
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        call = asyncio.create_task(client.post(f"{address}/v1/chat/completions", json=ASKED))
+        await world.engine.held.wait()
+        call.cancel()
+        await until(lambda: not world.app.state.chat._running)
+    assert (await world.turns(), await world.sessions()) == ([], [])
+
+
 async def test_an_engine_that_is_down_is_503_and_serves_again_when_it_is_back(world: World) -> None:
     world.engine.down = True
     assert (await world.post({})).status_code == 503

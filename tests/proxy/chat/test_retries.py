@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.chat import retries
+from proxy.chat import generation, retries
 from proxy.chat.service import ChatService
 from proxy.credentials.service import PrincipalKind
 from proxy.errors import EngineFailed
@@ -169,6 +169,29 @@ async def test_a_client_that_left_tries_again_in_its_session(world: World) -> No
     assert [turn.state for turn in await world.turns()] == ["truncated", "complete"]
     (session,) = await world.sessions()
     assert again.headers["x-base-rl-session"] == session.id
+
+
+async def test_a_session_in_which_a_repeated_call_goes_on_is_not_removed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt ends without a token only after the second one has begun in its session."""
+    monkeypatch.setattr(generation, "ABORT_SECONDS", 0.5)
+    world.say("")
+    world.engine.deaf = True
+    world.engine.gate.clear()
+    running = world.app.state.chat._running
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        url, body = f"{address}/v1/chat/completions", {"model": "policy", "messages": [USER]}
+        first = asyncio.create_task(client.post(url, json=body, headers={"x-stainless-retry-count": "0"}))
+        await world.engine.held.wait()
+        first.cancel()
+        await until(lambda: any(one.abandoned for one in running))
+        again = asyncio.create_task(client.post(url, json=body, headers={"x-stainless-retry-count": "1"}))
+        await until(lambda: len(running) == 2)
+        await until(lambda: len(running) == 1)
+        world.engine.gate.set()
+        assert (await again).status_code == 200
+    assert len(await world.sessions()) == len(await world.turns()) == 1
 
 
 async def test_which_of_equal_answered_calls_is_sent_again_is_not_guessed(world: World) -> None:
