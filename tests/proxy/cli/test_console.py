@@ -49,14 +49,16 @@ def shown(*things: RenderableType) -> str:
 
 def entry(text: str) -> dict[str, Any]:
     return {
-        "session_id": text, "turn_id": text, "name": text, "value": 1.0, "source": text, "created_at": 0.0,
+        "session_id": text, "external_id": text, "turn_id": text, "name": text, "value": 1.0, "source": text,
+        "created_at": 0.0,
         "superseded": False, "used_by": None, "after_training": True, "comment": text,
     }  # fmt: skip
 
 
 def revised(text: str) -> dict[str, Any]:
     return {
-        "session_id": text, "version": 1, "reward_then": 0.0, "reward_now": 1.0, "turns": [], "revised_at": 0.0,
+        "session_id": text, "external_id": text, "version": 1, "reward_then": 0.0, "reward_now": 1.0,
+        "turns": [], "revised_at": 0.0,
         "entries": [entry(text)],
     }  # fmt: skip
 
@@ -64,7 +66,8 @@ def revised(text: str) -> dict[str, Any]:
 def health(text: str) -> dict[str, Any]:
     run = {"name": text, "state": text, "serving_version": 1, "head_version": 1, "trainer": text}
     return {
-        "ready": True, "database": text, "database_seconds": 0.1, "engine_ready": False, "disk_free_bytes": None,
+        "ready": True, "database": text, "database_integrity": text,
+        "database_seconds": 0.1, "engine_ready": False, "disk_free_bytes": None,
         "runs": [run], "problems": [text],
     }  # fmt: skip
 
