@@ -60,7 +60,7 @@ from proxy.runs.asking import AskedBatches
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
-from proxy.settings import ConfigurationError, ServerSettings, Settings, opentelemetry_is_set_up
+from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, opentelemetry_is_set_up
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories import endpoints as claim_endpoints
 from proxy.trajectories.claims.service import ClaimService
@@ -291,6 +291,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         token_text=template.readable_token,
         faults=faults,
         asked=state.asked,
+        has_weights=state.settings.engine.kind != EngineKind.SCRIPTED,
         serves_unrecorded=state.settings.database.when_unavailable == "serve",
     )
     stack.callback(state.overview.close)

@@ -94,10 +94,12 @@ class RunFigures:
         hold_seconds: float,
         elapsed: Clock = time.monotonic,
         asked: AskedBatches | None = None,
+        has_weights: bool = True,
     ) -> None:
         self._database = database
         self._clock = clock
         self._asked = asked or AskedBatches()
+        self._has_weights = has_weights
         self._remembered = Remembered(hold_seconds, elapsed)
         self._rates: dict[str, RateHistory] = {}
         self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
@@ -168,6 +170,7 @@ class RunFigures:
             learning_rates=recent.learning_rates,
             trainer_seen=bool(seen) and self._clock() - max(seen) <= max(lease, _LONGEST_WAIT),
             wanted=asked.want if asked is not None else None,
+            has_weights=self._has_weights,
         )
 
     async def _of_run(self, run_id: str) -> _Totals:

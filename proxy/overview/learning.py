@@ -33,10 +33,14 @@ class LearningFacts(msgspec.Struct, frozen=True, kw_only=True):
     learning_rates: Sequence[float]
     trainer_seen: bool
     wanted: int | None
+    has_weights: bool = True
+    """False for a scripted engine."""
 
 
 def why_not_learnt(facts: LearningFacts) -> tuple[str, ...]:
     """Return the reasons, the first cause first; none for a run that may have learnt something."""
+    if not facts.has_weights:
+        return ("a scripted engine answers by rules: there is nothing that could learn",)
     if facts.head_version >= ENOUGH_STEPS:
         return ()
     reasons = [*_no_data(facts), *_no_contrast(facts), *_no_trainer(facts), *_no_batch(facts), *_no_movement(facts)]

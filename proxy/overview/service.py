@@ -67,6 +67,7 @@ class OverviewService:
 
     `hold_seconds`: how long costly figures of a run are kept at least; 0 in tests. `elapsed`: a clock that is never
     set back, by which they grow old. `asked`: the last request of each run's trainer.
+    `has_weights`: whether the engine has any, so that something can be learnt.
     `serves_unrecorded`: as `HealthCheck` takes it.
     """
 
@@ -83,6 +84,7 @@ class OverviewService:
         hold_seconds: float = 0.5,
         elapsed: Clock = time.monotonic,
         asked: AskedBatches | None = None,
+        has_weights: bool = True,
         serves_unrecorded: bool = False,
     ) -> None:
         self._database = database
@@ -92,7 +94,12 @@ class OverviewService:
         self.ledger = LedgerOverview(database)
         self._steps = StepOverview(database, token_text)
         self._figures = RunFigures(
-            database=database, clock=clock, hold_seconds=hold_seconds, elapsed=elapsed, asked=asked
+            database=database,
+            clock=clock,
+            hold_seconds=hold_seconds,
+            elapsed=elapsed,
+            asked=asked,
+            has_weights=has_weights,
         )
         self._health = HealthCheck(
             database=database,

@@ -64,6 +64,7 @@ def test_a_run_that_may_have_learnt_says_nothing() -> None:
         ({"rewards": [(None, 1.0)] * 3}, []),
         ({"learning_rates": [1e-6] * 12}, ["12 steps at a learning rate of 1e-06 cannot have moved a weight"]),
         ({"learning_rates": []}, []),
+        ({**NEW, "sessions": {"ready": 70}, "has_weights": False}, ["a scripted engine answers by rules"]),
         ({"head_version": ENOUGH_STEPS, "learning_rates": [1e-9]}, []),
     ],
 )
