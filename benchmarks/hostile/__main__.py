@@ -115,6 +115,13 @@ def resident_mib(pid: int) -> float:
     raise RuntimeError("the proxy has ended")
 
 
+async def settled(probers: list[Prober]) -> None:
+    """Wait until the probers keep their pace again."""
+    await asyncio.sleep(2 * PERIOD)
+    while any(prober.waiting > 1 for prober in probers):  # noqa: ASYNC110 - no single event tells of the pace
+        await asyncio.sleep(PERIOD)
+
+
 async def attack(system: System, probers: list[Prober], body: Body) -> dict[str, Any]:
     """One hostile request, and what the probers saw until the answer came and nothing waited any more."""
     for prober in probers:
@@ -161,25 +168,23 @@ async def run(size: int, repeats: int, only: str) -> dict[str, Any]:
             prober.take()
         await asyncio.sleep(BASELINE_SECONDS)
         baseline = {prober.name: quantile(prober.take(), 0.99) for prober in probers}
-        resident = resident_mib(system.measured)
         requests: dict[str, Any] = {}
         for name, body in all_bodies(size):
             if only not in name:
                 continue
             rounds = []
             for _ in range(repeats):
-                rounds.append(await attack(system, probers, body))
+                await settled(probers)  # making the body kept the probers themselves waiting
+                before = resident_mib(system.measured)
+                found = await attack(system, probers, body)
                 await asyncio.sleep(REST_SECONDS)
+                rounds.append({**found, "kept_mib": resident_mib(system.measured) - before})
             worst = {key: max(each[key] for each in rounds) for key in rounds[0]}
-            requests[name] = {
-                **worst,
-                "mib": len(body[1]) / MIB,
-                "kept_mib": resident_mib(system.measured) - resident,
-            }
+            requests[name] = {**worst, "mib": len(body[1]) / MIB}
             print(line(name, requests[name]), flush=True)
         stop.set()
         await asyncio.gather(*running)
-    return {"baseline_p99": baseline, "resident_mib": resident, "requests": requests}
+    return {"baseline_p99": baseline, "requests": requests}
 
 
 def line(name: str, found: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ Body = tuple[str, bytes]
 def filled(begin: bytes, unit: bytes, end: bytes, size: int, *, between: bytes = b",") -> bytes:
     """As many units as fit into `size` bytes."""
     count = max(1, (size - len(begin) - len(end) + len(between)) // (len(unit) + len(between)))
-    return begin + between.join([unit] * count) + end
+    return begin + (unit + between) * (count - 1) + unit + end
 
 
 def _head(field: str, rest: bytes = b"") -> bytes:
