@@ -199,7 +199,8 @@ class Database:
         now = time.monotonic()
         if now >= self._log_again_at:
             self._log_again_at = now + _LOG_SECONDS
-            _LOG.warning("the store cannot be used", reason=" ".join(str(error.orig).split()))
+            with suppress(OSError):  # the log may be on the disk that is full: the caller gets its 503 all the same
+                _LOG.warning("the store cannot be used", reason=" ".join(str(error.orig).split()))
 
     async def _write_probe_row(self) -> None:
         def write(connection: Connection) -> None:
