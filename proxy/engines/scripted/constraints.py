@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import llguidance
 
-from proxy.contract.turn import Constraint
+from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.engines.compiled_grammars import GrammarCompiler
 from proxy.engines.scripted.wire import RequestRefused
 from proxy.tokens.template import ChatTemplate
@@ -17,7 +17,7 @@ _SHOWN = 120
 
 
 class ConstraintCheck:
-    """Holds answers of one tokenizer against constraints, by llguidance, and remembers what it found.
+    """Checks answers of one tokenizer against constraints, by llguidance, and remembers what it found.
 
     Raises ValueError when the tokenizer is none that llguidance can read.
     """
@@ -30,8 +30,10 @@ class ConstraintCheck:
         self._found: OrderedDict[tuple[Constraint, tuple[int, ...], bool], str | None] = OrderedDict()
 
     async def check(self, constraint: Constraint, ids: tuple[int, ...], *, number: int, whole: bool) -> None:
-        """Of an answer that is not `whole` it must be possible to go on. Raises RequestRefused, with the place, and
-        GrammarRefused where the constraint is none."""
+        """Check that an answer obeys the constraint; one that is not `whole` must be a beginning of one that does.
+
+        Raises RequestRefused, with the place, and GrammarRefused for a constraint that is invalid.
+        """
         key = (constraint, ids, whole)
         if key not in self._found:
             state = await self._compiler.compile(constraint, ())
@@ -42,7 +44,7 @@ class ConstraintCheck:
         if (fault := self._found[key]) is not None:
             raise RequestRefused(
                 f"the script answers this by rule {number}, which breaks the {constraint.kind.value} that the "
-                f"request asks for: {fault}"
+                f"request asks for: {fault}. {_cause(constraint.kind)}"
             )
 
     def _fault(self, matcher: llguidance.LLMatcher, ids: tuple[int, ...], *, whole: bool) -> str | None:
@@ -55,3 +57,13 @@ class ConstraintCheck:
     def _shown(self, ids: tuple[int, ...]) -> str:
         text: str = self._decode(ids, skip_special_tokens=False)
         return repr(text if len(text) <= _SHOWN else f"… {text[-_SHOWN:]}")
+
+
+def _cause(kind: ConstraintKind) -> str:
+    """Say what in a client's request leads to a constraint of this kind, and what to do."""
+    if kind is ConstraintKind.JSON_SCHEMA:
+        return "An answer format in the client's request asks for it: script JSON that obeys its schema"
+    return (
+        'A tool with "strict": true, tool_choice, or an answer format in the client\'s request asks for it: script '
+        "a call whose arguments obey the tool's schema, or let the client send tools that are not strict"
+    )

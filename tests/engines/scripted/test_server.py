@@ -189,8 +189,10 @@ async def test_an_answer_that_breaks_a_constraint_is_refused_with_the_place(clie
         said = refused.json()["error"]["message"]
         assert said.startswith("the script answers this by rule 4, which breaks the json_schema")
         assert "after '' it says 'one'" in said
+        assert "An answer format in the client's request" in said
     early = await asked("count", regex="one two three four five six")
     assert "it ends too early, after 'one two three four five'" in early.json()["error"]["message"]
+    assert 'A tool with "strict": true' in early.json()["error"]["message"], "as strict tools are constrained"
     assert (await asked("count", regex="one two three four five six", max_new_tokens=3)).status_code == 200
 
 
