@@ -12,6 +12,9 @@ from proxy.policies.repository import VersionRepository
 
 DEATHS_TO_REJECT = 2
 """One death may have had any cause, as when the machine was out of memory or somebody killed the engine."""
+_ANOTHER_CAUSE_SECONDS = 600.0
+"""Engines that go on dying so soon after a version was rejected for it die of something else: too little memory, a
+broken driver. Without this bound they would take one good version after the other along."""
 _SAME_DEATH_SECONDS = 5.0
 """Several proxies may watch one engine; none starts again and loads weights as quickly as that."""
 
@@ -48,19 +51,34 @@ class Rejections:
 
     async def engine_died(self, version: int) -> None:
         """Count an engine that stopped while it loaded a version or soon after; reject the version if it is not the
-        first."""
+        first, unless another was rejected for the same a short while ago."""
         deaths = await self._count(version)
         _LOG.warning("the engine stopped after it was given a version", version=version, times=deaths)
-        if deaths >= DEATHS_TO_REJECT:
-            await self.reject(
-                version, f"the engine stopped {deaths} times while it loaded this version or soon after"
+        if deaths < DEATHS_TO_REJECT:
+            return
+        other = await self._lately_rejected()
+        if other is not None:
+            _LOG.error(
+                "the engine goes on stopping after a version was rejected for it: look for the cause in its log",
+                version=version,
+                rejected=other,
             )
+            return
+        await self.reject(version, f"the engine stopped {deaths} times while it loaded this version or soon after")
 
     @retried
     async def engine_survived(self, version: int) -> None:
         """Forget earlier deaths: they had other causes."""
         async with self._database.write() as connection:
             await VersionRepository(connection).forget_deaths(self._run_id, version)
+
+    @retried
+    async def _lately_rejected(self) -> int | None:
+        since = self._clock() - _ANOTHER_CAUSE_SECONDS
+        async with self._database.write() as connection:
+            return await VersionRepository(connection).rejected_for_deaths(
+                self._run_id, since=since, deaths=DEATHS_TO_REJECT
+            )
 
     @retried
     async def _count(self, version: int) -> int:

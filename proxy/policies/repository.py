@@ -116,6 +116,17 @@ class VersionRepository:
         statement = select(PolicyVersionRow.engine_deaths).where(of_version)
         return int((await self._connection.execute(statement)).scalar_one())
 
+    async def rejected_for_deaths(self, run_id: str, *, since: float, deaths: int) -> int | None:
+        """Return the newest version that was rejected since then after as many deaths of engines, if there is one."""
+        statement = select(func.max(PolicyVersionRow.version)).where(
+            PolicyVersionRow.run_id == run_id,
+            PolicyVersionRow.state == VersionState.REJECTED.value,
+            PolicyVersionRow.rejected_at >= since,
+            PolicyVersionRow.engine_deaths >= deaths,
+        )
+        version: int | None = (await self._connection.execute(statement)).scalar_one()
+        return version
+
     async def forget_deaths(self, run_id: str, version: int) -> None:
         await self._connection.execute(
             update(PolicyVersionRow)

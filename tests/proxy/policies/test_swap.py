@@ -545,6 +545,21 @@ async def test_what_engines_died_of_is_not_given_to_them_again(bench: Bench, dur
     assert bench.engine.loads().count(bench.label(2)) == tries
 
 
+async def test_an_engine_that_dies_of_every_version_takes_only_one_along(bench: Bench) -> None:
+    """The cause is another one, so the versions that were good stay, and the next death is logged as such."""
+    await bench.swaps.reconcile()
+    for _ in range(2):
+        await bench.commit()
+        await bench.swaps.reconcile()
+    for version in (2, 1):
+        for _ in range(3):
+            await kill(bench, during_load=True)
+            bench.swaps = bench.controller()
+        assert (await bench.rows())[version].engine_deaths >= 2
+    assert [state == "rejected" for state in await bench.states()] == [False, False, True]
+    assert len(await bench.world.events("version.rejected")) == 1
+
+
 async def test_an_engine_that_lived_on_takes_suspicion_away(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await bench.swaps.reconcile()
     await bench.commit()
