@@ -27,11 +27,16 @@ def teaching_sessions(connection: Connection, session_ids: Sequence[str]) -> set
     return set(connection.execute(_TEACHING, {"ids": list(session_ids)}).scalars())
 
 
-_IS_CONTINUED = exists().where(
-    _NEXT.session_id == TurnRow.session_id,
-    _NEXT.parent_id == TurnRow.id,
-    _NEXT.prefix_tokens > TurnRow.prompt_token_count,
-    or_(SessionRow.ended_at.is_(None), _NEXT.started_at <= SessionRow.ended_at),
+_IS_CONTINUED = (
+    exists()
+    .where(
+        _NEXT.session_id == TurnRow.session_id,
+        _NEXT.parent_id == TurnRow.id,
+        _NEXT.prefix_tokens > TurnRow.prompt_token_count,
+        or_(SessionRow.ended_at.is_(None), _NEXT.started_at <= SessionRow.ended_at),
+    )
+    # Two levels deep: SQLAlchemy would list `sessions` here once more by itself, and the statement would read all.
+    .correlate(TurnRow, SessionRow)
 )
 
 _TEACHES = exists().where(
