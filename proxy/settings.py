@@ -194,7 +194,8 @@ class EngineSettings(_Section):
     read_timeout_seconds: PositiveFloat = 600.0
     """Longest wait for the first token of a streamed answer, and for the whole of one that is not streamed."""
     stall_timeout_seconds: PositiveFloat = 300.0
-    """Longest wait between two tokens of a streamed answer. Weight updates by this proxy do not count."""
+    """Longest wait between two tokens of a streamed answer, never above the read timeout. Weight updates by this
+    proxy do not count."""
     health_interval_seconds: PositiveFloat = 1.0
     health_timeout_seconds: PositiveFloat = 10.0
     """An engine that answers nothing at all for so long is hung: calls in flight fail, new ones are refused until it

@@ -87,7 +87,7 @@ class SglangEngine:
             address, limit=CONTROL_CALLS, connect_seconds=connect, silence_seconds=CONTROL_SECONDS
         )
         self._pings = Connections(address, limit=1, connect_seconds=connect, silence_seconds=connect)
-        self._stall_seconds = settings.stall_timeout_seconds
+        self._stall_seconds = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
         self._label: str | None = None
         self._grammar_backend: str | None = None
         self._draws_by_seed: bool | None = None
