@@ -22,6 +22,7 @@ from proxy.cli.keys_commands import keys_app
 from proxy.cli.replay_commands import replay
 from proxy.cli.rewards_commands import rewards_app
 from proxy.cli.runs_commands import runs_app
+from proxy.cli.sessions_commands import sessions_app
 from proxy.cli.steps_commands import steps_app
 from proxy.cli.train_commands import train
 
@@ -53,6 +54,7 @@ def base_rl(
 
 
 app.add_typer(runs_app, name="runs")
+app.add_typer(sessions_app, name="sessions")
 app.add_typer(steps_app, name="steps")
 app.add_typer(claims_app, name="claims")
 app.add_typer(keys_app, name="keys")

@@ -1,10 +1,10 @@
-"""What the terminal shows: sparkline, live table of a run, transcripts."""
+"""Drawings for the terminal: tables, a sparkline, the live table of a run, transcripts."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
+_ID_WIDTH = 30
 _LIVE_BARS = 40
 """With what stands beside it, the reward's line fits a terminal of 80 columns."""
 
@@ -23,8 +24,20 @@ def session_label(session_id: str, name: str | None) -> str:
     return session_id if name is None else f"{session_id} {name}"
 
 
+def plain_table(*headings: str, ids: Collection[str] = ()) -> Table:
+    """Return a table without lines, which cuts no text off on a narrow terminal.
+
+    Columns named in `ids` hold our ids and are never wrapped, so that they can be copied.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        is_id = heading in ids
+        table.add_column(heading, no_wrap=is_id, min_width=_ID_WIDTH if is_id else None, overflow="fold")
+    return table
+
+
 def sparkline(values: Sequence[float], *, low: float = 0.0, high: float = 1.0, width: int = 48) -> str:
-    """The last values as a line of bars; more values than `width` are averaged in equal runs."""
+    """Draw the last values as a line of bars. More values than `width` are averaged in equal runs."""
     if not values:
         return ""
     if len(values) > width:
@@ -37,7 +50,7 @@ def sparkline(values: Sequence[float], *, low: float = 0.0, high: float = 1.0, w
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRun:
-    """A run as the table shows it. `reward` is the mean of the last 128 sessions, None before the first."""
+    """Figures of a run for the live table. `reward` is the mean of the last 128 sessions, None before the first."""
 
     sessions: int
     open_sessions: int
@@ -54,7 +67,7 @@ class LiveRun:
 
 
 def live_table(run: LiveRun, *, title: str, admin_url: str, admin_key: str, target: float) -> RenderableType:
-    """The demo's live picture."""
+    """Draw the demo's live table."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right", no_wrap=True)
     table.add_column()
@@ -79,7 +92,7 @@ def live_table(run: LiveRun, *, title: str, admin_url: str, admin_key: str, targ
 
 
 def live_line(run: LiveRun) -> str:
-    """The same in one line, for logs."""
+    """Write the figures of `live_table` in one line, for logs."""
     reward = "–" if run.reward is None else f"{run.reward:.3f}"
     staleness = "–" if run.staleness_mean is None else f"{run.staleness_mean:.1f}"
     return (
@@ -120,7 +133,7 @@ def _database_line(health: dict[str, Any]) -> str:
 
 
 def transcript(title: str, record: dict[str, Any]) -> RenderableType:
-    """A session as a conversation: `record` has `messages` and `reward`."""
+    """Draw a session as a conversation. `record` has `messages` and `reward`."""
     lines: list[RenderableType] = []
     for message in record["messages"]:
         role = message["role"]

@@ -1,4 +1,4 @@
-"""The operating API as the command line uses it: what is live in a run, and whether the parts are well."""
+"""Client of the operating API for the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import httpx
 
 _TIMEOUT_S = 10.0
 _STREAM_TIMEOUT_S = 120.0
-"""Of silence, where much is read or written."""
+"""Seconds of silence after which a transfer of many rows is given up."""
+_PAGE = 200
+"""Sessions on a page; the API allows no more."""
 
 
 class ProxyUnreachable(Exception):
@@ -47,8 +49,26 @@ class Operations:
     async def curves(self, name: str) -> dict[str, Any]:
         return await self._get(f"/api/v1/runs/{name}/curves")
 
+    async def sessions(self, run: str, wanted: Mapping[str, str], limit: int) -> tuple[list[dict[str, Any]], bool]:
+        """Return up to `limit` sessions, newest first, and whether there may be more.
+
+        `wanted` are the filters of GET /api/v1/runs/{run}/sessions, whose pages are followed.
+        """
+        found: list[dict[str, Any]] = []
+        cursor: str | None = None
+        while True:
+            page = {"limit": str(min(limit - len(found), _PAGE)), **({} if cursor is None else {"cursor": cursor})}
+            answer = await self._get(f"/api/v1/runs/{quote(run, safe='')}/sessions?{urlencode({**wanted, **page})}")
+            found += answer["sessions"]
+            cursor = answer["next_cursor"]
+            if cursor is None or len(found) >= limit:
+                return found, cursor is not None
+
+    async def session(self, session_id: str) -> dict[str, Any]:
+        return await self._get(f"/v1/sessions/{quote(session_id, safe='')}")
+
     async def steps(self, run: str, limit: int) -> list[dict[str, Any]]:
-        """Newest first."""
+        """Return versions and their steps, newest first."""
         answer = await self._get(f"/api/v1/runs/{run}/steps?limit={limit}")
         steps: list[dict[str, Any]] = answer["steps"]
         return steps
@@ -57,7 +77,7 @@ class Operations:
         return await self._get(f"/api/v1/runs/{run}/steps/{version}")
 
     async def claims(self, run: str, limit: int) -> list[dict[str, Any]]:
-        """Leased ones first."""
+        """Return claims, the leased ones first."""
         answer = await self._get(f"/api/v1/runs/{run}/claims?limit={limit}")
         claims: list[dict[str, Any]] = answer["claims"]
         return claims
@@ -66,13 +86,13 @@ class Operations:
         await self._ask("POST", f"/api/v1/runs/{run}/claims/{claim}/release")
 
     async def rewards(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Newest first; `wanted` are the filters of GET /api/v1/rewards."""
+        """Return rewards, newest first. `wanted` are the filters of GET /api/v1/rewards."""
         answer = await self._get(f"/api/v1/rewards?{urlencode(wanted)}")
         rewards: list[dict[str, Any]] = answer["rewards"]
         return rewards
 
     async def revised_rewards(self, run: str, limit: int) -> list[dict[str, Any]]:
-        """The last revised first."""
+        """Return trained sessions whose rewards changed since, the last revised first."""
         answer = await self._get(f"/api/v1/runs/{quote(run, safe='')}/rewards/revised?limit={limit}")
         sessions: list[dict[str, Any]] = answer["sessions"]
         return sessions
@@ -81,7 +101,7 @@ class Operations:
         return await self.send("/v1/feedback", {}, json.dumps(body).encode(), told_of="the reward")
 
     async def keys(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Newest first; `wanted` are the filters of GET /api/v1/keys."""
+        """Return keys, newest first. `wanted` are the filters of GET /api/v1/keys."""
         answer = await self._get(f"/api/v1/keys?{urlencode(wanted)}")
         keys: list[dict[str, Any]] = answer["keys"]
         return keys
@@ -103,7 +123,7 @@ class Operations:
         return await self._get("/api/v1/health")
 
     async def lines(self, path: str, query: dict[str, Any]) -> AsyncIterator[bytes]:
-        """What is streamed line by line, without the lines' ends."""
+        """Stream an answer line by line, without the lines' ends."""
         rest = b""
         try:
             async with self._client.stream("GET", path, params=query, timeout=_STREAM_TIMEOUT_S) as reply:
@@ -118,7 +138,7 @@ class Operations:
             raise self._unreachable(error) from error
 
     async def send(self, path: str, query: dict[str, Any], body: bytes, *, told_of: str = "") -> dict[str, Any]:
-        """POST. `told_of` is what an error is about."""
+        """POST a body and return the answer. `told_of` names in an error what was sent."""
         try:
             reply = await self._client.post(path, params=query, content=body, timeout=_STREAM_TIMEOUT_S)
         except httpx.HTTPError as error:
@@ -129,7 +149,7 @@ class Operations:
         return answer
 
     async def ready(self) -> bool:
-        """Whether calls would be served now. Never raises."""
+        """Return whether calls would be served now. Never raise."""
         try:
             return (await self._client.get("/readyz")).status_code == 200
         except httpx.HTTPError:
@@ -161,7 +181,7 @@ class Operations:
 
 
 def _said(reply: httpx.Response) -> str:
-    """The message of the error envelope; the beginning of the body where there is none."""
+    """Return the message of the error envelope, or the beginning of a body without one."""
     try:
         return str(reply.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

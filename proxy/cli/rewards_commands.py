@@ -1,4 +1,4 @@
-"""`base-rl rewards …`: the ledger from the shell."""
+"""`base-rl rewards …`: list the ledger of rewards and add to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
@@ -152,11 +152,11 @@ def rewards_add(
     finish(add)
 
 
-def _ledger_table(rewards: list[dict[str, Any]], now: float) -> Table:
+def _ledger_table(rewards: list[dict[str, Any]], now: float) -> RenderableType:
     from proxy.admin.formatting import ago, reward
-    from proxy.cli.drawing import session_label
+    from proxy.cli.drawing import plain_table, session_label
 
-    table = _table("session", "turn", "name", "reward", "source", "when", "", "comment")
+    table = plain_table("session", "turn", "name", "reward", "source", "when", "", "comment")
     for one in rewards:
         marks = [
             "superseded" if one["superseded"] else "",
@@ -172,11 +172,11 @@ def _ledger_table(rewards: list[dict[str, Any]], now: float) -> Table:
     return table
 
 
-def _revised_table(sessions: list[dict[str, Any]], now: float) -> Table:
+def _revised_table(sessions: list[dict[str, Any]], now: float) -> RenderableType:
     from proxy.admin.formatting import ago, reward
-    from proxy.cli.drawing import session_label
+    from proxy.cli.drawing import plain_table, session_label
 
-    table = _table("session", "trained by", "trained on", "now", "turns", "what came since", "when")
+    table = plain_table("session", "trained by", "trained on", "now", "turns", "what came since", "when")
     for one in sessions:
         turns = [f"{reward(turn['reward_then'])} → {reward(turn['reward_now'])}" for turn in one["turns"]]
         since = [f"{entry['name']} {reward(entry['value'])} by {entry['source']}" for entry in one["entries"]]
@@ -185,11 +185,4 @@ def _revised_table(sessions: list[dict[str, Any]], now: float) -> Table:
             *(reward(one["reward_then"]), reward(one["reward_now"])),
             *(", ".join(turns), ", ".join(since), ago(one["revised_at"], now)),
         )
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading)
     return table

@@ -1,4 +1,4 @@
-"""Training steps on a terminal. Pure: from the operating API's answers to tables."""
+"""Drawings of training steps for the terminal. Pure: from answers of the operating API to tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.admin.formatting import ABSENT, number, percent, reward, seconds, words
-from proxy.cli.drawing import session_label
+from proxy.cli.drawing import plain_table, session_label
 
 _HEAD = (
     "loss",
@@ -32,11 +32,12 @@ _HEAD = (
     "baseline_fallbacks",
 )
 _PHASE = "seconds_"
-_ID_WIDTH = 30
 
 
 def steps_table(steps: Sequence[dict[str, Any]]) -> Table:
-    table = _table("version", "state", "trajectories", "tokens", "reward", "staleness", "gradient", "swap", "weights")
+    table = plain_table(
+        *("version", "state", "trajectories", "tokens", "reward"), *("staleness", "gradient", "swap", "weights")
+    )
     for step in steps:
         metrics = step["metrics"]
         table.add_row(
@@ -54,7 +55,7 @@ def steps_table(steps: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw_step(view: dict[str, Any]) -> Iterator[RenderableType]:
-    """`view` is the answer of `GET …/steps/{version}`."""
+    """Draw a step. `view` is the answer of `GET …/steps/{version}`."""
     step = view["step"]
     parent = step["parent_version"]
     origin = "the base model" if parent is None else f"made from v{parent}"
@@ -101,7 +102,7 @@ def _group_of(entry: dict[str, Any]) -> str:
 
 
 def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
-    table = _table(
+    table = plain_table(
         "session",
         "reward",
         "now",
@@ -111,6 +112,7 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
         "ratio 5/50/95 %",
         "clipped",
         "gap",
+        ids=("session",),
     )
     for entry in entries:
         audit = entry["audit"]
@@ -147,7 +149,7 @@ def _session(entry: dict[str, Any]) -> str:
 
 
 def _used(entry: dict[str, Any]) -> str:
-    """The reward, and the entries that it is made of where there are several."""
+    """Return the reward, with the entries that it is made of where there are several."""
     total = reward(entry["audit"]["reward"])
     if len(entry["rewards"]) < 2:
         return total
@@ -177,11 +179,3 @@ def _weights(step: dict[str, Any]) -> str:
     if step["rejected_because"] is not None:
         return str(step["rejected_because"])
     return str(step["weights"]["sha256"])[:12]
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        of_ids = heading == "session"
-        table.add_column(heading, no_wrap=of_ids, min_width=_ID_WIDTH if of_ids else None)
-    return table

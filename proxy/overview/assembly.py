@@ -20,7 +20,6 @@ from proxy.overview.views import (
     RewardPoint,
     SessionItem,
     StepItem,
-    Trainability,
     Trained,
     TurnTokens,
     TurnView,
@@ -43,7 +42,19 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     staleness_max: int | None
 
 
-def session_item(row: AnyRow) -> SessionItem:
+def session_item(row: AnyRow, *, teaches: bool) -> SessionItem:
+    """Build the view of a session. `teaches`: at least one of its turns can be trained."""
+    standing = SessionStanding(
+        training=TrainingState(row.training),
+        state=SessionState(row.state),
+        purpose=Purpose(row.purpose),
+        outcome=Outcome(row.outcome) if row.outcome is not None else None,
+        turn_count=row.turn_count,
+        teaches=teaches,
+        consumed_by=row.consumed_by,
+        is_erased=row.erased_at is not None,
+        is_held_back=row.held_back,
+    )
     return SessionItem(
         id=row.id,
         run_id=row.run_id,
@@ -55,6 +66,7 @@ def session_item(row: AnyRow) -> SessionItem:
         purpose=row.purpose,
         state=row.state,
         training=row.training,
+        explanation=explanation(standing),
         outcome=row.outcome,
         end_reason=row.end_reason,
         attributed_by=row.attributed_by,
@@ -146,22 +158,6 @@ def _answer_message(choice: Mapping[str, Any]) -> dict[str, Any]:
             for made in choice["tool_calls"]
         ]
     return message
-
-
-def trainability(session: SessionItem, *, teaches: bool) -> Trainability:
-    """Why a session is trained or not, and what would change it. `teaches`: a turn at least can be trained."""
-    standing = SessionStanding(
-        training=TrainingState(session.training),
-        state=SessionState(session.state),
-        purpose=Purpose(session.purpose),
-        outcome=Outcome(session.outcome) if session.outcome is not None else None,
-        turn_count=session.turn_count,
-        teaches=teaches,
-        consumed_by=session.consumed_by,
-        is_erased=session.erased_at is not None,
-        is_held_back=session.attributed_by == "import",
-    )
-    return Trainability(state=session.training, explanation=explanation(standing))
 
 
 def trained(session: SessionItem, trainings: Sequence[AnyRow]) -> Trained | None:

@@ -24,7 +24,7 @@ Keys are in `overview/key_endpoints.py`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -37,7 +37,7 @@ from proxy.credentials.service import Principal, PrincipalKind
 from proxy.errors import NotFound, PermissionDenied
 from proxy.http.openapi import EVENT_STREAM, described
 from proxy.http.strict_route import StrictRoute
-from proxy.overview.filters import SessionFilter
+from proxy.overview.filters import SessionFilter, State, Training
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
 from proxy.runs.service import RunDirectory
@@ -105,20 +105,26 @@ async def sessions(
     run: str,
     who: Who,
     overview: Overview,
-    state: Literal["open", "ended"] | None = None,
-    training: Literal["pending", "ready", "leased", "consumed", "stale", "expired", "excluded"] | None = None,
+    state: State | None = None,
+    training: Training | None = None,
     group: str | None = None,
+    name: str | None = None,
     attributed_by: str | None = None,
     min_reward: Reward = None,
     max_reward: Reward = None,
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> Response:
-    """Newest first. `group` is an id or a name; reward bounds are inclusive and leave out the unrewarded."""
+    """List a run's sessions, newest first.
+
+    `group` is an id or a name, `name` the client's own name of a session. Reward bounds are inclusive and leave out
+    the unrewarded.
+    """
     wanted = SessionFilter(
         state=state,
         training=training,
         group=group,
+        name=name,
         attributed_by=attributed_by,
         min_reward=min_reward,
         max_reward=max_reward,

@@ -1,6 +1,8 @@
-"""Which sessions a list shows, and where its next page begins."""
+"""Filters of a list of sessions, and the cursor of its next page."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 
@@ -8,27 +10,38 @@ from proxy.errors import InvalidRequest
 
 MAX_PAGE = 200
 
+State = Literal["open", "ended"]
+Training = Literal["pending", "ready", "leased", "consumed", "stale", "expired", "excluded"]
+
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """None means any. `group` is a group's id or name; reward bounds are inclusive."""
+    """Conditions that listed sessions meet; None means any.
+
+    `group` is a group's id or name. `name` is the client's own name of a session: all attempts of it match. Reward
+    bounds are inclusive.
+    """
 
     state: str | None = None
     training: str | None = None
     group: str | None = None
+    name: str | None = None
     attributed_by: str | None = None
     min_reward: float | None = None
     max_reward: float | None = None
 
     @property
     def is_searched(self) -> bool:
-        """Whether sessions are looked through for it, as no index has them: of a group, and open ones, it has."""
-        if self.group is not None or self.state == "open":
+        """Whether a page goes through many sessions, as no index leads to those that match.
+
+        Indexes find the sessions of a group, those of a name, and open ones.
+        """
+        if self.group is not None or self.name is not None or self.state == "open":
             return False
         return any(value is not None for value in msgspec.structs.astuple(self))
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The last row of a page: the next one goes on below it. On the wire, `<created_at as hex float>~<id>`."""
+    """The last row of a page; the next page begins below it. On the wire, `<created_at as hex float>~<id>`."""
 
     at: float
     key: str
@@ -38,7 +51,7 @@ class Cursor(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, text: str) -> Cursor:
-        """Raises InvalidRequest for what no page gave out."""
+        """Raise InvalidRequest for a text that is not the cursor of a page."""
         at, separator, key = text.partition("~")
         try:
             return cls(at=float.fromhex(at), key=key if separator and key else _fail())

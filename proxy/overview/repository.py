@@ -236,7 +236,7 @@ class OverviewRepository:
     async def sessions(
         self, run_id: str, wanted: SessionFilter, *, after: Cursor | None, limit: int
     ) -> Sequence[AnyRow]:
-        """Newest first, below the cursor; of those that few may match, as many as are found in `searched_to`."""
+        """Return sessions newest first, below the cursor. A search without an index ends at `searched_to`."""
         by_time: ColumnElement[float] = SessionRow.created_at.expression
         if wanted.is_searched:
             searched = _newest(run_id, after, _SEARCHED_COLUMNS).limit(SEARCHED).subquery()
@@ -244,7 +244,9 @@ class OverviewRepository:
             found = found.order_by(searched.c.created_at.desc(), searched.c.id.desc()).limit(limit)
             statement = _SESSIONS.where(SessionRow.id.in_(found.subquery().select()))
             return await self._all(statement.order_by(by_time.desc(), SessionRow.id.desc()))
-        of_run = SessionRow.run_id if wanted.group is None else unindexed(SessionRow.run_id)  # a group is smaller
+        # A group is smaller than its run. A name's index begins with the run.
+        by_group = wanted.group is not None and wanted.name is None
+        of_run = unindexed(SessionRow.run_id) if by_group else SessionRow.run_id
         conditions = [of_run == run_id, *_matching(wanted, SessionRow.__table__.c)]
         if after is not None:
             conditions.append(_below(after))
@@ -254,7 +256,9 @@ class OverviewRepository:
             named = and_(GroupRow.run_id == run_id, GroupRow.name == wanted.group)
             groups = select(GroupRow.id).where(or_(GroupRow.id == wanted.group, named))
             conditions.append(SessionRow.group_id.in_(groups))
-        if wanted.state == "open" or wanted.group is not None:
+        if wanted.name is not None:
+            conditions.append(SessionRow.external_id == wanted.name)
+        if wanted.state == "open" or wanted.group is not None or wanted.name is not None:
             # Those that their own index finds are sorted: in the order of another, SQLite would go through all.
             by_time = unindexed(SessionRow.created_at)
         statement = _SESSIONS.where(*conditions).order_by(by_time.desc(), SessionRow.id.desc())

@@ -23,6 +23,7 @@ from pathlib import Path
 from proxy.clock import Clock
 from proxy.contract.policy import MAX_VERSION
 from proxy.database.events import append_event
+from proxy.database.outcomes import TrainingState
 from proxy.database.signals import Signals
 from proxy.database.trainable import teaching_sessions
 from proxy.database.unit_of_work import Database
@@ -50,6 +51,7 @@ from proxy.overview.views import (
     SessionView,
     Snapshot,
     StepPage,
+    Trainability,
     TurnView,
 )
 from proxy.runs.asking import AskedBatches
@@ -59,6 +61,7 @@ _GAP_S = 0.5
 _HEARTBEAT_S = 15.0
 _FIRST_EVENTS = 20
 _MAX_EVENTS = 200
+_EXPLAINED_BY_TURNS = (TrainingState.PENDING, TrainingState.EXCLUDED)
 _VERSION_DIGITS = len(str(MAX_VERSION))
 
 
@@ -198,8 +201,11 @@ class OverviewService:
     async def sessions(
         self, name_or_id: str, wanted: SessionFilter, *, cursor: str | None = None, limit: int = 50
     ) -> SessionPage:
-        """Newest first. A page of a filtered list goes through some thousand sessions: it may be short, or empty, and
-        still not be the last. Raises InvalidRequest for a cursor that no page gave out."""
+        """Return a page of sessions, newest first. Raise InvalidRequest for a text that is not a page's cursor.
+
+        A page of a filtered list goes through some thousand sessions: it may be short, or empty, and still not be the
+        last.
+        """
         run_id = await self.run_id(name_or_id)
         size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
@@ -209,7 +215,10 @@ class OverviewService:
             last: AnyRow | SessionItem | None = None
             if len(rows) <= size and wanted.is_searched:
                 last = await repository.searched_to(run_id, after)
-        items = tuple(assembly.session_item(row) for row in rows[:size])
+            # Only their explanations depend on the turns, which cost a look into each session's.
+            doubtful = [row.id for row in rows[:size] if row.training in _EXPLAINED_BY_TURNS]
+            teaching = await connection.run_sync(teaching_sessions, doubtful)
+        items = tuple(assembly.session_item(row, teaches=row.id in teaching) for row in rows[:size])
         if len(rows) > size:
             last = items[-1]
         return SessionPage(
@@ -229,12 +238,12 @@ class OverviewService:
             ledger = await repository.rewards_of([session_id])
             trainings = await repository.trainings_of([session_id])
             preferences = await LedgerRepository(connection).preferences_of(session_id)
-        item = assembly.session_item(row)
+        item = assembly.session_item(row, teaches=bool(teaching))
         return SessionView(
             session=item,
             run=run.name if run is not None else item.run_id,
             metadata=row._mapping["metadata"],
-            trainability=assembly.trainability(item, teaches=bool(teaching)),
+            trainability=Trainability(state=item.training, explanation=item.explanation),
             trained=assembly.trained(item, trainings),
             turns=tuple(self._turn_view(turn, with_tokens) for turn in turns),
             rewards=tuple(reward_items(ledger, used_by(trainings))),

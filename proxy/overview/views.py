@@ -62,8 +62,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in a list. `reward` is the combined one as of now; `group` the group's name. Of an erased one the
-    content is gone, and with it the client's name, the task and the texts."""
+    """A session in a list. `reward` is the combined one as of now; `group` the group's name. `explanation` says in a
+    sentence why it is or is not trained. An erased session has lost its content: the client's name, the task, the
+    texts."""
 
     id: str
     run_id: str
@@ -75,6 +76,7 @@ class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     state: str
     training: str
+    explanation: str
     outcome: str | None
     end_reason: str | None
     attributed_by: str

@@ -177,6 +177,43 @@ async def test_sessions_are_filtered(site: Site, run_id: str, wanted: SessionFil
     assert len((await site.overview.sessions(run_id, wanted, limit=200)).sessions) == count
 
 
+async def test_a_name_finds_its_attempts_in_its_own_run(site: Site, run_id: str) -> None:
+    other = await add_run(site.database, name="other")
+    await add_session(site.database, other, now=NOW, reward=1.0, external_id="attempt-42")
+    attempts = [
+        await add_session(site.database, run_id, now=NOW + at, reward=at, external_id="attempt-42", attempt=at + 1)
+        for at in range(3)
+    ]
+    await add_session(site.database, run_id, now=NOW, external_id="attempt-4")
+    for wanted, found in (
+        (SessionFilter(name="attempt-42"), attempts[::-1]),
+        (SessionFilter(name="attempt-42", min_reward=1.0), attempts[:0:-1]),
+        (SessionFilter(name="attempt-42", group="task-0"), []),
+        (SessionFilter(name="attempt-42", state="open"), []),
+        (SessionFilter(name="ATTEMPT-42"), []),
+    ):
+        page = await site.overview.sessions(run_id, wanted)
+        assert ([item.id for item in page.sessions], page.next_cursor) == (found, None)
+    first = await site.overview.sessions(run_id, SessionFilter(name="attempt-42"), limit=2)
+    rest = await site.overview.sessions(run_id, SessionFilter(name="attempt-42"), cursor=first.next_cursor)
+    assert [item.attempt for item in (*first.sessions, *rest.sessions)] == [3, 2, 1]
+
+
+async def test_a_list_explains_each_session_as_the_session_itself_does(site: Site, run_id: str) -> None:
+    greedy = await add_session(site.database, run_id, now=NOW, outcome="failed", training="excluded")
+    async with site.database.write() as connection:
+        await connection.execute(update(TurnRow).where(TurnRow.session_id == greedy).values(state="failed"))
+    kept = await add_session(site.database, run_id, now=NOW, reward=1.0, attributed_by="import")
+    listed = (await site.overview.sessions(run_id, SessionFilter(), limit=200)).sessions
+    told = {item.id: item.explanation for item in listed}
+    assert "the calls failed" in told[greedy]
+    assert "the trainer takes it next" in told[kept], "only what was imported without training is held back"
+    assert {item.training for item in listed} >= {"ready", "pending", "stale", "expired", "excluded", "consumed"}
+    for item in listed[:30]:
+        view = await site.overview.session(item.id)
+        assert (view.trainability.explanation, view.session) == (item.explanation, item)
+
+
 async def test_a_filtered_list_is_searched_bit_by_bit(
     site: Site, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +241,7 @@ async def test_a_filtered_list_is_searched_bit_by_bit(
         (SessionFilter(), "ix_sessions_run_id_created_at"),
         (SessionFilter(state="open"), "uq_sessions_open_name"),
         (SessionFilter(group="task-0"), "ix_sessions_group_id_training_ended_at"),
+        (SessionFilter(name="attempt-42"), "ix_sessions_run_id_external_id_attempt"),
         (SessionFilter(min_reward=0.5), "ix_sessions_run_id_created_at"),
     ],
 )

@@ -1,0 +1,148 @@
+"""`base-rl sessions …`: which sessions the calls of agents went to, and why each is or is not trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, finish, out, where
+from proxy.contract.identifiers import is_session_id
+from proxy.overview.filters import State, Training
+
+if TYPE_CHECKING:
+    from proxy.cli.operations import Operations
+
+_ATTEMPTS = 20
+"""Newest attempts of a name among which the one with the highest number is looked for."""
+
+sessions_app = typer.Typer(
+    no_args_is_help=True, help="Attempts of agents: where calls went, and what became of them."
+)
+
+Run = Annotated[str | None, typer.Option(help="The run's name; needed where there are several runs.")]
+
+
+@sessions_app.command("list")
+def sessions_list(
+    run: Run = None,
+    state: Annotated[State | None, typer.Option(help="Whether they have ended.")] = None,
+    training: Annotated[Training | None, typer.Option(help="Standing with the trainer.")] = None,
+    name: Annotated[str | None, typer.Option(help="All attempts of the client's own name.")] = None,
+    group: Annotated[str | None, typer.Option(help="Id or name of their group.")] = None,
+    attributed_by: Annotated[str | None, typer.Option(help="Rule that opened them, such as `new` or `path`.")] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Least reward, inclusive.")] = None,
+    max_reward: Annotated[float | None, typer.Option(help="Greatest reward, inclusive.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 50,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """List sessions, newest first: whose calls they hold, how they ended, and why each is or is not trained.
+
+    `base-rl sessions list --training excluded` lists those that are never trained, and
+    `base-rl sessions list --attributed-by new` those whose first call named no session and extended no conversation.
+    """
+    from proxy.cli.operations import Operations
+
+    given = {
+        "state": state,
+        "training": training,
+        "name": name,
+        "group": group,
+        "attributed_by": _known_rule(attributed_by),
+        "min_reward": min_reward,
+        "max_reward": max_reward,
+    }
+    wanted = {key: str(value) for key, value in given.items() if value is not None}
+
+    async def ask() -> tuple[list[dict[str, Any]], bool]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            return await operations.sessions(await _meant(operations, run), wanted, limit)
+
+    def show() -> int:
+        from proxy.cli.session_drawing import draw_sessions
+
+        sessions, has_more = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(sessions))
+            return 0
+        if not sessions:
+            out.print("no such session" if wanted else "no sessions yet: no call has come")
+            return 0
+        for part in draw_sessions(sessions, time.time()):
+            out.print(part)
+        if has_more:
+            out.print(f"There may be older ones: raise --limit, now {limit}.", style="dim")
+        return 0
+
+    finish(show)
+
+
+@sessions_app.command("show")
+def sessions_show(
+    session: Annotated[str, typer.Argument(help="The session's id, or the client's own name for it.")],
+    run: Run = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    url: Url = None,
+    api_key: ApiKey = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one session: why it is or is not trained, its turns, its rewards, and the other attempts of its name.
+
+    `base-rl sessions show attempt-42` shows the newest attempt of that name. A turn's continuation is `exact` where
+    it goes on token for token from the one before, `edited` where the client changed the past, `retemplated` where
+    the chat template did.
+    """
+    from proxy.cli.operations import Operations
+
+    async def ask() -> dict[str, Any]:
+        async with Operations(*where(data_dir, url, api_key)) as operations:
+            session_id = session if is_session_id(session) else await _newest_attempt(operations, run, session)
+            return await operations.session(session_id)
+
+    def show() -> int:
+        from proxy.cli.session_drawing import draw_session
+
+        found = asyncio.run(ask())
+        if as_json:
+            out.print_json(json.dumps(found))
+        else:
+            for part in draw_session(found, time.time()):
+                out.print(part)
+        return 0
+
+    finish(show)
+
+
+async def _meant(operations: Operations, run: str | None) -> str:
+    """Return the run's name as given, or that of the only run. Raise Refused if there are several."""
+    if run is not None:
+        return run
+    names = [str(one["name"]) for one in await operations.runs()]
+    if len(names) != 1:
+        raise Refused(f"there are several runs: {', '.join(names)}; say which with --run" if names else "no run yet")
+    return names[0]
+
+
+async def _newest_attempt(operations: Operations, run: str | None, name: str) -> str:
+    """Return the id of the newest session of that name. Raise Refused if there is none."""
+    meant = await _meant(operations, run)
+    attempts, _ = await operations.sessions(meant, {"name": name}, _ATTEMPTS)
+    if not attempts:
+        raise Refused(f"the run {meant!r} has no session named {name!r}; `base-rl sessions list` lists those it has")
+    # By number, not by time: the clock may have been set back between two attempts.
+    return str(max(attempts, key=lambda one: one["attempt"])["id"])
+
+
+def _known_rule(rule: str | None) -> str | None:
+    """Return the name of a rule of attribution. Raise BadParameter for one that there is not."""
+    from proxy.sessions.identification import AttributedBy
+
+    if rule is not None and rule not in list(AttributedBy):
+        raise typer.BadParameter(f"no such rule; there are {', '.join(AttributedBy)}", param_hint="--attributed-by")
+    return rule
