@@ -33,6 +33,8 @@ unless it is unknown here."""
 
 _FLOATING = frozenset({"system", "developer", "user"})
 _ANSWERED = frozenset({"user", "tool", "function"})
+_SYSTEM = frozenset({"system", "developer"})
+_TEXT_PARTS = frozenset({"text", "input_text"})
 
 
 class WireMessages(Sequence[Message]):
@@ -64,7 +66,10 @@ class WireMessages(Sequence[Message]):
         return message
 
     def digests(self, split: int) -> tuple[bytes, bytes]:
-        """Of the bytes of the first `split` messages, and of all: SHA-256, which processors have instructions for."""
+        """Return the SHA-256 of the bytes of the first `split` messages, and of all messages.
+
+        Processors have instructions for this hash.
+        """
         hasher = sha256(b",".join(self._raws[:split]))
         first = hasher.digest()
         hasher.update(b"," + b",".join(self._raws[split:]))
@@ -146,8 +151,20 @@ class ReadConversation:
         return extend_hash(before, {**self.messages[-1], "content": text})
 
     @property
+    def lone_message(self) -> tuple[bytes, str] | None:
+        """The hash of the system messages and the text behind them, if one user message of text is all the rest."""
+        if self._start or not self.messages or self.messages[-1]["role"] != "user":
+            return None
+        content = self.messages[-1].get("content")
+        if isinstance(content, list) and any(part.get("type") not in _TEXT_PARTS for part in content):
+            return None
+        if not all(self.messages[position]["role"] in _SYSTEM for position in range(len(self.messages) - 1)):
+            return None
+        return (self._tail[-2] if len(self._tail) > 1 else self._known.hash), text_of(content)
+
+    @property
     def hash(self) -> bytes:
-        """Of the whole conversation."""
+        """The hash of the whole conversation."""
         return self._tail[-1] if self._tail else self._known.hash
 
     @property
@@ -272,7 +289,7 @@ class ConversationIndex:
         self._known: OrderedDict[bytes, KnownMessages] = OrderedDict()
 
     def read(self, messages: Sequence[Message]) -> ReadConversation:
-        """Checks every message that was not checked before in these very bytes. Raises InvalidRequest."""
+        """Check every message that was not checked before in these very bytes. Raises InvalidRequest."""
         if isinstance(messages, RememberedMessages):
             return ReadConversation(messages, start=messages.start, known=messages.known, digest=None)
         if not isinstance(messages, WireMessages):
@@ -285,7 +302,7 @@ class ConversationIndex:
         return ReadConversation(messages, start=split, known=known, digest=whole)
 
     def keep(self, conversation: ReadConversation) -> None:
-        """So that the request which goes on from this one is recognised."""
+        """Remember the conversation, so that the request which goes on from it is recognised."""
         if conversation.digest is None:
             return
         with self._lock:
@@ -304,7 +321,7 @@ class ConversationIndex:
 
 
 def _last_answer(messages: Sequence[Message]) -> int:
-    """The position of the last message of the assistant; 0 where there is none near the end."""
+    """Return the position of the last message of the assistant; 0 where there is none near the end."""
     for position in range(len(messages) - 1, max(-1, len(messages) - _LOOK_BACK), -1):
         if messages[position]["role"] == "assistant":
             return position

@@ -14,6 +14,7 @@ from proxy.chat.conversation import ConversationIndex, ReadConversation
 from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Continuation
 from proxy.http.workers import Workers
+from proxy.sessions.growing import LONGEST_PROMPT, LonePrompt
 from proxy.sessions.identification import SessionContext
 from proxy.tokens.canonical import NormalMessages, tools_hash
 from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, behind, plan_branch, plan_continuation
@@ -51,8 +52,11 @@ class PromptPlanner:
         self._conversations = ConversationIndex()
 
     def read(self, call: ModelCall) -> ReadConversation:
-        """The call's conversation. Raises InvalidRequest for messages that are none, ContextLengthExceeded for one
-        that alone is longer than the context. Threads may call it."""
+        """Return the call's conversation. Threads may call it.
+
+        Raises InvalidRequest for messages that are none, ContextLengthExceeded for one that alone is longer than the
+        context.
+        """
         if call.body_bytes > HUGE_BYTES:
             self._check_lengths(call)
         asked = self._conversations.read(call.messages)
@@ -60,6 +64,15 @@ class PromptPlanner:
         if call.is_large:
             asked.prepare()
         return asked
+
+    async def lone_prompt(self, call: ModelCall, asked: ReadConversation) -> LonePrompt | None:
+        """Return the call's conversation if it is one user message, which may hold the steps of an agent."""
+        lone = asked.lone_message
+        text = lone[1].strip() if lone is not None and len(lone[1]) <= LONGEST_PROMPT else ""
+        if lone is None or not text:
+            return None
+        tools = await self._beside(call, lambda: tools_hash(call.tools, call.template_arguments))
+        return LonePrompt(lone[0] + tools, text)
 
     async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
         """Find the turn that the call goes on from, render what is new and tokenise it.
@@ -115,7 +128,7 @@ class PromptPlanner:
         return await self._trajectories.find_parent(session.id, hashes, tools_hash=tools, named=named)
 
     async def _beside(self, call: ModelCall, work: Callable[[], _Result]) -> _Result:
-        """The result of `work`, which takes long for a large call: a worker does it then."""
+        """Return the result of `work`, which a worker does for a large call, because it takes long."""
         return await self._workers.run(work) if call.is_large else work()
 
     async def _restored(self, asked: ReadConversation) -> tuple[bytes, ...]:
@@ -128,7 +141,7 @@ class PromptPlanner:
         return (asked.restore(text),) if text.strip() else ()
 
     async def count(self, call: ModelCall) -> int:
-        """The tokens of the prompt, were it the first of its session. Raises InvalidRequest."""
+        """Count the tokens that the prompt would have as the first of its session. Raises InvalidRequest."""
         return len(await self._workers.run(lambda: _conversation(call).encode(self._template)))
 
     def _check_lengths(self, call: ModelCall) -> None:
@@ -141,7 +154,7 @@ class PromptPlanner:
 
 
 def _has_much_new(call: ModelCall, asked: ReadConversation, parent: ParentTurn | None) -> bool:
-    """Whether what `parent` does not hold takes more than a few milliseconds to render and tokenise."""
+    """Return whether what `parent` does not hold takes more than a few milliseconds to render and tokenise."""
     first = asked.length_at(parent.conversation_hash) if parent is not None else 0
     return sum(len(str(message.get("content"))) for message in call.messages[first:]) > LARGE_TEXT
 
@@ -157,12 +170,15 @@ def _conversation(call: ModelCall) -> Conversation:
 
 
 def _begun(call: ModelCall) -> list[dict[str, Any]]:
-    """What the answer is to begin with, for people."""
+    """Return the text that the answer is to begin with, as a message for people."""
     return [{"role": "assistant", "content": call.prefill}] if call.prefill else []
 
 
 def off_its_owner(plan: PromptPlan, turns: Sequence[ParentTurn]) -> PromptPlan:
-    """A branch, as one of the turn whose tokens the shared ones end in: of the path's turns, others come later."""
+    """Return the plan of a branch with the turn as its parent in which the shared tokens end.
+
+    Later turns of the path have nothing in common with the branch.
+    """
     for turn in turns:
         if turn.id == plan.parent_id:
             return msgspec.structs.replace(plan, parent_id=TurnId(turn.lineage.owner(plan.prefix_tokens)))

@@ -16,9 +16,10 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, StoreUnavailable
+from proxy.sessions.growing import LonePrompt
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
-from proxy.tokens.canonical import extend_hash
+from proxy.tokens.canonical import extend_hash, without_thought
 from proxy.tokens.prefix import PromptPlan
 from proxy.tokens.raw import CompletionIndex
 from proxy.trajectories.service import TrajectoryStore, TurnRecord
@@ -32,6 +33,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     session: SessionContext
     idempotency_key: str | None
     users: tuple[bytes, ...] = ()
+    lone_prompt: LonePrompt | None = None
     unrecorded: str | None = None
     """The reason to record nothing of the call, if that was decided before it began."""
 
@@ -119,12 +121,14 @@ class TurnRecorder:
         except Conflict:  # another process answered this Idempotency-Key meanwhile; these were generated as well
             records[0] = msgspec.structs.replace(records[0], idempotency_key=None)
             is_open = await self._trajectories.record(*records)
-        for record in records:
+        for capture, record in zip(captures, records, strict=True):
             if record.turn.state is not TurnState.FAILED:
                 self._sessions.answered(
                     context.session,
                     record.conversation_hash,
                     settled_hash=record.settled_hash,
+                    lone_prompt=context.lone_prompt,
+                    answer=without_thought(capture.text),
                     turn_id=record.turn.id,
                     seen_open=look if is_open else None,
                 )

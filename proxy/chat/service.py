@@ -267,9 +267,11 @@ class ChatService:
             await self._raw_prompts.recall(served.run.id)
         promised, asked = await self._understood(call)
         previous = () if call.previous is None else (call.previous.turn_id,)
+        lone_prompt = await self._prompts.lone_prompt(call, asked) if isinstance(asked, ReadConversation) else None
         hints = msgspec.structs.replace(
             hints,
             conversation_hashes=asked.answered,
+            lone_prompt=lone_prompt,
             turns=(*previous, *asked.named),
             by_previous=bool(previous),
             idempotency_key=caller.idempotency_key,
@@ -286,6 +288,7 @@ class ChatService:
                 session=session,
                 idempotency_key=caller.idempotency_key,
                 users=self._sessions.users_of(call.body),
+                lone_prompt=lone_prompt,
             )
             return await self._generate(call, caller, hints, context, prompts, promised)
         except BaseException as error:  # also when the client leaves meanwhile: the call does not count

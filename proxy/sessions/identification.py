@@ -12,7 +12,7 @@ one attempt after another (`opening.py`).
      6  prompt_cache_key  of the body
      7  metadata          metadata.session_id; the session in metadata.user_id, as Claude Code writes it
      8  project           OpenAI-Project
-     9  conversation      a recorded conversation that the messages extend
+     9  conversation      a recorded conversation that the messages extend, or that the only user message holds
     10  traceparent       its trace id; otherwise `new`
 
 `user` names a person, who makes many attempts, so it never names a session. The path and our own headers are meant
@@ -32,6 +32,7 @@ import msgspec
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, TurnId, new_session_id
 from proxy.contract.trajectory import Purpose
 from proxy.errors import InvalidRequest
+from proxy.sessions.growing import LonePrompt
 
 _NAME_LENGTH = 200
 _FOREIGN_LENGTH = 2000
@@ -113,9 +114,9 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     `path` and the text of `named`, the first of rules 3, 4, 6, 7 and 8 that applies, are our session ids or the
     client's own names. `turns` are the turns whose ids the call sends back, newest first; `by_previous` says that the
     first of them is its `previous_response_id`. `conversation_hashes` are those behind every answer in its
-    conversation, longest conversation first. `trace` is the trace id. `group` matters where a session is opened.
-    `repeats` tells whether this very request was answered in a session before; `idempotency_key` is the client's own
-    mark of that.
+    conversation, longest conversation first; `lone_prompt` is its only message, if it is the user's.
+    `trace` is the trace id. `group` matters where a session is opened. `repeats` tells whether this very request was
+    answered in a session before; `idempotency_key` is the client's own mark of that.
     """
 
     path: str | None = None
@@ -123,6 +124,7 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     turns: Sequence[TurnId] = ()
     by_previous: bool = False
     conversation_hashes: Sequence[bytes] = ()
+    lone_prompt: LonePrompt | None = None
     trace: str | None = None
     group: str | None = None
     idempotency_key: str | None = None
@@ -139,8 +141,8 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
 
     `key_id` is the run key whose call opened it; `attempt` is its number among the sessions of its name, None without
     a name. These fields differ between calls of one session: the rule (`attributed_by`), whether it had ended before
-    the call, so that the call is not trained, whether this very call opened it, and the hash of the conversation by
-    which rule 9 found it (`continues`).
+    the call, so that the call is not trained, whether this very call opened it, and the hash by which rule 9 found it
+    (`continues`): of the conversation, or of the prompt with its answer.
     """
 
     id: SessionId

@@ -171,6 +171,10 @@ class SessionMemory:
             if len(holders) > _EQUAL_CONVERSATIONS:
                 del holders[min(holders)]  # ids sort by the time of creation: the oldest
 
+    def holders(self, key_id: KeyId, conversation: bytes) -> list[SessionId]:
+        """Return the sessions that are known to hold the conversation."""
+        return list(self._conversations.get((key_id, conversation)) or ())
+
     def holds(self, key_id: KeyId, conversation: bytes, session_id: SessionId) -> bool:
         """Return whether that session is known to hold the conversation."""
         return session_id in (self._conversations.get((key_id, conversation)) or {})

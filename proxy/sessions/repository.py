@@ -71,12 +71,12 @@ class SessionRepository:
         self._connection = connection
 
     def context(self, *, name: str, run_id: str | None) -> ContextRow | None:
-        """A session by our id or, within a run, by the client's own name: the newest that has it."""
+        """Return a session by our id or, within a run, the newest that has the client's own name."""
         row = session_called(self._connection, name, run_id, _BY_ID)
         return ContextRow(*row) if row is not None else None
 
     def newest_called(self, names: Sequence[tuple[RunId, str]]) -> dict[tuple[RunId, str], ContextRow]:
-        """The newest session of each of these, a run and a client's own name in it, that there is. On PostgreSQL."""
+        """Return the newest session of each pair of a run and a client's own name that there is. For PostgreSQL."""
         runs, called = zip(*names, strict=True)
         rows = _NEWEST_CALLED.run(self._connection, {"run": list(runs), "name": list(called)})
         return {(run_id, name): ContextRow(*columns) for run_id, name, *columns in rows}
@@ -98,6 +98,11 @@ class SessionRepository:
             ways.append(TurnRow.idempotency_key == idempotency_key)
         found = self._connection.execute(select(TurnRow.id).where(of_session, or_(*ways)).limit(1))
         return found.first() is not None
+
+    def contexts(self, *, run_id: str, session_ids: Sequence[str]) -> list[ContextRow]:
+        """Return those of these sessions that the run has and nobody erased."""
+        rows = _BY_IDS.run(self._connection, {"run": run_id, "ids": list(session_ids)})
+        return [ContextRow(*row) for row in rows]
 
     def attempts(self, run_id: str, name: str, limit: int) -> list[AnyRow]:
         """Return the run's sessions of a name, the newest first."""
@@ -139,7 +144,7 @@ class SessionRepository:
         return []
 
     def add_users(self, run_id: str, session_ids: Sequence[str], digests: Sequence[bytes]) -> None:
-        """Sessions that are opened in this transaction."""
+        """Note on whose behalf sessions of this transaction are opened."""
         users = [
             {"session_id": session_id, "digest": digest, "run_id": run_id}
             for session_id in session_ids
@@ -164,7 +169,7 @@ class SessionRepository:
             raise Conflict(f"the session {session_id} is not empty: {error.orig}") from error
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Raises Conflict where the name of one is that of an open session."""
+        """Insert new sessions. Raises Conflict where the name of one is that of an open session."""
         try:
             _NEW_SESSIONS.add(self._connection, rows)
         except IntegrityError as error:
@@ -175,7 +180,7 @@ class SessionRepository:
         return self._connection.execute(statement).one_or_none()
 
     def insert_group(self, *, run_id: str, name: str | None, size: int | None, now: float) -> GroupId:
-        """A group without a name is called by its id."""
+        """Insert a group and return its id, which is also its name if it has no other."""
         group_id = new_group_id()
         values = {"id": group_id, "run_id": run_id, "name": name or group_id, "size": size, "created_at": now}
         self._connection.execute(insert(GroupRow).values(values))
@@ -185,8 +190,10 @@ class SessionRepository:
         self._connection.execute(update(GroupRow).where(GroupRow.id == group_id).values(size=size))
 
     def whole(self, session_id: str) -> AnyRow:
-        """Everything about a session, with the names of its run and group, and the rewards that its claim handed out.
-        It exists."""
+        """Return everything about a session that exists.
+
+        The names of its run and group and the rewards that its claim handed out are in the row.
+        """
         statement = (
             select(
                 SessionRow.__table__,
@@ -229,7 +236,7 @@ class SessionRepository:
         return list(self._connection.execute(statement).all())
 
     def rewards(self, session_id: str) -> list[AnyRow]:
-        """In order of arrival."""
+        """Return the session's rewards in order of arrival."""
         statement = (
             select(
                 RewardRow.id,
@@ -247,11 +254,11 @@ class SessionRepository:
         return list(self._connection.execute(statement).all())
 
     def preferences(self, session_id: str) -> list[AnyRow]:
-        """In order of arrival."""
+        """Return the preferences about the session in order of arrival."""
         return list(self._connection.execute(preferences_about(session_id)).all())
 
     def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
-        """Open sessions that had no call for their idle time, longest silent first."""
+        """Return open sessions that had no call for their idle time, longest silent first."""
         idle_at = SessionRow.last_active_at + func.coalesce(SessionRow.idle_seconds, default_seconds)
         statement = (
             select(SessionRow.id)
@@ -262,7 +269,7 @@ class SessionRepository:
         return list(self._connection.execute(statement).scalars())
 
     def unrewarded(self, *, run_id: str, ended_before: float, limit: int) -> list[str]:
-        """Sessions that ended before that time and still wait for a reward."""
+        """Return sessions that ended before that time and still wait for a reward."""
         statement = (
             select(SessionRow.id)
             .where(
@@ -319,6 +326,14 @@ _NEW_SESSIONS = NewRows(
 _CONTEXT = tuple(getattr(SessionRow, column) for column in ContextRow._fields)
 
 _BY_ID = Prepared(select(*_CONTEXT).where(SessionRow.id == bindparam("of")))
+
+_BY_IDS = Prepared(
+    select(*_CONTEXT).where(
+        among(SessionRow.id, "ids"),
+        unindexed(SessionRow.run_id) == bindparam("run"),
+        unindexed(SessionRow.erased_at).is_(None),
+    )
+)
 
 
 def _newest_called() -> Select[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, NotFound, PermissionDenied, StoreUnavailable
 from proxy.limits.service import Admission, RunLimits
 from proxy.runs.service import RunDirectory, RunView
+from proxy.sessions.growing import GrowingPrompts, LonePrompt
 from proxy.sessions.identification import AttributedBy, Name, SessionContext, SessionHints
 from proxy.sessions.memory import KnownSession, Look, SessionMemory
 from proxy.sessions.opening import (
@@ -44,6 +45,9 @@ _BEFORE_IDS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
 _ANSWERS = 64
 """How many answers of a call's conversation are compared with those of an ended session, the newest: what goes on
 from an attempt holds its last answers."""
+
+_STEPS = 4
+"""How many steps of a growing prompt are tried where the sessions of the longest are gone."""
 
 _ATTEMPTS_SHOWN = 100
 
@@ -93,11 +97,13 @@ class SessionService:
         self._observer = observer
         self._limits = limits
         self._memory = SessionMemory(clock)
+        self._growing = GrowingPrompts()
         signals.endings.listen(self._memory.forget)
         signals.erasures.listen(self._memory.erase)
+        signals.requested_erasures.listen(self._forget_answers)
 
     async def create(self, run: RunView, spec: SessionSpec, n: int | None = None) -> list[CreatedSession]:
-        """Opens a session with a key of its own; with `n` that many of one group, in one transaction.
+        """Open a session with a key of its own; with `n`, that many of one group in one transaction.
 
         `n` sessions without a group's name make a group of their own. Raises InvalidRequest where the group is
         known with another size, TrainerBehind where the run opens none for training now.
@@ -140,8 +146,9 @@ class SessionService:
     async def identify(
         self, principal: Principal, run: RunView, hints: SessionHints, admission: Admission | None = None
     ) -> SessionContext:
-        """The session that a model call belongs to, by the rules of `identification`; a new one if none finds any.
-        Where there is an `admission`, it is asked before one is opened.
+        """Return the session that a model call belongs to by the rules of `identification`; open one if none applies.
+
+        Where there is an `admission`, it is asked before a session is opened.
 
         A session key decides over every other name; a path must agree with it. Raises PermissionDenied for a key of
         another run or session, NotFound for an unknown id of ours, RateLimited for a session that is not opened.
@@ -159,7 +166,7 @@ class SessionService:
         return await self._by_contents(opening, hints)
 
     def begun_again(self, session: SessionContext) -> None:
-        """A call that `call_ended` reported as failed begins again in its session."""
+        """Note that a call which `call_ended` reported as failed begins again in its session."""
         if session.continues is not None and session.key_id is not None:
             self._memory.begun(session.key_id, session.continues, session.id)
 
@@ -173,11 +180,11 @@ class SessionService:
             self._memory.settled(session.key_id, session.continues, session.id, recorded=recorded)
 
     def users_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
-        """What stands in the store for those on whose behalf a call is made."""
+        """Return the pseudonyms, as the store has them, of those on whose behalf a call is made."""
         return self._credentials.pseudonyms_of(body)
 
     def look(self) -> Look:
-        """To be called before a turn is recorded, and given to `answered`."""
+        """Return the token to be taken before a turn is recorded, and given to `answered`."""
         return self._memory.look()
 
     def answered(
@@ -186,12 +193,15 @@ class SessionService:
         conversation_hash: bytes,
         *,
         settled_hash: bytes | None = None,
+        lone_prompt: LonePrompt | None = None,
+        answer: str = "",
         turn_id: TurnId | None = None,
         seen_open: Look | None,
     ) -> None:
         """Report a recorded answer of this session: calls may go on from this conversation, and name this turn.
 
-        `seen_open` is the time at which the session was still open.
+        `answer` is the text that was given to `lone_prompt`, which may grow. `seen_open` is the time at which the
+        session was still open.
         """
         if seen_open is not None:
             self._memory.seen_open(session.id, seen_open)
@@ -201,6 +211,11 @@ class SessionService:
             self._memory.add_conversation(session.key_id, conversation_hash, session.id)
             if settled_hash is not None:
                 self._memory.add_conversation(session.key_id, settled_hash, session.id, exact=False)
+            if lone_prompt is not None:
+                has_grown = session.continues is not None
+                step = self._growing.add(session.key_id, lone_prompt, answer, has_grown=has_grown)
+                if step is not None:
+                    self._memory.add_conversation(session.key_id, step, session.id)
 
     async def discard(self, session: SessionContext) -> bool:
         """Delete a session that was opened for a call of which nothing was recorded; return whether it is gone.
@@ -220,12 +235,12 @@ class SessionService:
         return is_gone
 
     async def get(self, principal: Principal, name: str) -> SessionView:
-        """A session by our id or the client's own name. Raises NotFound, PermissionDenied."""
+        """Return a session by our id or the client's own name. Raises NotFound, PermissionDenied."""
         session_id, _run_id = await self._visible(principal, name)
         return await self._database.look(lambda connection: _view(connection, session_id))
 
     async def end(self, principal: Principal, name: str, outcome: Outcome) -> SessionView:
-        """Ends a session, once: of one that had ended, only a missing outcome is filled in.
+        """End a session, once: of one that had ended, only a missing outcome is filled in.
 
         Raises NotFound, PermissionDenied.
         """
@@ -244,7 +259,7 @@ class SessionService:
         return view
 
     async def sweep(self) -> Swept:
-        """Ends idle sessions and expires unrewarded ones, in bounded transactions."""
+        """End idle sessions and expire unrewarded ones, in bounded transactions."""
         ended = expired = 0
         for run in await self._runs.list_():
             for _ in range(_SWEEP_BATCHES):
@@ -260,7 +275,7 @@ class SessionService:
         return Swept(ended=ended, expired=expired)
 
     async def count_revised(self) -> dict[str, int]:
-        """Run name → trained sessions whose rewards are others now; every run is there."""
+        """Return how many trained sessions of each run, by name, have other rewards now."""
         rows = await self._database.look(lambda connection: SessionRepository(connection).count_revised())
         return {row.name: row.sessions for row in rows}
 
@@ -317,6 +332,10 @@ class SessionService:
             continued = await self._continued(opening.run, opening.key_id, hints, ended)
             if continued is not None:
                 return continued
+        elif hints.lone_prompt is not None:
+            grown = await self._grown(opening.run, opening.key_id, hints.lone_prompt, hints.trace)
+            if grown is not None:
+                return grown
         traced = Name(AttributedBy.TRACEPARENT, hints.trace) if hints.trace is not None else None
         return await (self._named(opening, traced) if traced is not None else self._open(opening, None))
 
@@ -375,9 +394,8 @@ class SessionService:
         Return None if only ended ones hold it: what goes on from the end of one attempt does not belong to another
         that merely began alike. The same holds if `ended` does, the session that the call's ids name.
         """
-        traced = self._memory.by_name(run.id, hints.trace) if hints.trace is not None else None
         hashes = hints.conversation_hashes
-        traced_id = traced.context.id if traced is not None else None
+        traced_id = self._traced(run, hints.trace)
         known, held = self._memory.continued(key_id, hashes[0], traced_id), hashes[0]
         if known is None:
             found = await self._conversation(run, key_id, hashes)
@@ -385,11 +403,56 @@ class SessionService:
                 return None
             held = found[0]
             known = self._memory.continued(key_id, held, traced_id) or found[1]
+        return self._gone_on(known, held, is_barred=ended is not None and self._memory.holds(key_id, held, ended))
+
+    async def _grown(
+        self, run: RunView, key_id: KeyId, prompt: LonePrompt, trace: str | None
+    ) -> SessionContext | None:
+        """Return the open session with the longest prompt that this one has grown from, by `growing`.
+
+        As with conversations, return None if that prompt belongs to ended sessions alone. Only steps that this
+        process recorded are known. Whether their sessions are still open is read by their ids, if it is uncertain.
+        """
+        traced_id = self._traced(run, trace)
+        for step in self._growing.continued(key_id, prompt)[:_STEPS]:
+            known = self._memory.continued(key_id, step, traced_id)
+            if known is None and await self._refreshed(run, key_id, step):
+                known = self._memory.continued(key_id, step, traced_id)
+            if known is not None:
+                return self._gone_on(known, step)
+        return None
+
+    async def _refreshed(self, run: RunView, key_id: KeyId, held: bytes) -> bool:
+        """Read the state of the sessions that are known to hold a conversation; return whether there are any."""
+        look = self._memory.look()
+        session_ids = self._memory.holders(key_id, held)
+        if not session_ids:
+            return False
+        rows = await self._database.look(
+            lambda connection: SessionRepository(connection).contexts(run_id=run.id, session_ids=session_ids)
+        )
+        for row in rows:
+            self._remember(row, look)
+        newest_first = sorted((row.id for row in rows), reverse=True)  # ids sort by the time of creation
+        self._memory.put_conversation(key_id, held, dict.fromkeys(newest_first, 0), exact=newest_first)
+        return bool(rows)
+
+    def _traced(self, run: RunView, trace: str | None) -> SessionId | None:
+        known = self._memory.by_name(run.id, trace) if trace is not None else None
+        return known.context.id if known is not None else None
+
+    def _gone_on(self, known: KnownSession, held: bytes, *, is_barred: bool = False) -> SessionContext | None:
+        """Return the session as the one of a call that goes on in it, unless it has ended or is barred."""
         context = msgspec.structs.replace(known.context, attributed_by=AttributedBy.CONVERSATION, continues=held)
-        if known.is_open and (ended is None or not self._memory.holds(key_id, held, ended)):
+        if known.is_open and not is_barred:
             return context
         self.call_ended(context, recorded=False)
         return None
+
+    def _forget_answers(self, session_ids: Collection[str]) -> None:
+        """Forget what is kept as text of the answers of these sessions."""
+        erased = frozenset(session_ids)
+        self._growing.drop_where(lambda key_id, step: not erased.isdisjoint(self._memory.holders(key_id, step)))
 
     async def _conversation(
         self, run: RunView, key_id: KeyId, hashes: Sequence[bytes]
@@ -412,7 +475,7 @@ class SessionService:
         return held, self._remember(rows[0], look)
 
     async def _open(self, opening: Opening, name: Name | None) -> SessionContext:
-        """A session on its first call. Of calls that name it at the same time, one opens it."""
+        """Open a session on its first call. Of calls that name it at the same time, one opens it."""
         if opening.admission is not None:
             await opening.admission.to_open()
         try:

@@ -134,11 +134,11 @@ def _canonical_parts(message: Mapping[str, Any]) -> tuple[str, str, list[list[st
     ]
     text = text_of(message.get("content"))
     if role == "assistant":
-        text = _without_thought(text).strip()
+        text = without_thought(text).strip()
     return "system" if role == "developer" else role, text, calls
 
 
-def _without_thought(text: str) -> str:
+def without_thought(text: str) -> str:
     """Return an answer's text without the thought that it begins with: some clients send it back, others drop it."""
     thought, end, answer = text.partition(_THOUGHT_END)
     begins_with_it = end and (_THOUGHT_BEGIN not in thought or thought.lstrip().startswith(_THOUGHT_BEGIN))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.chat.conversation import ConversationIndex, ReadConversation, WireMessages, without_reminder
 from proxy.errors import InvalidRequest
-from proxy.tokens.canonical import answered_hashes, conversation_hashes
+from proxy.tokens.canonical import EMPTY, answered_hashes, conversation_hashes
 
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
 MESSAGES = st.builds(lambda role, text: {"role": role, "content": text}, ROLES, st.text(max_size=3))
@@ -125,3 +125,26 @@ def test_what_is_kept_is_bounded() -> None:
 def test_the_reminder_at_the_end_of_a_message(content: Any, text: str | None) -> None:
     assert without_reminder({"role": "user", "content": content}) == text
     assert without_reminder({"role": "system", "content": content}) is None
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=4))
+def test_a_lone_message_is_a_users_behind_system_messages(messages: list[dict[str, Any]]) -> None:
+    index = ConversationIndex()
+    roles = [message["role"] for message in messages]
+    expected = None
+    if roles[-1] == "user" and set(roles[:-1]) <= {"system"}:
+        before = conversation_hashes(messages[:-1])[-1] if len(messages) > 1 else EMPTY
+        expected = (before, messages[-1]["content"])
+    for _ in range(2):
+        read = index.read(Wire(messages).messages)
+        assert read.lone_message == expected
+        index.keep(read)
+
+
+def test_a_lone_message_is_text() -> None:
+    def lone(*parts: dict[str, Any]) -> tuple[bytes, str] | None:
+        return ConversationIndex().read([{"role": "user", "content": list(parts)}]).lone_message
+
+    text = {"type": "text", "text": "a"}
+    assert lone(text, text) == (EMPTY, "aa")
+    assert lone(text, {"type": "image_url", "image_url": {"url": "data:,"}}) is None

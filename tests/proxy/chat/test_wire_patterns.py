@@ -275,6 +275,46 @@ class ThoughtDropped(TextOnly):
         return {**message, "content": message["content"].partition("</think>")[2].lstrip()}
 
 
+class GrowingMessage(Run):
+    """One user message holds all steps, as ReAct's prompts do; the answer is cut at a stop string."""
+
+    tools = False
+    continuations = ("new", *("edited",) * (STEPS - 1))
+
+    def begin(self) -> None:
+        self.history = [f"{SYSTEM}\nQuestion: {TASK}\nThought:"]
+
+    def add_result(self, result: str) -> None:
+        self.history.append(f"\nObservation: {result}\nThought:")
+
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": "".join(self.history)}]
+
+    async def send(self) -> None:
+        body = {"messages": self.messages(), "stop": ["\nObservation"]}
+        answer = await self.post("/v1/chat/completions", body)
+        self.history.append(f" {answer['choices'][0]['message']['content'].strip()}")
+
+
+class GrowingBehindSystem(GrowingMessage):
+    """The same behind a system message, and the message is sent as a part."""
+
+    def begin(self) -> None:
+        self.history = [f"Question: {TASK}\n"]
+
+    def messages(self) -> list[Message]:
+        part = {"type": "text", "text": "".join(self.history)}
+        return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": [part]}]
+
+
+class GrowingResponses(GrowingMessage):
+    """The same as the text that the Responses API takes for its input."""
+
+    async def send(self) -> None:
+        answer = await self.post("/v1/responses", {"instructions": SYSTEM, "input": "".join(self.history)})
+        self.history.append(f" {answer['output'][0]['content'][0]['text'].strip()}")
+
+
 NAMING: list[type[Run]] = [
     WholeEcho,
     NullBesideCall,
@@ -292,7 +332,9 @@ NAMING: list[type[Run]] = [
 ]
 """Patterns in which ids of ours come back: which session is a run's own is certain."""
 
-NAMELESS: list[type[Run]] = [TextOnly, TextOnlyTracePerRequest, Reminded, RemindedBetweenTags]
+GROWING: list[type[Run]] = [GrowingMessage, GrowingBehindSystem, GrowingResponses]
+
+NAMELESS: list[type[Run]] = [TextOnly, TextOnlyTracePerRequest, Reminded, RemindedBetweenTags, *GROWING]
 """Patterns without ids: runs that were equal so far cannot be told apart, but each session is one whole run."""
 
 
@@ -301,7 +343,9 @@ def answer_by_step(world: World, pattern: type[Run]) -> Callable[[GenerateReques
 
     def script(request: GenerateRequest) -> list[int]:
         step = world.app.state.chat.text_of(request.input_ids).count("Result ")
-        text = f"{BESIDE}\n{CALL}" if pattern.tools and step < STEPS - 1 else f"{pattern.thought}Answer {step}."
+        text = (
+            f"{BESIDE}\n{CALL}" if pattern.tools and step < STEPS - 1 else f"{pattern.thought}I answer {step} here."
+        )
         return [*world.template.encode(text), world.template.stop_ids[0]]
 
     return script
@@ -365,7 +409,22 @@ async def test_eight_equal_runs_without_ids_are_eight_whole_sessions(
     await assert_whole(world, runs)
 
 
-@pytest.mark.parametrize("pattern", [NullBesideCall, TextOnly])
+@pytest.mark.parametrize("pattern", GROWING)
+async def test_eight_runs_in_one_message_keep_their_own_sessions_by_their_answers(
+    world: World, pattern: type[Run]
+) -> None:
+    """The task and the results are equal; the answers are not. The second answer is too short for a first one."""
+    runs = [pattern(world, number) for number in range(8)]
+    for index in range(STEPS):
+        for run in random.Random(index).sample(runs, len(runs)):
+            world.say(f"{run.number}" if index == 1 else f"I think of {run.number}.\nAction: look[{index}]")
+            await run.step(index, f"Result {index} of 0 to 7: 0 1 2 3 4 5 6 7")
+    assert [len(set(run.sessions)) for run in runs] == [1] * 8
+    await assert_whole(world, runs)
+    assert {turn.attributed_by for turn in await world.turns()} == {"new", "conversation"}
+
+
+@pytest.mark.parametrize("pattern", [NullBesideCall, TextOnly, GrowingMessage])
 async def test_a_second_run_does_not_join_one_that_crashed_and_stayed_open(world: World, pattern: type[Run]) -> None:
     world.engine.script = answer_by_step(world, pattern)
     crashed, second = pattern(world, 0), pattern(world, 1)

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from proxy.contract.claim import ClaimRequest
+from proxy.sessions.repository import SessionRepository
 from proxy.trajectories.claims.service import ClaimService
 from tests.database import sqlite_database
 from tests.proxy.trajectories.world import World
@@ -84,4 +85,15 @@ async def test_a_turn_scans_nothing(world: World) -> None:
     await world.store.recent_turns(session, 4)
     await world.store.answered(session, "k")
     assert any("INSERT INTO turns" in statement for statement, _ in statements)
+    assert scans(world, statements) == []
+
+
+async def test_sessions_that_may_have_ended_are_read_by_their_ids(world: World) -> None:
+    known = await world.session()
+    statements = await watched(world)
+    rows = await world.database.look(
+        lambda connection: SessionRepository(connection).contexts(run_id=world.run.id, session_ids=[known, "ses_x"])
+    )
+    assert [row.id for row in rows] == [known]
+    assert any("FROM sessions" in statement for statement, _ in statements)
     assert scans(world, statements) == []
