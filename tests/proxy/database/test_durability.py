@@ -32,10 +32,11 @@ def test_every_commit_waits_for_the_disk_unless_told_otherwise(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("asked", "level"), [("normal", NORMAL), ("full", FULL)])
-async def test_it_is_a_setting_for_functions_and_blocks(tmp_path: Path, asked: str, level: int) -> None:
+async def test_every_connection_waits_for_the_disk_as_asked(tmp_path: Path, asked: str, level: int) -> None:
     database = Database(sqlite_database(tmp_path), synchronous=asked)
     statement = "PRAGMA synchronous"
     assert await database.transact(lambda found: found.exec_driver_sql(statement).scalar_one()) == level
+    assert await database.look(lambda found: found.exec_driver_sql(statement).scalar_one()) == level
     async with database.write() as connection:
         assert (await connection.exec_driver_sql(statement)).scalar_one() == level
     await database.aclose()

@@ -224,22 +224,6 @@ async def test_a_full_disk_fails_what_does_not_fit_and_nothing_afterwards(number
     assert await numbers.stored() == kept | {1}, "what was told is what is there"
 
 
-@pytest.mark.parametrize(("asked", "level"), [(None, 1), ("normal", 1), ("full", 2)])
-async def test_every_connection_waits_for_the_disk_as_asked(tmp_path: Path, asked: str | None, level: int) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'store.sqlite3'}", synchronous=asked)
-
-    def synchronous(connection: Connection) -> int:
-        return int(connection.exec_driver_sql("PRAGMA synchronous").scalar_one())
-
-    try:
-        assert await database.transact(synchronous) == level
-        assert await database.look(synchronous) == level
-        async with database.write() as connection:
-            assert await connection.run_sync(synchronous) == level
-    finally:
-        await database.aclose()
-
-
 async def test_who_shares_a_transaction_with_what_a_full_disk_refuses_is_told_what_became_of_its_own(
     numbers: Numbers,
 ) -> None:

@@ -13,7 +13,8 @@ from trainer.metrics.sinks import check_installed
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "trackio" else object())
     check_installed([SinkName.TENSORBOARD, SinkName.WANDB, SinkName.MLFLOW])
-    with pytest.raises(ConfigurationError, match=r"trackio needs .*: pip install 'base-rl\[trackio\]'"):
+    remedy = r"trackio needs .* pip install -c constraints.txt -e '\.\[trackio\]'"
+    with pytest.raises(ConfigurationError, match=remedy):
         check_installed([SinkName.TENSORBOARD, SinkName.TRACKIO])
 
 
