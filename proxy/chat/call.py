@@ -192,13 +192,14 @@ def marks(unrecorded: str | None) -> dict[str, Any]:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is answered, in no dialect: every one writes it in its own form, also when the request is sent again.
+    """An answer in no dialect: each dialect writes it in its own form, also when the request is sent again.
 
     `turn_id` is that of the first choice, and the answer's own. `created` is in seconds since the epoch. A prompt is
     counted once, however many choices it has. `choices` are in order, those of the first prompt first. In the store
     every turn has the answer with its own choice alone; the first one's names its `siblings`, the turns of the
     others in order. `unrecorded` says why there are no such turns; nearly always there are. `attempt` is the
-    session's number among those of its name.
+    session's number among those of its name. `warnings` tell the client what of its sampling was changed, and that
+    its session has ended; they are recorded, so that a repeated request is told the same.
     """
 
     turn_id: TurnId
@@ -212,6 +213,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     siblings: tuple[TurnId, ...] = ()
     unrecorded: str | None = None
     attempt: int | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def completion_tokens(self) -> int:
@@ -239,10 +241,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an answer when its stream begins. `choices`: how many there will be. `unrecorded`: why it will
-    not be recorded, where that is certain. `attempt` is the session's number among those of its name. `standings`: of
-    the run's limits, if there are any. `warnings` tell the client what of its sampling was changed, and that its
-    session has ended."""
+    """The part of an answer that is known when its stream begins. `choices` is how many there will be.
+    `unrecorded` says why it will not be recorded, where that is certain. `standings` are those of the run's limits,
+    if it has any. `attempt` and `warnings` are the answer's."""
 
     turn_id: TurnId
     session_id: SessionId

@@ -152,8 +152,7 @@ def _headers(call: ModelCall, known: Answer | StreamHead) -> dict[str, str]:
     headers = unrecorded_header(known) or {"x-base-rl-session": known.session_id, "x-base-rl-turn": known.turn_id}
     if known.attempt is not None:
         headers["x-base-rl-attempt"] = str(known.attempt)
-    of_answer = known.warnings if isinstance(known, StreamHead) else ()
-    return headers | warning_header((*call.warnings, *of_answer))
+    return headers | warning_header((*call.warnings, *known.warnings))
 
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:

@@ -36,6 +36,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     lone_prompt: LonePrompt | None = None
     unrecorded: str | None = None
     """The reason to record nothing of the call, if that was decided before it began."""
+    warnings: tuple[str, ...] = ()
+    """Warnings for the client that do not follow from its request alone: they are recorded with the answer."""
 
 
 class TurnRecorder:
@@ -243,4 +245,5 @@ def _answer(
         choices=tuple(choices),
         siblings=siblings,
         attempt=context.session.attempt,
+        warnings=context.warnings,
     )

@@ -32,7 +32,7 @@ from proxy.chat.bounds import (
     has_much_to_read,
 )
 from proxy.chat.call import STORE_UNAVAILABLE, Caller, Dialect, ModelCall
-from proxy.chat.capture import Capture
+from proxy.chat.capture import CallPlan, Capture
 from proxy.chat.choices import ChoicePlanner
 from proxy.chat.constraints import PromisedAnswer
 from proxy.chat.conversation import ReadConversation
@@ -380,12 +380,9 @@ class ChatService:
         planned = partial(self._choices.plans, call, context, prompts, promised)
         plans = await self._workers.run(planned) if call.is_large else planned()
         run = context.served.run
-        changed = (told for plan in plans[:: call.n] for told in changes(call.sampling, plan.sampling, run.settings))
-        warnings = (_ENDED, *changed) if context.session.has_ended else tuple(changed)
+        context = msgspec.structs.replace(context, warnings=_warnings(call, context, plans))
         head = msgspec.structs.replace(
-            stream_head(plans, context.unrecorded),
-            attempt=context.session.attempt,
-            warnings=tuple(dict.fromkeys(warnings)),
+            stream_head(plans, context.unrecorded), attempt=context.session.attempt, warnings=context.warnings
         )
         if self._limits is not None and run.settings.limits.bound_calls and context.unrecorded is None:
             head = msgspec.structs.replace(head, standings=self._limits.standings(run))
@@ -430,6 +427,13 @@ class ChatService:
         self._running.discard(generation)
         self._recent.finished(generation)
         self._unnamed.finished(generation)
+
+
+def _warnings(call: ModelCall, context: CallContext, plans: Sequence[CallPlan]) -> tuple[str, ...]:
+    """Name what of the call's sampling is changed, each change once, and say that its session has ended."""
+    run = context.served.run.settings
+    changed = [told for plan in plans[:: call.n] for told in changes(call.sampling, plan.sampling, run)]
+    return tuple(dict.fromkeys((_ENDED, *changed) if context.session.has_ended else changed))
 
 
 def _unnamed_key(caller: Caller, hints: SessionHints) -> Hashable:

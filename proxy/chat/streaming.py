@@ -1,4 +1,4 @@
-"""Answers on their way to a client: whole, or as server-sent events; either watches for the client's leaving."""
+"""Send answers to a client, whole or as server-sent events, and notice when the client leaves."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from proxy.limits.share import Kind, Standing
 from proxy.log import logger
 
 _LEFT = 499
-"""What is logged of a request whose client left; nobody reads it."""
+"""Status in the log of a request whose client left; no client receives it."""
 
 _UNWATCHED_SECONDS = 0.05
-"""A client's leaving is noticed from then on: watching for it costs a task, and most of those who left before then
-have their answer."""
+"""Seconds before anything watches whether the client leaves: watching costs a task, and most answers come sooner."""
 
 _UNITS = {Kind.CALLS: "requests", Kind.TOKENS: "tokens"}
 
@@ -33,7 +32,7 @@ _LOG = logger(__name__)
 async def whole_answer(
     request: Request, generation: Generation, call: ModelCall, dialect: Dialect, headers: Mapping[str, str]
 ) -> Response:
-    """The recorded answer, once it is. Raises what became of the call. Releases the generation."""
+    """Wait for the recorded answer and send it. Raise the call's error. Release the generation in either case."""
     try:
         if not await generation.ended_within(_UNWATCHED_SECONDS):
             leaving = asyncio.ensure_future(client_left(request.receive))
@@ -49,12 +48,12 @@ async def whole_answer(
 
 
 def unrecorded_header(known: Answer | StreamHead) -> dict[str, str]:
-    """Says that an answer is not in the store, and why."""
+    """Return the header that says why an answer is not in the store; none for an answer that is."""
     return {} if known.unrecorded is None else {UNRECORDED_HEADER: known.unrecorded}
 
 
 def limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
-    """What is left of the run's limits, in OpenAI's words."""
+    """Return the headers that tell what is left of the run's limits, in OpenAI's words."""
     headers = {}
     for standing in standings:
         unit = _UNITS[standing.kind]
@@ -69,12 +68,13 @@ def json_response(value: Mapping[str, Any], headers: Mapping[str, str] | None = 
 
 
 async def client_left(receive: Receive) -> None:
-    """Returns when the client has gone. The request's body was read before."""
+    """Wait until the client has gone. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def head_of(answer: Answer) -> StreamHead:
+    """Return the head of a stream that repeats a recorded answer."""
     return StreamHead(
         turn_id=answer.turn_id,
         session_id=answer.session_id,
@@ -85,11 +85,12 @@ def head_of(answer: Answer) -> StreamHead:
         choices=len(answer.choices),
         unrecorded=answer.unrecorded,
         attempt=answer.attempt,
+        warnings=answer.warnings,
     )
 
 
 def whole_stream(writer: StreamWriter, answer: Answer) -> bytes:
-    """A recorded answer as a whole stream."""
+    """Write a recorded answer as a whole stream."""
     return writer.opening() + b"".join(map(writer.delta, answer.deltas())) + writer.closing(answer)
 
 

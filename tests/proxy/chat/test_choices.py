@@ -10,27 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.chat.service import ChatService
 from proxy.errors import EngineFailed
 from proxy.tokens.template import ChatTemplate
 from tests.proxy.chat.world import CALL, TOOLS, USER, World, listening, open_world, output_ids, until
 from tests.running_app import bearer
 
 TEXTS = ("One.", "Two is longer.", "And three.")
-
-
-def service_like(world: World) -> ChatService:
-    """As after a restart of the proxy."""
-    return ChatService(
-        settings=world.app.state.settings,
-        template=world.template,
-        runs=world.store.runs,
-        sessions=world.store.sessions,
-        trajectories=world.trajectories,
-        swaps=world.swaps,
-        engine=world.engine,
-        clock=world.store.clock,
-    )
 
 
 async def turns_of(world: World) -> list[Any]:
@@ -158,7 +143,7 @@ async def test_a_retry_replays_all_choices(world: World, stream: bool) -> None:
 async def test_an_idempotency_key_replays_all_choices_after_a_restart(world: World) -> None:
     world.say(*TEXTS)
     first = await world.post({"n": 3, "logprobs": True}, x_base_rl_session="job", idempotency_key="k")
-    world.app.state.chat = service_like(world)
+    world.restart()
     again = await world.post({"n": 3, "logprobs": True}, x_base_rl_session="job", idempotency_key="k")
     assert again.json() == first.json()
     assert [turn.idempotency_key for turn in await turns_of(world)] == ["k", None, None]

@@ -10,7 +10,7 @@ import pytest
 from proxy.chat.completions_request import parse_completion
 from proxy.contract.arrays import unpack_ids
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from tests.proxy.chat.test_choices import service_like, turns_of
+from tests.proxy.chat.test_choices import turns_of
 from tests.proxy.chat.world import USER, World, output_ids
 
 PATH = "/v1/completions"
@@ -190,7 +190,7 @@ async def test_equal_prompts_are_told_apart(world: World) -> None:
 
 async def test_after_a_restart_a_named_session_goes_on_exactly(world: World) -> None:
     text = (await post(world, {}, x_base_rl_session="job")).json()["choices"][0]["text"]
-    world.app.state.chat = service_like(world)
+    world.restart()
     await post(world, {"prompt": f"{ASKED}{text}\n"}, x_base_rl_session="job")
     first, second = await world.turns()
     assert (second.parent_id, second.continuation) == (first.id, "exact")
@@ -200,7 +200,7 @@ async def test_after_a_restart_a_named_session_goes_on_exactly(world: World) -> 
 async def test_after_a_restart_a_completion_is_recognised(world: World, as_ids: bool) -> None:
     asked: Any = list(world.template.encode(ASKED)) if as_ids else ASKED
     text = (await post(world, {"prompt": asked})).json()["choices"][0]["text"]
-    world.app.state.chat = service_like(world)
+    world.restart()
     await post(world, {"prompt": [*asked, *world.answers[0][:-1], 5] if as_ids else f"{asked}{text}\n"})
     first, second = await world.turns()
     assert (second.session_id, second.parent_id, second.continuation) == (first.session_id, first.id, "exact")
@@ -222,7 +222,7 @@ async def test_chat_and_completions_do_not_mix(world: World) -> None:
 @pytest.mark.parametrize("body", [{"n": 2}, {"prompt": ["a", "b"]}, {"n": 2, "prompt": ["a", "b"], "echo": True}])
 async def test_an_idempotency_key_replays_all_answers_after_a_restart(world: World, body: dict[str, Any]) -> None:
     first = await post(world, body, x_base_rl_session="job", idempotency_key="k")
-    world.app.state.chat = service_like(world)
+    world.restart()
     again = await post(world, body, x_base_rl_session="job", idempotency_key="k")
     assert again.json() == first.json()
 

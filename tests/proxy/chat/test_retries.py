@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from proxy.chat import generation, retries
-from proxy.chat.service import ChatService
 from proxy.credentials.service import PrincipalKind
 from proxy.errors import EngineFailed
 from tests.proxy.chat.world import CALL, TOOLS, USER, World, listening, until
@@ -241,18 +240,7 @@ async def test_an_idempotency_key_answers_once_even_without_a_named_session(worl
 
 async def test_an_idempotency_key_outlives_the_proxy(world: World) -> None:
     first = await world.post({}, **NAMED, idempotency_key="k-1")
-    old: ChatService = world.app.state.chat
-    world.app.state.chat = ChatService(
-        settings=world.app.state.settings,
-        template=world.template,
-        runs=world.store.runs,
-        sessions=world.store.sessions,
-        trajectories=world.trajectories,
-        swaps=world.swaps,
-        engine=world.engine,
-        clock=world.store.clock,
-    )
-    assert old is not world.app.state.chat
+    world.restart()
     assert (await world.post({}, **NAMED, idempotency_key="k-1")).json() == first.json()
     assert len(await world.turns()) == 1
 

@@ -67,6 +67,51 @@ async def test_a_response_that_is_not_to_be_stored_is_recorded_all_the_same(worl
     assert await warned(world, "/v1/responses", store=True) == ""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_the_answer_to_a_repeated_request_has_the_same_warnings(world: World, path: str, stream: bool) -> None:
+    """From memory, and from the store in another process."""
+    world.say("word")
+    bound, fields = DIALECTS[path]
+    body = {"model": "policy", **fields, bound: 32_000, "temperature": 0, "stream": stream, "x_vendor": 1}
+    headers = {"Idempotency-Key": "once", "X-Base-RL-Session": "job"}
+    first = await world.http.post(path, json=body, headers=headers)
+    said = first.headers["x-base-rl-warning"]
+    assert GREEDY in said
+    assert "new tokens instead of 32000" in said
+    assert "x_vendor" in said
+    from_memory = await world.http.post(path, json=body, headers=headers)
+    world.restart()
+    from_store = await world.http.post(path, json=body, headers=headers)
+    for again in (from_memory, from_store):
+        assert again.status_code == 200
+        assert again.headers.get("x-base-rl-warning") == said
+    (turn,) = await world.turns()
+    assert from_store.headers["x-base-rl-turn"] == turn.id
+
+
+async def test_a_repeated_request_of_several_choices_names_each_change_once(world: World) -> None:
+    world.say("one", "two")
+    body = {"model": "policy", "messages": [USER], "n": 2, "temperature": 0}
+    headers = {"Idempotency-Key": "once", "X-Base-RL-Session": "job"}
+    for _ in range(2):
+        answered = await world.http.post("/v1/chat/completions", json=body, headers=headers)
+        assert answered.headers["x-base-rl-warning"] == GREEDY
+        world.restart()
+    assert len(await world.turns()) == 2
+
+
+async def test_a_repeated_request_of_an_ended_session_says_again_that_it_is_not_trained(world: World) -> None:
+    world.say("word")
+    session, key = await world.session_key()
+    await world.http.post(f"/v1/sessions/{session}/end", json={}, headers=bearer(key))
+    for _ in range(2):
+        answered = await world.post({}, **bearer(key), idempotency_key="once")
+        assert "not trained" in answered.headers["x-base-rl-warning"]
+        world.restart()
+    assert len(await world.turns()) == 1
+
+
 async def test_counting_says_what_it_left_out(world: World) -> None:
     tool = {"type": "web_search_20250305", "name": "web_search"}
     body = {"model": "policy", "messages": [USER], "tools": [tool]}

@@ -101,6 +101,19 @@ class World:
         self.swaps.version = version
         self.engine.label = weight_label(self.store.run.id, version)
 
+    def restart(self) -> None:
+        """Go on with a proxy that has only the store, as another process has."""
+        self.app.state.chat = ChatService(
+            settings=self.app.state.settings,
+            template=self.template,
+            runs=self.store.runs,
+            sessions=self.store.sessions,
+            trajectories=self.trajectories,
+            swaps=self.swaps,
+            engine=self.engine,
+            clock=self.store.clock,
+        )
+
     async def post(self, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
         dashed = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.http.post(path, json={"model": "policy", "messages": [USER], **body}, headers=dashed)
