@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.asynchrony import report as async_report
 from benchmarks.gpu import report as gpu_report
+from benchmarks.hostile.__main__ import judged
 from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
 from benchmarks.proxy import report
@@ -146,9 +147,13 @@ def test_what_presets_learn() -> None:
         assert f"(images/learning-{task}.svg)" in told
 
 
-def test_the_kills() -> None:
+def test_one_hostile_client() -> None:
+    assert rows(sections(PAGE)["One hostile client"]) == target_rows(judged(result("hostile.json")))
+
+
+def test_the_kills_and_faults() -> None:
     measured = result("chaos.json")
-    told = sections(PAGE)["Kills"]
+    told = sections(PAGE)["Kills and faults"]
     assert rows(told) == [
         [
             run["database"],
@@ -162,3 +167,9 @@ def test_the_kills() -> None:
     assert f"Lost, changed or doubled turns and rewards: {sum(measured[name] for name in broken)}." in told
     assert f"Sessions trained twice or without a step: {sum(measured[name] for name in untrue)}." in told
     assert f"were not in the end: {measured['stuck']}." in told
+    harm = ("believed_lies", "crashes_by_hostile_requests", "damage")
+    flat = " ".join(told.split())
+    assert f"findings of `base-rl db check`: {sum(measured[name] for name in harm)}." in flat
+    assert f"{sum(measured['lies'].values())} lies were told." in flat
+    waits = f"{measured['p99_ms']} ms, and {measured['p99_ms_beside_a_hostile_client']} ms beside a hostile client"
+    assert waits in flat
