@@ -143,7 +143,8 @@ class ChatTemplate:
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of text, rendered or raw; nothing is added at either end."""
         try:
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            # A batch of one: `encode` would hold the interpreter's lock, and a long text every other request with it.
+            return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         except TypeError:  # no tokenizer takes marks; asking it is cheaper than looking for them in every text
             return self._control.encode(text)
 

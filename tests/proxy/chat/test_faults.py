@@ -79,7 +79,7 @@ async def test_an_attempt_that_timed_out_and_was_sent_again_teaches_once(world: 
     async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
         url, name = f"{address}/v1/chat/completions", {"x-base-rl-session": "job"}
         with pytest.raises(httpx.ReadTimeout):
-            await client.post(url, json=ASKED, headers=name, timeout=0.2)
+            await client.post(url, json=ASKED, headers=name, timeout=httpx.Timeout(30, read=0.5))
         await recorded(world)
         world.engine.gate.set()
         assert (await client.post(url, json=ASKED, headers=name)).status_code == 200

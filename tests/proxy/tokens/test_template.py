@@ -3,17 +3,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from proxy.errors import InvalidRequest
 from proxy.settings import ConfigurationError
 from proxy.tokens.template import ChatTemplate
-from tests.proxy.tokens.models import CHATML, byte_level_tokenizer, write_model
+from tests.proxy.tokens.models import CHATML, MARKERS, SPECIAL, byte_level_tokenizer, write_model
 
 TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "a < b & é", "parameters": {}}}]
 CONVERSATIONS: list[list[dict[str, Any]]] = [
@@ -237,3 +243,46 @@ def test_arguments_reach_the_template_and_which_it_reads_is_known(tmp_path: Path
 
     assert asked() == asked(enable_thinking=True) == asked(bos_token="x")
     assert asked(enable_thinking=False) == asked() + "<think>\n\n</think>\n\n"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatTemplate, Tokenizer]:
+    """A template, and the tokenizer that it has."""
+    directory = write_model(tmp_path_factory.mktemp("model"))
+    return ChatTemplate.load(str(directory)), Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+@given(text=st.text(max_size=80) | st.lists(st.sampled_from([*SPECIAL, *MARKERS, " ", "a", "\n"])).map("".join))
+def test_texts_are_encoded_as_the_tokenizer_encodes_them(shared: tuple[ChatTemplate, Tokenizer], text: str) -> None:
+    template, tokenizer = shared
+    assert template.encode(text) == tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def test_other_threads_go_on_while_a_long_text_is_tokenised(tmp_path: Path) -> None:
+    """The longest pause of a thread beside, as a share of the whole; the best of three, on a busy machine too."""
+    template = ChatTemplate.load(str(write_model(tmp_path)))
+    text = "one two three " * 50_000
+    assert min(_pause_beside(lambda: template.encode(text)) for _ in range(3)) < 0.5
+
+
+def _pause_beside(work: Callable[[], object]) -> float:
+    longest = 0.0
+    started, ended = threading.Event(), threading.Event()
+
+    def step() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not ended.is_set():
+            started.set()
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    started.wait()
+    began = time.perf_counter()
+    work()
+    took = time.perf_counter() - began
+    ended.set()
+    stepping.join()
+    return longest / took
