@@ -110,7 +110,7 @@ async def test_an_answer_that_was_ready_when_nobody_waited_any_more_is_abandoned
     monkeypatch.setattr(generation_module.Generation, "_generate", late)
     async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
         with pytest.raises(httpx.ReadTimeout):
-            await client.post(f"{address}/v1/chat/completions", json=ASKED, timeout=0.2)
+            await client.post(f"{address}/v1/chat/completions", json=ASKED, timeout=httpx.Timeout(30, read=0.5))
         turn = await recorded(world)
     assert (turn.state, turn.finish_reason) == ("truncated", "stop")
 
