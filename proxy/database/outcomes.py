@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -127,6 +127,21 @@ class SessionStanding(msgspec.Struct, frozen=True, kw_only=True):
     consumed_by: int | None = None
     is_erased: bool = False
     is_held_back: bool = False
+
+
+def standing_of(row: Any, *, teaches: bool) -> SessionStanding:
+    """Return the standing of a session from its row. `teaches`: at least one of its turns can be trained."""
+    return SessionStanding(
+        training=TrainingState(row.training),
+        state=SessionState(row.state),
+        purpose=Purpose(row.purpose),
+        outcome=Outcome(row.outcome) if row.outcome is not None else None,
+        turn_count=row.turn_count,
+        teaches=teaches,
+        consumed_by=row.consumed_by,
+        is_erased=row.erased_at is not None,
+        is_held_back=row.held_back,
+    )
 
 
 def explanation(standing: SessionStanding) -> str:

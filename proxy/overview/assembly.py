@@ -11,9 +11,8 @@ from sqlalchemy import Row
 
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
-from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import SamplingParameters, VersionSpan
-from proxy.database.outcomes import Outcome, SessionStanding, SessionState, TrainingState, explanation
+from proxy.database.outcomes import explanation, standing_of
 from proxy.database.weights import weights_of
 from proxy.overview.views import (
     EventItem,
@@ -44,17 +43,7 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def session_item(row: AnyRow, *, teaches: bool) -> SessionItem:
     """Build the view of a session. `teaches`: at least one of its turns can be trained."""
-    standing = SessionStanding(
-        training=TrainingState(row.training),
-        state=SessionState(row.state),
-        purpose=Purpose(row.purpose),
-        outcome=Outcome(row.outcome) if row.outcome is not None else None,
-        turn_count=row.turn_count,
-        teaches=teaches,
-        consumed_by=row.consumed_by,
-        is_erased=row.erased_at is not None,
-        is_held_back=row.held_back,
-    )
+    standing = standing_of(row, teaches=teaches)
     return SessionItem(
         id=row.id,
         run_id=row.run_id,

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row
 
-from proxy.contract.trajectory import Purpose
-from proxy.database.outcomes import Outcome, SessionStanding, SessionState, TrainingState, explanation
+from proxy.database.outcomes import TrainingState, explanation, standing_of
 
 _LOGPROB_BYTES = 4
 
@@ -139,19 +138,7 @@ def session_view(
         end_reason=row.end_reason,
         training=row.training,
         trainable=training in (TrainingState.READY, TrainingState.LEASED, TrainingState.CONSUMED),
-        explanation=explanation(
-            SessionStanding(
-                training=training,
-                state=SessionState(row.state),
-                purpose=Purpose(row.purpose),
-                outcome=Outcome(row.outcome) if row.outcome is not None else None,
-                turn_count=row.turn_count,
-                teaches=teaches,
-                consumed_by=row.consumed_by,
-                is_erased=row.erased_at is not None,
-                is_held_back=row.held_back,
-            )
-        ),
+        explanation=explanation(standing_of(row, teaches=teaches)),
         consumed_by=row.consumed_by,
         reward=row.reward,
         trained_reward=row.handed_reward if is_trained else None,
