@@ -72,10 +72,9 @@ class Rejections:
         async with self._database.write() as connection:
             await VersionRepository(connection).forget_deaths(self._run_id, version)
 
-    @retried
     async def _lately_rejected(self) -> int | None:
         since = self._clock() - _ANOTHER_CAUSE_SECONDS
-        async with self._database.write() as connection:
+        async with self._database.read() as connection:
             return await VersionRepository(connection).rejected_for_deaths(
                 self._run_id, since=since, deaths=DEATHS_TO_REJECT
             )

@@ -122,7 +122,7 @@ def canonical_message(message: Mapping[str, Any]) -> str:
     role, text, calls = _canonical_parts(message)
     if calls:
         return json.dumps([role, text, calls])
-    return f"[{_json_text(role)}, {_json_text(text)}, []]"  # the same, sooner
+    return f"[{_json_text(role)}, {_json_text(text)}, []]"  # the same text, without the general encoder
 
 
 def _canonical_parts(message: Mapping[str, Any]) -> tuple[str, str, list[list[str]]]:
