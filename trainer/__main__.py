@@ -30,7 +30,8 @@ import structlog
 
 from proxy.contract.visible import visible
 from trainer import log
-from trainer.algorithm.presets import check_teacher, resolve
+from trainer.algorithm.contradictions import check_teacher
+from trainer.algorithm.presets import resolve
 from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
 from trainer.metrics.sinks import check_directories, check_installed

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithm.gae import Discounts, RewardTree, batch_advantages, scaled
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.value_loss import value_loss
 from trainer.config import OptimizerSettings
 from trainer.intake.packing import MicroBatch

@@ -12,7 +12,7 @@ import torch
 
 from proxy.contract.claim import EngineReading
 from proxy.contract.policy import Head
-from trainer.algorithm.presets import Algorithm, as_json
+from trainer.algorithm.parts import Algorithm, as_json
 from trainer.config import TrainerSettings
 from trainer.intake.packing import MiniBatch
 from trainer.metrics.sink import RunAbout

@@ -21,7 +21,7 @@ import torch
 
 from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.parts import Algorithm
 from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
 from trainer.errors import Superseded

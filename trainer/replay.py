@@ -21,7 +21,7 @@ from proxy.contract.policy import Head, WeightsFormat
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
 from trainer.algorithm.advantages import RunningMeans
-from trainer.algorithm.presets import Algorithm, from_json
+from trainer.algorithm.parts import Algorithm, from_json
 from trainer.conditions import conditions, differences
 from trainer.config import Packing, TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable

@@ -16,7 +16,7 @@ from torch import Tensor
 from trainer.algorithm.divergence import divergence, still_to_come
 from trainer.algorithm.imitation import distillation
 from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.parts import Algorithm
 from trainer.config import Denominator, OptimizerSettings, Packing, Proximal
 from trainer.critic import Credit, Critic
 from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from proxy.contract.claim import EngineReading
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.parts import Algorithm
 from trainer.config import Precision
 from trainer.intake.packing import MicroBatch, MiniBatch
 from trainer.models.state_dict import stored_shapes

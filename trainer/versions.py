@@ -13,7 +13,7 @@ from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import Head, PruneRequest
 from proxy.contract.step import StepInputs, TokenAudit
 from trainer.algorithm.advantages import RunningMeans
-from trainer.algorithm.presets import Algorithm, as_json
+from trainer.algorithm.parts import Algorithm, as_json
 from trainer.claims import ClaimsInHand
 from trainer.conditions import conditions
 from trainer.config import TrainerSettings

@@ -24,7 +24,8 @@ from proxy.engines.activity import EngineActivity
 from proxy.metrics import Metrics
 from proxy.settings import EngineSettings, ServerSettings, Settings, load_settings
 from tests.docs.markdown import ROOT, code, rows, sections
-from trainer.algorithm.presets import PRESETS, Algorithm
+from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.presets import PRESETS
 from trainer.config import AlgorithmSettings, TrainerSettings
 from trainer.fit.command import main as fit_main
 from trainer.metrics.names import UNITS

@@ -20,7 +20,8 @@ from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
 from tests.trainer.real_proxy import write_real_model
 from tests.trainer.tiny import ALONE, draw, group_of, load_tiny, save_tiny_model, settings, trajectory, turn
-from trainer.algorithm.presets import check_teacher, resolve
+from trainer.algorithm.contradictions import check_teacher
+from trainer.algorithm.presets import resolve
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, TeacherSettings
 from trainer.errors import ConfigurationError, TeacherSilent, TeacherUnusable
 from trainer.intake.grouping import Batch

@@ -19,7 +19,8 @@ from proxy.contract.turn import LogprobConvention, VersionSpan
 from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
 from tests.small_models import small_qwen3
 from trainer.algorithm.logprobs import token_logprobs
-from trainer.algorithm.presets import Algorithm, resolve
+from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.presets import resolve
 from trainer.assembly import RunTrainer, Shared, assemble, connect
 from trainer.claims import ClaimsInHand
 from trainer.config import AlgorithmSettings, OptimizerSettings, Precision, TrainerSettings

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from trainer.algorithm.baselines import RunningMean, baseline, scale
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.parts import Algorithm
 from trainer.config import RewardSettings
 
 

@@ -21,7 +21,7 @@ from proxy.contract.trajectory import TrajectoryTurn
 from proxy.contract.turn import LogprobConvention
 from trainer.algorithm.advantages import continued
 from trainer.algorithm.gae import RewardTree
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.parts import Algorithm
 from trainer.config import BatchSettings, Denominator, Packing
 from trainer.intake.grouping import Batch
 from trainer.intake.sequences import TrainingSequence

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.advantages import Advantages, RunningMeans, assign
-from trainer.algorithm.presets import Algorithm
+from trainer.algorithm.parts import Algorithm
 from trainer.config import BatchSettings, Packing
 from trainer.intake.grouping import Batch, flatten
 from trainer.intake.packing import MiniBatch, mini_batches

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from trainer.algorithm.presets import PRESETS, Algorithm, as_json, from_json, resolve
+from trainer.algorithm.parts import Algorithm, as_json, from_json
+from trainer.algorithm.presets import PRESETS, resolve
 from trainer.config import AlgorithmSettings, Surrogate
 from trainer.errors import ConfigurationError
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tests.trainer.tiny import ALONE, GRPO, load_tiny, trajectory, turn
 from trainer.algorithm.advantages import RunningMeans, assign
-from trainer.algorithm.presets import Algorithm, resolve
+from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.presets import resolve
 from trainer.config import (
     AdapterSettings,
     AlgorithmSettings,

@@ -1,0 +1,126 @@
+"""The parts of a policy-gradient algorithm, and how they are written as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainer.algorithm.objective import Objective
+from trainer.config import Baseline, Denominator, Divergence, Proximal, RewardSettings, Scale, Surrogate
+from trainer.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Algorithm:
+    """The parts of a policy-gradient algorithm; None switches an optional part off.
+
+    A part added after the first release has a default that leaves older algorithms unchanged, because `from_json`
+    reads what older trainers wrote.
+
+    - `surrogate`, `clip_low`, `clip_high`, `dual_clip`, `gate_positive`, `gate_negative` and `importance_cap` are the
+      policy loss (`algorithm/losses.py`).
+    - `proximal` is the policy in the denominator of the ratio. `second_moment` bounds the mean square of
+      log(proximal / behaviour): the tokens with the largest squares are left out until it holds.
+    - `denominator` is what the summed loss is divided by; `constant_tokens` is the answer length of the constant
+      denominator. With `drop_degenerate`, trajectories without an advantage do not count in it.
+    - `mini_batches` is the number of optimiser steps per batch.
+    - `kl_coefficient` weighs the divergence from the base model. `kl_form` k1 subtracts it from the advantages, for
+      each token together with the tokens after it in its answer; k2 and k3 add it to the loss.
+    - With a teacher, the loss is `rl_coefficient` × the above + `distill_coefficient` × the divergence from the
+      teacher (`algorithm/imitation.py`).
+    - `turn_discount` applies per turn between a turn and the end of its path, `running_mean_decay` per trajectory.
+    - With a critic, `gae_lambda` and `discount` apply per token (`algorithm/gae.py`). `value_clip` bounds how far its
+      values may move from those at the start of the step. Its learning rate is `critic_rate` × the policy's. In its
+      first `critic_warmup` steps only the critic is trained.
+    - A session whose longest answer has more than `overlong_tokens` − `overlong_tail` tokens loses reward, up to
+      `overlong_factor`.
+    """
+
+    surrogate: Surrogate = Surrogate.CLIP
+    baseline: Baseline
+    scale: Scale
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    gate_positive: float = 1.0
+    gate_negative: float = 1.05
+    importance_cap: float
+    proximal: Proximal
+    second_moment: float | None = None
+    denominator: Denominator
+    constant_tokens: int = 1024
+    drop_degenerate: bool = False
+    mini_batches: int = 1
+    kl_coefficient: float = 0.0
+    kl_form: Divergence = Divergence.K3
+    rl_coefficient: float = 1.0
+    distill_coefficient: float = 0.0
+    turn_discount: float
+    gae_lambda: float = 1.0
+    discount: float = 1.0
+    value_clip: float | None = None
+    critic_rate: float = 1.0
+    critic_warmup: int = 0
+    running_mean_decay: float
+    overlong_factor: float = 0.0
+    overlong_tokens: int = 1024
+    overlong_tail: int = 256
+    reward: RewardSettings
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Objective)})
+
+    @property
+    def looks_first(self) -> bool:
+        """Whether the whole batch is scored under the weights at the start of the step, before the first gradient."""
+        return (
+            self.mini_batches > 1
+            or self.second_moment is not None
+            or (self.has_critic and self.pays_divergence_in_reward)
+        )
+
+    @property
+    def has_critic(self) -> bool:
+        return self.baseline is Baseline.CRITIC
+
+    @property
+    def has_reference(self) -> bool:
+        return self.kl_coefficient > 0
+
+    @property
+    def has_teacher(self) -> bool:
+        return self.distill_coefficient > 0
+
+    @property
+    def learns_from_rewards(self) -> bool:
+        return self.rl_coefficient > 0
+
+    @property
+    def pays_divergence_in_reward(self) -> bool:
+        return self.has_reference and self.kl_form is Divergence.K1
+
+    def learns_from(self, advantages: Iterable[float]) -> bool:
+        """Whether a sequence whose answers have these advantages has a gradient."""
+        always = self.has_critic or self.has_teacher or (self.has_reference and not self.drop_degenerate)
+        return always or any(advantages)
+
+
+_PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
+
+
+def as_json(algorithm: Algorithm) -> dict[str, Any]:
+    """Return the parts by name, in JSON's types."""
+    return cast("dict[str, Any]", _PARTS.dump_python(algorithm, mode="json"))
+
+
+def from_json(parts: Mapping[str, Any]) -> Algorithm:
+    """Read what `as_json` wrote. Raises ConfigurationError for parts that this version does not know."""
+    try:
+        return _PARTS.validate_python(parts)
+    except ValidationError as error:
+        raise ConfigurationError(f"these are not the parts of an algorithm as they are now: {error}") from error
