@@ -41,6 +41,7 @@ async def look(bench: Bench, system: System, looks: tuple[str, ...], effort: Eff
     """One round of one system. Half load is half of what the same round found it to do."""
     seen: dict[str, Any] = {}
     with bench.alone(system):
+        await measures.answers_again(system)
         if "one" in looks:
             seen["one"] = await measures.one_at_a_time(system, effort, stream=False)
         if "first_token" in looks:

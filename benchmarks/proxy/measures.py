@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,13 +12,16 @@ from functools import partial
 import msgspec
 
 from benchmarks.proxy.conversations import ANSWER, LONG_TURNS, SHORT_TURNS
-from benchmarks.proxy.load import Connection, Load, Requests, closed, paced
+from benchmarks.proxy.load import Connection, Failed, Load, Requests, closed, paced
 from benchmarks.proxy.systems import System
 
 CLIENTS = 32
 """Connections at saturation, in short conversations."""
 BLOCKS = 6
 """How often the calls through a proxy and those without it take turns."""
+
+AWAKE_SECONDS = 20.0
+"""A proxy that was stopped asks its engine again at once; this is many times what that takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,21 @@ async def check(system: System) -> None:
     if "choices" in body and body["choices"][0]["message"]["content"] != ANSWER:
         raise RuntimeError(f"{system.name} answered {body}")
     connection.close()
+
+
+async def answers_again(system: System) -> None:
+    """Wait until a system that stood still answers: to a proxy that was stopped, an engine looks lost for a moment.
+
+    Raises TimeoutError.
+    """
+    async with asyncio.timeout(AWAKE_SECONDS):
+        while True:
+            try:
+                await check(system)
+            except Failed:
+                await asyncio.sleep(0.1)
+            else:
+                return
 
 
 async def one_at_a_time(system: System, effort: Effort, *, stream: bool) -> dict[str, float]:
