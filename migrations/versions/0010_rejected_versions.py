@@ -10,7 +10,7 @@ down_revision = "0009"
 branch_labels = None
 depends_on = None
 
-_COLUMNS = ("weights_files", "rejected_because", "rejected_at", "engine_deaths", "engine_died_at")
+_COLUMNS = ("weights_files", "rejected_because", "rejected_at", "engine_deaths")
 
 
 def upgrade() -> None:
@@ -18,7 +18,6 @@ def upgrade() -> None:
     op.add_column("policy_versions", sa.Column("rejected_because", sa.Text(), nullable=True))
     op.add_column("policy_versions", sa.Column("rejected_at", sa.Float(), nullable=True))
     op.add_column("policy_versions", sa.Column("engine_deaths", sa.Integer(), nullable=False, server_default="0"))
-    op.add_column("policy_versions", sa.Column("engine_died_at", sa.Float(), nullable=True))
 
 
 def downgrade() -> None:

@@ -412,7 +412,6 @@ class PolicyVersionRow(Base):
     rejected_at: Mapped[float | None] = mapped_column(Float)
     engine_deaths: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     """How many engines stopped while they loaded it or soon after (`policies/swap.py`)."""
-    engine_died_at: Mapped[float | None] = mapped_column(Float)
     claim_ids: Mapped[list[Any]]
     config_hash: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int | None] = mapped_column(Big)

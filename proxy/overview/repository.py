@@ -418,7 +418,7 @@ _TURNS = turns_as_sent()
 _STEP_COLUMNS = [
     column
     for column in PolicyVersionRow.__table__.c
-    if column.name not in ("audit", "inputs", "weights_files", "engine_deaths", "engine_died_at")
+    if column.name not in ("audit", "inputs", "weights_files", "engine_deaths")
 ]
 
 _TRAININGS = (

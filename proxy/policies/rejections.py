@@ -15,8 +15,6 @@ DEATHS_TO_REJECT = 2
 _ANOTHER_CAUSE_SECONDS = 600.0
 """Engines that go on dying so soon after a version was rejected for it die of something else: too little memory, a
 broken driver. Without this bound they would take one good version after the other along."""
-_SAME_DEATH_SECONDS = 5.0
-"""Several proxies may watch one engine; none starts again and loads weights as quickly as that."""
 
 _LOG = logger(__name__)
 
@@ -49,10 +47,14 @@ class Rejections:
         self._signals.versions.notify()
         self._signals.events.notify()
 
-    async def engine_died(self, version: int) -> None:
+    async def engine_died(self, version: int, *, deaths_before: int) -> None:
         """Count an engine that stopped while it loaded a version or soon after; reject the version if it is not the
-        first, unless another was rejected for the same a short while ago."""
-        deaths = await self._count(version)
+        first, unless another was rejected for the same a short while ago.
+
+        `deaths_before` is the version's count when the engine was given it. Several proxies may watch one engine: the
+        first that sees its death counts it, and for the others the count is no longer the one they know.
+        """
+        deaths = await self._count(version, deaths_before)
         _LOG.warning("the engine stopped after it was given a version", version=version, times=deaths)
         if deaths < DEATHS_TO_REJECT:
             return
@@ -80,8 +82,6 @@ class Rejections:
             )
 
     @retried
-    async def _count(self, version: int) -> int:
+    async def _count(self, version: int, deaths_before: int) -> int:
         async with self._database.write() as connection:
-            return await VersionRepository(connection).count_death(
-                self._run_id, version, now=self._clock(), same_seconds=_SAME_DEATH_SECONDS
-            )
+            return await VersionRepository(connection).count_death(self._run_id, version, before=deaths_before)

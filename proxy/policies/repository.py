@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Row, case, func, insert, or_, select, update
+from sqlalchemy import Row, case, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -102,16 +102,13 @@ class VersionRepository:
         await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=head))
         return True
 
-    async def count_death(self, run_id: str, version: int, *, now: float, same_seconds: float) -> int:
-        """Count an engine's death with a version, unless one was counted within `same_seconds`; return the count."""
+    async def count_death(self, run_id: str, version: int, *, before: int) -> int:
+        """Count an engine's death with a version if the count is still `before`; return the count."""
         of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
-        is_another = or_(
-            PolicyVersionRow.engine_died_at.is_(None), PolicyVersionRow.engine_died_at < now - same_seconds
-        )
         await self._connection.execute(
             update(PolicyVersionRow)
-            .where(of_version, is_another)
-            .values(engine_deaths=PolicyVersionRow.engine_deaths + 1, engine_died_at=now)
+            .where(of_version, PolicyVersionRow.engine_deaths == before)
+            .values(engine_deaths=before + 1)
         )
         statement = select(PolicyVersionRow.engine_deaths).where(of_version)
         return int((await self._connection.execute(statement)).scalar_one())
@@ -131,7 +128,7 @@ class VersionRepository:
         await self._connection.execute(
             update(PolicyVersionRow)
             .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
-            .values(engine_deaths=0, engine_died_at=None)
+            .values(engine_deaths=0)
         )
 
     async def committed_as(self, run_id: str, claim_ids: Sequence[ClaimId], sha256: str) -> int | None:

@@ -91,6 +91,18 @@ class _Target(msgspec.Struct, frozen=True):
         return self.weights is not None and self.weights.format is WeightsFormat.ADAPTER
 
 
+class _Given(msgspec.Struct, frozen=True):
+    """A version that the engine was given, how many engines had died of it by then, and when (loop time)."""
+
+    version: int
+    deaths: int
+    at: float
+
+    def is_suspect(self) -> bool:
+        """Whether an engine that stops now counts as killed by the version."""
+        return asyncio.get_running_loop().time() - self.at < _SUSPECT_SECONDS
+
+
 class SwapController:
     """Start `run_forever` as a task; cancel it to end. The engine is never left paused: generation is resumed also
     when a load fails and when the task is cancelled, and at the first contact, as an earlier proxy may have died in
@@ -127,8 +139,8 @@ class SwapController:
         self._swap_seconds: float | None = None
         self._failed: tuple[int, int] = (-1, 0)
         """The version that would not load, and how often in a row."""
-        self._given: tuple[int, float] | None = None
-        """The version that the engine was given last, and when (loop time), until it has survived that."""
+        self._given: _Given | None = None
+        """What the engine was given last, until it has survived that."""
         self._checking: tuple[WeightsReference, asyncio.Task[None]] | None = None
         self._retry_at = 0.0
 
@@ -288,11 +300,11 @@ class SwapController:
         self._may_be_paused = True
         try:
             await self._engine.pause(PauseMode.IN_PLACE)
-            self._given = (target.version, loop.time())
+            self._given = _Given(target.version, target.deaths, loop.time())
             await self._engine.load_weights(target.path, label)
         finally:
             if self._given is not None:
-                self._given = (target.version, loop.time())
+                self._given = _Given(target.version, target.deaths, loop.time())
             await self._resume()
         return loop.time() - begun
 
@@ -336,14 +348,14 @@ class SwapController:
     async def _died(self) -> None:
         """Count a death for the version that the engine was given shortly before it was lost, if there is one."""
         given, self._given = self._given, None
-        if given is not None and given[0] > 0 and asyncio.get_running_loop().time() - given[1] < _SUSPECT_SECONDS:
-            await self._rejections.engine_died(given[0])
+        if given is not None and given.version > 0 and given.is_suspect():
+            await self._rejections.engine_died(given.version, deaths_before=given.deaths)
         else:
             self._failed = (-1, 0)  # another engine may take what this one refused
 
     async def _survived(self, target: _Target, held: int | None) -> None:
         """Forget deaths of earlier engines once this one has lived with the version for long enough."""
-        if self._given is None or asyncio.get_running_loop().time() - self._given[1] < _SUSPECT_SECONDS:
+        if self._given is None or self._given.is_suspect():
             return
         self._given = None
         if held == target.version and target.deaths:

@@ -516,7 +516,6 @@ async def kill(bench: Bench, *, during_load: bool) -> None:
     await bench.swaps.reconcile()
     bench.engine.down, bench.engine.load_error = True, None
     await bench.swaps.reconcile()
-    bench.world.clock.now += 30
 
 
 @pytest.mark.parametrize("during_load", [True, False])
