@@ -1,4 +1,4 @@
-"""What the trainer sees of a session: its token tree and its rewards."""
+"""A session as the trainer sees it: its token tree and its rewards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from proxy.contract.arrays import count_ids, count_logprobs, unpack_ids, unpack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
-from proxy.contract.turn import LogprobConvention, VersionSpan
+from proxy.contract.turn import Cut, FinishReason, LogprobConvention, TurnState, VersionSpan, cut_of
 
 
 class Purpose(StrEnum):
@@ -24,10 +24,11 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A node of the token tree. `parent` is an index into `Trajectory.turns`, always smaller than the node's own.
 
     The node's prompt is the first `prefix_tokens` ids of its parent's path followed by `prompt_ids`. `logprobs`
-    belong to `output_ids` one to one, taken at `temperature`. These three are handed over as the store has them,
-    packed (`contract.arrays`), and unpacked where they are asked for: ValueError for what is nothing packed.
-    `trainable` is false for turns that teach nothing: greedy, failed and abandoned ones. `masked` are [start, end)
-    over `prompt_ids` followed by `output_ids`: redacted, so that placeholders stand there, which teach nothing.
+    belong to `output_ids` one to one, taken at `temperature`. These three travel packed (`contract.arrays`), as the
+    store has them, and are unpacked at the first access; construction raises ValueError for bytes that are not
+    packed values. `trainable` is false for turns that teach nothing: greedy, failed and abandoned ones. `masked` are
+    redacted spans, [start, end) over `prompt_ids` followed by `output_ids`: placeholders stand there, which teach
+    nothing. `finish_reason` None: a proxy sent the turn that does not tell it yet, and `state` is then unknown too.
     """
 
     id: TurnId
@@ -42,6 +43,8 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     trainable: bool
     reward: float | None = None
     masked: tuple[tuple[int, int], ...] = ()
+    finish_reason: FinishReason | None = None
+    state: TurnState = TurnState.COMPLETE
 
     def __post_init__(self) -> None:
         count_ids(self.packed_prompt_ids)
@@ -59,6 +62,11 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def logprobs(self) -> tuple[float, ...]:
         return unpack_logprobs(self.packed_logprobs)
+
+    @property
+    def cut(self) -> Cut | None:
+        """What cut the answer; None for a whole one, and where the finish reason is unknown."""
+        return cut_of(self.finish_reason, self.state)
 
     @property
     def learnt(self) -> Sequence[int]:

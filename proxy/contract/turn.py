@@ -20,6 +20,17 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
 
 
+class Cut(StrEnum):
+    """Why an answer did not end by itself.
+
+    `length`: it reached its bound on tokens, or the context's. `interrupted`: the client left, or the engine or the
+    proxy ended the generation.
+    """
+
+    LENGTH = "length"
+    INTERRUPTED = "interrupted"
+
+
 class TurnState(StrEnum):
     """`truncated`: the client left, or the engine or the proxy ended the generation, before the client had the whole
     answer; the tokens generated so far are kept. `failed`: there is no answer; nothing of it is trained."""
@@ -27,6 +38,17 @@ class TurnState(StrEnum):
     COMPLETE = "complete"
     TRUNCATED = "truncated"
     FAILED = "failed"
+
+
+def cut_of(finish_reason: FinishReason | None, state: TurnState) -> Cut | None:
+    """Return what cut the answer; None for a whole one, and where the finish reason is unknown.
+
+    An answer that ended by itself is whole even if its client had left by then: such a turn is `truncated` with the
+    finish reason `stop` or `tool_calls`.
+    """
+    if finish_reason is not FinishReason.LENGTH:
+        return None
+    return Cut.INTERRUPTED if state is TurnState.TRUNCATED else Cut.LENGTH
 
 
 class Continuation(StrEnum):

@@ -14,7 +14,15 @@ from proxy.contract.arrays import count_ids
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
-from proxy.contract.turn import SamplingParameters, Turn, TurnPlace, TurnState, VersionSpan, abandoned_turns
+from proxy.contract.turn import (
+    FinishReason,
+    SamplingParameters,
+    Turn,
+    TurnPlace,
+    TurnState,
+    VersionSpan,
+    abandoned_turns,
+)
 
 
 class BrokenTree(Exception):
@@ -101,6 +109,7 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     spans: tuple[VersionSpan, ...]
     sampling: SamplingParameters
     state: TurnState
+    finish_reason: FinishReason
     masked: tuple[tuple[int, int], ...] = ()
 
 
@@ -154,6 +163,8 @@ def assemble(
                 trainable=turn.id in trainable,
                 reward=turn_rewards.get(turn.id),
                 masked=turn.masked,
+                finish_reason=turn.finish_reason,
+                state=turn.state,
             )
         )
     return Trajectory(session_id=session_id, group_id=group_id, task=task, turns=tuple(nodes), reward=reward)

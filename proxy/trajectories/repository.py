@@ -36,11 +36,7 @@ from sqlalchemy.exc import IntegrityError
 from proxy.contract.arrays import widened_ids
 from proxy.contract.identifiers import TurnId
 from proxy.contract.token_ids import TokenIds
-from proxy.contract.turn import (
-    SamplingParameters,
-    TurnState,
-    VersionSpan,
-)
+from proxy.contract.turn import FinishReason, SamplingParameters, TurnState, VersionSpan
 from proxy.database.lifecycle import is_open, settle
 from proxy.database.outcomes import SessionState, TrainingState
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
@@ -382,6 +378,7 @@ _TRAINABLE = (
     cast(TurnRow.spans, Text).label("spans"),
     cast(TurnRow.sampling, Text).label("sampling"),
     TurnRow.state,
+    TurnRow.finish_reason,
     cast(TurnRow.masked, Text).label("masked"),
 )
 
@@ -413,6 +410,7 @@ _TRAINABLE_TURNS_OF_GIVEN = Prepared(_trainable_turns_of_given())
 _SPANS = msgspec.json.Decoder(list[tuple[int, int, int]])
 _MASKED = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _STATES = {state.value: state for state in TurnState}
+_FINISH_REASONS = {reason.value: reason for reason in FinishReason}
 
 
 def _spans(stored: str) -> tuple[VersionSpan, ...]:
@@ -437,6 +435,7 @@ def _stored_turn(
     spans: str,
     sampling: str,
     state: str,
+    finish_reason: str,
     masked: str | None,
 ) -> StoredTurn:
     return StoredTurn(
@@ -449,5 +448,6 @@ def _stored_turn(
         spans=_spans(spans),
         sampling=_sampling(sampling),
         state=_STATES[state],
+        finish_reason=_FINISH_REASONS[finish_reason],
         masked=() if masked is None else _MASKED.decode(masked),
     )

@@ -7,7 +7,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.claim import decode, encode
 from proxy.contract.identifiers import TurnId
 from proxy.contract.trajectory import TrajectoryTurn
-from proxy.contract.turn import LogprobConvention, VersionSpan
+from proxy.contract.turn import Cut, FinishReason, LogprobConvention, TurnState, VersionSpan
 
 SENT = TrajectoryTurn(
     id=TurnId("turn_1"),
@@ -36,3 +36,28 @@ def test_bytes_that_are_nothing_packed_are_refused(field: str) -> None:
     sent = msgspec.to_builtins(SENT, builtin_types=(bytes,))
     with pytest.raises(msgspec.ValidationError, match="no packed"):
         decode(msgspec.msgpack.encode({**sent, field: b"\x09\x01"}), TrajectoryTurn)
+
+
+def test_a_turn_of_a_proxy_that_does_not_tell_finish_reasons_is_not_cut() -> None:
+    sent = msgspec.to_builtins(SENT, builtin_types=(bytes,))
+    old = {name: value for name, value in sent.items() if name not in ("finish_reason", "state")}
+    received = decode(msgspec.msgpack.encode(old), TrajectoryTurn)
+    assert (received.finish_reason, received.state, received.cut) == (None, TurnState.COMPLETE, None)
+    assert received == SENT
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "state", "cut"),
+    [
+        (FinishReason.STOP, TurnState.COMPLETE, None),
+        (FinishReason.TOOL_CALLS, TurnState.COMPLETE, None),
+        (FinishReason.LENGTH, TurnState.COMPLETE, Cut.LENGTH),
+        (FinishReason.LENGTH, TurnState.TRUNCATED, Cut.INTERRUPTED),
+        (FinishReason.STOP, TurnState.TRUNCATED, None),  # it had ended by itself when its client left
+    ],
+)
+def test_what_cut_an_answer_follows_from_its_end(
+    finish_reason: FinishReason, state: TurnState, cut: Cut | None
+) -> None:
+    ended = msgspec.structs.replace(SENT, finish_reason=finish_reason, state=state)
+    assert decode(encode(ended), TrajectoryTurn).cut is cut

@@ -10,7 +10,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import RunId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory
-from proxy.contract.turn import Turn, TurnState
+from proxy.contract.turn import Cut, FinishReason, Turn, TurnState
 from proxy.trajectories.assembly import (
     BrokenTree,
     PathPiece,
@@ -59,6 +59,7 @@ def stored(turn: Turn) -> StoredTurn:
         spans=turn.spans,
         sampling=turn.sampling,
         state=turn.state,
+        finish_reason=turn.finish_reason,
         masked=turn.masked,
     )
 
@@ -127,6 +128,15 @@ def test_a_missing_parent_is_an_error() -> None:
     )
     with pytest.raises(BrokenTree):
         path_of(child.turn.id, {child.turn.id: piece})
+
+
+def test_turns_say_how_they_ended() -> None:
+    whole = turn_record(RUN, SESSION, now=0.0).turn
+    long = turn_record(RUN, SESSION, now=0.0, finish_reason=FinishReason.LENGTH).turn
+    left = turn_record(RUN, SESSION, now=0.0, finish_reason=FinishReason.LENGTH, state=TurnState.TRUNCATED).turn
+    nodes = assembled([whole, long, left]).turns
+    assert [node.finish_reason for node in nodes] == [FinishReason.STOP, FinishReason.LENGTH, FinishReason.LENGTH]
+    assert [node.cut for node in nodes] == [None, Cut.LENGTH, Cut.INTERRUPTED]
 
 
 def test_rewards_go_to_their_turns() -> None:

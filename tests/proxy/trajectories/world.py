@@ -175,6 +175,7 @@ def turn_record(
     version: int = 0,
     temperature: float = 1.0,
     state: TurnState = TurnState.COMPLETE,
+    finish_reason: FinishReason = FinishReason.STOP,
     conversation: str = "conversation",
     idempotency_key: str | None = None,
 ) -> TurnRecord:
@@ -189,7 +190,7 @@ def turn_record(
         output_logprobs=(-0.5,) * len(output_ids),
         spans=spans,
         sampling=SamplingParameters(max_new_tokens=16, temperature=temperature),
-        finish_reason=FinishReason.STOP,
+        finish_reason=finish_reason,
         continuation=Continuation.NEW if parent is None else Continuation.EXACT,
         state=state,
         started_at=now,
