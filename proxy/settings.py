@@ -96,10 +96,13 @@ class RequestSettings(_Section):
     max_parts: PositiveInt = 10_000
     """Content parts or tool calls of one message."""
     max_tools: PositiveInt = 1_000
-    max_prompt_ids: PositiveInt = 1_000_000
+    max_prompt_ids: PositiveInt = 262_144
     """Token ids in all prompts of one call of `/v1/completions`."""
     max_values: PositiveInt = 100_000
     """JSON values in one body, ids of prompts not counted, and in the arguments of all its tool calls."""
+    max_escapes: PositiveInt = 1_000_000
+    """Backslashes in one body. The JSON parser reads a text of them in one call, which keeps all others waiting: a
+    million take some hundredths of a second."""
     max_options_mib: PositiveInt = 4
     """Everything but the conversation: tools, schemas, metadata."""
     threads: PositiveInt = 2

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from proxy.errors import InvalidRequest
-from proxy.http.json_size import has_more_values
+from proxy.http.json_size import has_more_escapes, has_more_values
 from proxy.settings import RequestSettings
 
 LARGE_BYTES = 1 << 18
@@ -51,6 +51,11 @@ def check_body(raw: bytes, bounds: RequestSettings, *, prompt_ids: bool = False)
         what = "messages, tools or token ids" if prompt_ids else "messages, tools or parts"
         named = "requests.max_values + requests.max_prompt_ids" if prompt_ids else "requests.max_values"
         raise InvalidRequest(f"the body has more than {most} JSON values ({named}): send fewer {what}")
+    if len(raw) > bounds.max_escapes and has_more_escapes(raw, bounds.max_escapes):
+        raise InvalidRequest(
+            f"the body has more than {bounds.max_escapes} backslashes ({_named('max_escapes')}): write its texts"
+            " in UTF-8 instead of escapes, or send less"
+        )
     if len(raw) > bounds.max_options_mib * _MIB:
         _check_options(raw, bounds)
 

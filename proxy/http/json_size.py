@@ -1,7 +1,8 @@
-"""The number of values in a JSON text, found without decoding it.
+"""The number of values and of escapes in a JSON text, found without decoding it.
 
 Decoding takes time and memory by the number of values: 32 MiB of empty lists are 2 s and 1 GB. Counting them in C,
-piece by piece, takes 0.1 s and no memory, so a body is counted before it is decoded.
+piece by piece, takes 0.1 s and no memory, so a body is counted before it is decoded. A text of 32 MiB of escapes is
+0.2 s of one call of the decoder, in which no other thread runs; without escapes it is 0.01 s.
 """
 
 from __future__ import annotations
@@ -12,6 +13,16 @@ at most, about a millisecond."""
 
 _MARKS = (b",", b"{", b"[")
 """Every value but the first of a list or object follows a comma; the first follows a bracket."""
+
+
+def has_more_escapes(text: bytes, most: int) -> bool:
+    """Whether a text has more than `most` backslashes."""
+    count = 0
+    for start in range(0, len(text), _PIECE):
+        count += text.count(b"\\", start, start + _PIECE)
+        if count > most:
+            return True
+    return False
 
 
 def has_more_values(text: bytes, most: int) -> bool:

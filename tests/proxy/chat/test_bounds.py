@@ -118,6 +118,15 @@ async def test_a_body_of_many_values_is_not_decoded(world: World) -> None:
             await world.app.state.chat.read(b'{"messages":%b}' % many, never)
 
 
+@pytest.mark.parametrize("escape", ["\\n", "\\u4e2d", '\\"'])
+async def test_a_text_of_escapes_is_not_decoded(world: World, escape: str) -> None:
+    body = b'{"model":"policy","messages":[{"role":"user","content":"%b"}]}' % (escape.encode() * 1_000_000)
+    with pytest.raises(AssertionError, match="it was read"):
+        await world.app.state.chat.read(body, never)
+    with pytest.raises(InvalidRequest, match=r"1000000 backslashes \(requests\.max_escapes\)"):
+        await world.app.state.chat.read(body.replace(b'content":"', b'content":"\\t'), never)
+
+
 async def test_ids_of_prompts_have_room_of_their_own(world: World) -> None:
     body = b'{"model":"policy","prompt":[%b]}' % b",".join([b"7"] * 150_000)
     with pytest.raises(InvalidRequest, match="max_values"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.http import json_size
-from proxy.http.json_size import has_more_values
+from proxy.http.json_size import has_more_escapes, has_more_values
 
 _TEXTS = st.text(alphabet='\\",[]{}:nua0é😀', max_size=12)
 _VALUES = st.recursive(
@@ -38,6 +38,12 @@ def test_the_number_is_exact_whatever_strings_hold_and_wherever_pieces_end(
         exact = counted(value)
         assert not has_more_values(text, exact)
         assert exact == 0 or has_more_values(text, exact - 1)
+
+
+@given(text=st.text(alphabet='\\a"', max_size=60), piece=st.integers(1, 7), most=st.integers(0, 30))
+def test_escapes_are_counted_wherever_pieces_end(text: str, piece: int, most: int) -> None:
+    with mock.patch.object(json_size, "_PIECE", piece):
+        assert has_more_escapes(text.encode(), most) is (text.count("\\") > most)
 
 
 @given(text=st.binary(max_size=60), most=st.integers(0, 10))
