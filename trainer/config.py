@@ -246,6 +246,8 @@ class AlgorithmSettings(_Section):
     mini_batches: Annotated[int, Field(ge=1, le=64)] | None = None
     kl_coefficient: NonNegativeFloat | None = None
     kl_form: Divergence | None = None
+    entropy_coefficient: NonNegativeFloat | None = None
+    top_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
     rl_coefficient: NonNegativeFloat | None = None
     distill_coefficient: NonNegativeFloat | None = None
     turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -259,6 +261,11 @@ class AlgorithmSettings(_Section):
     overlong_tokens: PositiveInt | None = None
     overlong_tail: PositiveInt | None = None
     reward: RewardSettings = RewardSettings()
+
+    @property
+    def learns_entropy(self) -> bool:
+        """Whether the loss has a gradient through the policy's entropies. No preset has one by itself."""
+        return bool(self.entropy_coefficient)
 
 
 class OptimizerSettings(_Section):

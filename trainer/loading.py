@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -46,7 +47,13 @@ def load_learnt(
     divided = ranks.size > 1 or settings.offload
     if residents is None or divided:  # then a model takes no further adapters
         return load_adapters(directory, settings, ranks, {_ONLY: settings.adapter})[_ONLY]
-    key = (directory.resolve(), settings.precision, settings.activation_checkpointing, settings.attention)
+    key = (
+        directory.resolve(),
+        settings.precision,
+        settings.activation_checkpointing,
+        settings.attention,
+        settings.algorithm.learns_entropy,
+    )
     if key not in residents:
         residents[key] = load_adapters(directory, settings, ranks, {})
     return residents[key].add(f"{_ONLY}{len(list(residents[key]))}", settings.adapter, settings.seed)
@@ -109,7 +116,8 @@ def _load_whole(directory: Path, settings: TrainerSettings, ranks: Ranks) -> Pol
 
 def _load(directory: Path, settings: TrainerSettings, *, activation_checkpointing: bool) -> PolicyModel:
     load = load_archon if settings.backend == "archon" else load_policy
-    return load(directory, settings.precision, token_logprobs, activation_checkpointing=activation_checkpointing)
+    scored = partial(token_logprobs, entropy_gradient=settings.algorithm.learns_entropy)
+    return load(directory, settings.precision, scored, activation_checkpointing=activation_checkpointing)
 
 
 def _divided(model: PolicyModel, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:

@@ -151,6 +151,7 @@ def step_metrics(
         **_of_batch(batch, advantages),
         **(_of_tokens(outcome.tokens) if outcome.tokens is not None else {}),
         **(_of_critic(batch, outcome, outcome.tokens) if outcome.tokens is not None else {}),
+        **({"entropy_threshold": outcome.entropy_threshold} if outcome.entropy_threshold is not None else {}),
         **consumption(audits),
         **_of_layout(mini_batches),
         "loss": outcome.loss,

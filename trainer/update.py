@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.algorithm.divergence import divergence, still_to_come
+from trainer.algorithm.entropy import entropy_loss, high_entropy_threshold
 from trainer.algorithm.imitation import distillation
 from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
 from trainer.algorithm.parts import Algorithm
@@ -31,8 +32,8 @@ from trainer.parallel.mesh import Ranks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenRecord:
-    """What the step saw of each trained token, on the CPU. `logprobs_N` are those before the step; `reference_N` are
-    NaN where there is no reference, `values_N` and `returns_N` where there is no critic."""
+    """What the step saw of each trained token, on the CPU. `logprobs_N` and `entropy_N` are those before the step;
+    `reference_N` are NaN where there is no reference, `values_N` and `returns_N` where there is no critic."""
 
     logprobs_N: Tensor
     reference_N: Tensor
@@ -59,6 +60,7 @@ class Outcome:
     """`stepped` false: no gradient was finite and within `skip_norm`, and the weights are as before; `skipped`
     mini-batches had none that was. `tokens` is None on all ranks but the first. `loss` is the mean of the
     mini-batches'; `gradient_norm` is before clipping, the largest. Those of the critic are None where there is none.
+    `entropy_threshold` is the least entropy of tokens in the policy's loss, None where all are.
     """
 
     stepped: bool
@@ -69,18 +71,22 @@ class Outcome:
     tokens: TokenRecord | None
     value_loss: float | None = None
     value_gradient_norm: float | None = None
+    entropy_threshold: float | None = None
 
 
 class _Look(NamedTuple):
-    """Of a micro-batch: log-probabilities under the weights at the start of the step, the proximal policy's and the
-    reference's (None: there is none), what the divergence costs in advantage, or with a critic in reward (None:
-    nothing), and which tokens take part (None: all)."""
+    """A micro-batch before the step: log-probabilities and entropies under the weights at its start,
+    log-probabilities of the proximal policy and of the reference (None: there is none), what the divergence costs in
+    advantage, or with a critic in reward (None: nothing), which tokens take part (None: all), and which of these in
+    the policy's own loss (None: all)."""
 
     logprobs_N: Tensor
+    entropy_N: Tensor
     proximal_N: Tensor
     reference_N: Tensor | None = None
     cost_N: Tensor | None = None
     kept_N: Tensor | None = None
+    forking_N: Tensor | None = None
 
     def to(self, device: torch.device) -> _Look:
         return _Look(*(None if each is None else each.to(device) for each in self))  # type: ignore[arg-type]
@@ -134,6 +140,7 @@ class Learner:
             for mini_batch in mini_batches
         ]
         looks = self._look(shares) if self._algorithm.looks_first else None
+        threshold = self._keep_high_entropy(looks) if looks is not None else None
         credited = self._credit(mini_batches, shares, looks)
         losses, value_losses, norms, value_norms, records = [], [], [], [], []
         for number, (mini_batch, share) in enumerate(zip(mini_batches, shares, strict=True)):
@@ -171,6 +178,7 @@ class Learner:
             value_gradient_norm=max(filter(math.isfinite, value_norms), default=0.0)
             if self.critic is not None
             else None,
+            entropy_threshold=threshold,
         )
 
     def _is_sound(self, norm: float) -> bool:
@@ -214,7 +222,7 @@ class Learner:
         batches = [each.to(self._ranks.device) for share in shares for each in share]
         scores = self.model.score([each.rows for each in batches])
         looks = (
-            self._looked(each.logprobs_N, batch, reference_N).to(torch.device("cpu"))
+            self._looked(each, batch, reference_N).to(torch.device("cpu"))
             for each, batch, reference_N in zip(scores, batches, self._references(batches), strict=True)
         )
         found = [[next(looks) for _ in share] for share in shares]
@@ -234,15 +242,29 @@ class Learner:
             for looks, share in zip(found, shares, strict=True)
         ]
 
+    def _keep_high_entropy(self, looks: list[list[_Look]]) -> float | None:
+        """Mark in `looks` the tokens of the whole batch, over all ranks, whose entropy is in the algorithm's top
+        share; the least entropy of these. None, and nothing marked, where all take part."""
+        share = self._algorithm.top_entropy_share
+        if share == 1:
+            return None
+        mine_N = torch.cat([look.entropy_N for each in looks for look in each])
+        gathered = self._ranks.gather(mine_N)
+        threshold = self._ranks.from_first(lambda: high_entropy_threshold(torch.cat(list(gathered)), share))
+        for each in looks:
+            each[:] = [look._replace(forking_N=look.entropy_N >= threshold) for look in each]
+        return threshold
+
     def _references(self, batches: Sequence[MicroBatch]) -> list[Tensor | None]:
         """What the reference says of the micro-batches; None where there is none."""
         if self._reference is None:
             return [None] * len(batches)
         return [scores.logprobs_N for scores in self._reference.score([each.rows for each in batches])]
 
-    def _looked(self, current_N: Tensor, batch: MicroBatch, reference_N: Tensor | None) -> _Look:
-        """`current_N` are the log-probabilities under the weights at the start of the step, without gradient."""
-        look = _Look(current_N, self._proximal(current_N, batch), reference_N)
+    def _looked(self, scores: Scores, batch: MicroBatch, reference_N: Tensor | None) -> _Look:
+        """`scores` are those under the weights at the start of the step; their gradient is left out."""
+        current_N = scores.logprobs_N.detach()
+        look = _Look(current_N, scores.entropies_N.detach(), self._proximal(current_N, batch), reference_N)
         if reference_N is None or not self._algorithm.pays_divergence_in_reward:
             return look
         apart_N = divergence(self._algorithm.kl_form, current_N, reference_N)
@@ -285,10 +307,7 @@ class Learner:
 
         def judge(place: int, scores: Scores) -> Tensor:
             batch = batches[place]
-            if looks is None:
-                look = self._looked(scores.logprobs_N.detach(), batch, references[place])
-            else:
-                look = looks[place]
+            look = self._looked(scores, batch, references[place]) if looks is None else looks[place]
             loss, record = self._judged(batch, scores, denominator, look, None if credit is None else credit[place])
             judged[place] = loss.item(), record
             return loss
@@ -318,13 +337,14 @@ class Learner:
             advantages_N = advantages_N - look.cost_N
         if look.kept_N is not None:
             share_N = share_N * look.kept_N
+        policy_share_N = share_N if look.forking_N is None else share_N * look.forking_N
         inputs = PolicyLossInputs(
             logprobs_N=logprobs_N,
             proximal_N=look.proximal_N,
             behaviour_N=batch.behaviour_N,
             advantages_N=advantages_N,
             answer_N=batch.answer_N,
-            share_N=share_N,
+            share_N=policy_share_N,
         )
         result = policy_loss(inputs, self._algorithm.objective)
         loss, reference_N = result.loss, look.reference_N
@@ -333,18 +353,20 @@ class Learner:
         elif look.cost_N is None:
             apart_N = divergence(self._algorithm.kl_form, logprobs_N, reference_N)
             loss = loss + self._algorithm.kl_coefficient * (share_N * apart_N).sum()
+        if self._algorithm.entropy_coefficient > 0:
+            loss = loss + entropy_loss(entropy_N, share_N, self._algorithm.entropy_coefficient)
         if self._taught is not None:
             teacher_N = taught_of(batch.trajectory_N, batch.turn_N, self._taught).to(logprobs_N.device)
             cap = self._algorithm.importance_cap
             apart = distillation(logprobs_N, batch.behaviour_N, teacher_N, share_N, cap)
             loss = self._algorithm.rl_coefficient * loss + self._algorithm.distill_coefficient * apart
         unknown_N = torch.full_like(share_N, math.nan)
-        clipped_N = result.clipped_N if look.kept_N is None else result.clipped_N | ~look.kept_N
+        clipped_N = result.clipped_N | (policy_share_N == 0)
         record = TokenRecord(
             logprobs_N=look.logprobs_N.cpu(),
             reference_N=reference_N.cpu(),
             behaviour_N=batch.behaviour_N.cpu(),
-            entropy_N=entropy_N.cpu(),
+            entropy_N=look.entropy_N.cpu(),
             weight_N=result.weight_N.cpu(),
             clipped_N=clipped_N.cpu(),
             advantages_N=advantages_N.cpu(),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,9 @@ def group_of(trajectories: Sequence[Trajectory], name: str | None = "grp") -> Tr
     return TrajectoryGroup(id=GroupId(name) if name is not None else None, trajectories=tuple(trajectories))
 
 
-def load_tiny(directory: Path) -> PolicyModel:
-    return load_policy(directory, TrainerSettings().precision, token_logprobs, activation_checkpointing=False)
+def load_tiny(directory: Path, *, entropy_gradient: bool = False) -> PolicyModel:
+    scored = partial(token_logprobs, entropy_gradient=entropy_gradient)
+    return load_policy(directory, TrainerSettings().precision, scored, activation_checkpointing=False)
 
 
 @torch.no_grad()

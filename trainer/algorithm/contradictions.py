@@ -17,6 +17,8 @@ _OF_REWARDS = (
     "gate_negative",
     "kl_coefficient",
     "kl_form",
+    "entropy_coefficient",
+    "top_entropy_share",
     "turn_discount",
     "gae_lambda",
     "discount",

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.compiling import compiled, why_not
 
-OfLogits = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(logits_NV, targets_N, temperature_N) → (log-probabilities, entropies)."""
+OfLogits = Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+"""(logits_NV, targets_N, temperature_N, entropy_gradient) → (log-probabilities, entropies)."""
 
 LOGITS_PER_CHUNK = 1 << 24
 """64 MiB of float32."""
@@ -35,18 +35,21 @@ def token_logprobs(
     temperature_N: Tensor,
     vocabulary: int,
     logits_per_chunk: int | None = None,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(log softmax(head(h) / temperature)[target], entropy in nats of the same distribution), shape N, float32.
 
-    The entropy carries no gradient. More tokens than fit a chunk are computed chunk by chunk, and once more in the
-    backward pass, so that no more than one chunk's logits are alive.
+    The entropy carries a gradient only with `entropy_gradient`, as its backward pass takes more memory and time. More
+    tokens than fit a chunk are computed chunk by chunk, and once more in the backward pass, so that no more than one
+    chunk's logits are alive.
     """
     if logits_per_chunk is None:
         logits_per_chunk = LOGITS_PER_CHUNK_ON_CUDA if hidden_ND.is_cuda else LOGITS_PER_CHUNK
     chunk = max(1, logits_per_chunk // vocabulary)
-    scored = fused(hidden_ND.device) if hidden_ND.is_cuda else of_logits
+    scored = fused(hidden_ND.device, entropy_gradient) if hidden_ND.is_cuda else of_logits
     if hidden_ND.shape[0] <= chunk:
-        return _chunk(scored, head, hidden_ND, targets_N, temperature_N)
+        return _chunk(scored, head, hidden_ND, targets_N, temperature_N, entropy_gradient)
     parts = [
         checkpoint(
             _chunk,
@@ -55,6 +58,7 @@ def token_logprobs(
             hidden_ND[start : start + chunk],
             targets_N[start : start + chunk],
             temperature_N[start : start + chunk],
+            entropy_gradient,
             use_reentrant=False,
         )
         for start in range(0, hidden_ND.shape[0], chunk)
@@ -64,30 +68,39 @@ def token_logprobs(
 
 
 def _chunk(
-    scored: OfLogits, head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor, temperature_N: Tensor
+    scored: OfLogits,
+    head: Callable[[Tensor], Tensor],
+    hidden_ND: Tensor,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    return scored(head(hidden_ND), targets_N, temperature_N)
+    return scored(head(hidden_ND), targets_N, temperature_N, entropy_gradient)
 
 
-def of_logits(logits_NV: Tensor, targets_N: Tensor, temperature_N: Tensor) -> tuple[Tensor, Tensor]:
-    """What `token_logprobs` gives."""
+def of_logits(
+    logits_NV: Tensor, targets_N: Tensor, temperature_N: Tensor, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities and entropies of `token_logprobs` for the logits of one chunk."""
     logprobs_NV = torch.log_softmax(logits_NV.float() / temperature_N[:, None], dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
     return -functional.nll_loss(logprobs_NV, targets_N, reduction="none"), entropy_N
 
 
 @cache
-def fused(device: torch.device) -> OfLogits:
-    """`of_logits` in a few passes over the logits as the head gives them, instead of a dozen over float32 copies. As
-    it is, with a warning, where a trial finds that it cannot be compiled for the device."""
+def fused(device: torch.device, entropy_gradient: bool = False) -> OfLogits:
+    """Return `of_logits` compiled: a few passes over the logits as the head gives them, instead of a dozen over
+    float32 copies. Where a trial finds that it cannot be compiled for the device, warn and return it uncompiled."""
     found = compiled(of_logits, dynamic=True)
     logits_NV = torch.zeros(4, 8, device=device, requires_grad=True)
     try:
         with torch.enable_grad():
-            logprobs_N, _ = found(logits_NV, torch.arange(4, device=device), torch.ones(4, device=device))
-            torch.autograd.backward(logprobs_N.sum())
-    except Exception as error:  # noqa: BLE001 - of compilers and drivers
+            logprobs_N, entropy_N = found(
+                logits_NV, torch.arange(4, device=device), torch.ones(4, device=device), entropy_gradient
+            )
+            torch.autograd.backward(logprobs_N.sum() + entropy_N.sum())
+    except Exception as error:  # noqa: BLE001 - compilers and drivers raise errors of any kind
         _log.warning(
             "log-probabilities are computed without torch.compile, slower and with more memory", reason=why_not(error)
         )

@@ -30,6 +30,8 @@ class Algorithm:
     - `mini_batches` is the number of optimiser steps per batch.
     - `kl_coefficient` weighs the divergence from the base model. `kl_form` k1 subtracts it from the advantages, for
       each token together with the tokens after it in its answer; k2 and k3 add it to the loss.
+    - `entropy_coefficient` × the policy's entropy is subtracted from the loss. `top_entropy_share` is the share of
+      the batch's tokens, those of the highest entropy, that the policy loss is summed over (`algorithm/entropy.py`).
     - With a teacher, the loss is `rl_coefficient` × the above + `distill_coefficient` × the divergence from the
       teacher (`algorithm/imitation.py`).
     - `turn_discount` applies per turn between a turn and the end of its path, `running_mean_decay` per trajectory.
@@ -57,6 +59,8 @@ class Algorithm:
     mini_batches: int = 1
     kl_coefficient: float = 0.0
     kl_form: Divergence = Divergence.K3
+    entropy_coefficient: float = 0.0
+    top_entropy_share: float = 1.0
     rl_coefficient: float = 1.0
     distill_coefficient: float = 0.0
     turn_discount: float
@@ -81,6 +85,7 @@ class Algorithm:
         return (
             self.mini_batches > 1
             or self.second_moment is not None
+            or self.top_entropy_share < 1
             or (self.has_critic and self.pays_divergence_in_reward)
         )
 
@@ -106,8 +111,8 @@ class Algorithm:
 
     def learns_from(self, advantages: Iterable[float]) -> bool:
         """Whether a sequence whose answers have these advantages has a gradient."""
-        always = self.has_critic or self.has_teacher or (self.has_reference and not self.drop_degenerate)
-        return always or any(advantages)
+        held = (self.has_reference or self.entropy_coefficient > 0) and not self.drop_degenerate
+        return self.has_critic or self.has_teacher or held or any(advantages)
 
 
 _PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)

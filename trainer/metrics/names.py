@@ -31,6 +31,7 @@ UNITS: Mapping[str, str] = {
     "kl_reference": _NATS,
     "kl_teacher": _NATS,
     "entropy": _NATS,
+    "entropy_threshold": _NATS,
     "logprob_gap_mean": _NATS,
     "logprob_gap_max": _NATS,
     "staleness_mean": "versions",

@@ -59,7 +59,7 @@ class Passes:
         for number, each in enumerate(rows):
             scores = Scores(*self(*each))
             torch.autograd.backward(loss(number, scores))
-            found.append(Scores(scores.logprobs_N.detach(), scores.entropies_N))
+            found.append(Scores(scores.logprobs_N.detach(), scores.entropies_N.detach()))
         return found
 
     def gradient_norm(self) -> float:

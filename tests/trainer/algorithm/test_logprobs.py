@@ -16,8 +16,9 @@ from trainer.algorithm import logprobs
 from trainer.algorithm.logprobs import fused, of_logits, token_logprobs
 
 
+@pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 100])
-def test_chunks_change_neither_values_nor_gradients(chunk_tokens: int) -> None:
+def test_chunks_change_neither_values_nor_gradients(chunk_tokens: int, entropy_gradient: bool) -> None:
     torch.manual_seed(0)
     head = nn.Linear(8, 50, bias=True).double()
     hidden = torch.randn(11, 8, dtype=torch.float64, requires_grad=True)
@@ -26,15 +27,25 @@ def test_chunks_change_neither_values_nor_gradients(chunk_tokens: int) -> None:
     logits = head(hidden) / temperature[:, None]
     wanted = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
-    wanted_gradients = torch.autograd.grad(wanted.square().sum(), [hidden, head.weight])
+    wanted_loss = wanted.square().sum() + entropy_gradient * entropy.square().sum()
+    wanted_gradients = torch.autograd.grad(wanted_loss, [hidden, head.weight])
 
-    found, found_entropy = token_logprobs(head, hidden, targets, temperature, 50, logits_per_chunk=50 * chunk_tokens)
-    gradients = torch.autograd.grad(found.square().sum(), [hidden, head.weight])
+    found, found_entropy = token_logprobs(
+        head,
+        hidden,
+        targets,
+        temperature,
+        50,
+        logits_per_chunk=50 * chunk_tokens,
+        entropy_gradient=entropy_gradient,
+    )
+    loss = found.square().sum() + entropy_gradient * found_entropy.square().sum()
+    gradients = torch.autograd.grad(loss, [hidden, head.weight])
     torch.testing.assert_close(found, wanted.float(), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(found_entropy, entropy.float(), atol=1e-5, rtol=1e-5)
     for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
         torch.testing.assert_close(gradient, wanted_gradient, atol=1e-4, rtol=1e-4)
-    assert not found_entropy.requires_grad
+    assert found_entropy.requires_grad is entropy_gradient
 
 
 class LiveBytes(TorchDispatchMode):
@@ -61,14 +72,22 @@ class LiveBytes(TorchDispatchMode):
 
 
 def test_memory_is_that_of_a_chunk_whatever_the_vocabulary_and_the_tokens() -> None:
-    def peak(vocabulary: int, tokens: int, logits_per_chunk: int = 1 << 15) -> int:
+    def peak(vocabulary: int, tokens: int, logits_per_chunk: int = 1 << 15, *, entropy_gradient: bool = False) -> int:
         head = nn.Linear(4, vocabulary, bias=False)
         hidden_ND = torch.randn(tokens, 4, requires_grad=True)
         targets_N = torch.randint(0, vocabulary, (tokens,))
         live = LiveBytes()
         with live:
-            found, _ = token_logprobs(head, hidden_ND, targets_N, torch.ones(tokens), vocabulary, logits_per_chunk)
-            torch.autograd.backward(found.sum())
+            found, entropy = token_logprobs(
+                head,
+                hidden_ND,
+                targets_N,
+                torch.ones(tokens),
+                vocabulary,
+                logits_per_chunk,
+                entropy_gradient=entropy_gradient,
+            )
+            torch.autograd.backward(found.sum() + entropy.sum())
         return live.most
 
     chunk = 4 * (1 << 15)
@@ -76,6 +95,9 @@ def test_memory_is_that_of_a_chunk_whatever_the_vocabulary_and_the_tokens() -> N
     assert max(peaks) < 6 * chunk  # and gradients and hidden states, which are small here
     assert max(peaks) < 1.5 * min(peaks)
     assert peak(2048, 1024, logits_per_chunk=2048 * 1024) > 4 * max(peaks)  # the counting counts
+    through_entropy = [peak(2048, tokens, entropy_gradient=True) for tokens in (256, 1024)]
+    assert max(through_entropy) < 8 * chunk
+    assert through_entropy[1] < 1.5 * through_entropy[0]
 
 
 def test_no_more_than_a_chunk_of_logits_is_ever_made() -> None:
@@ -102,21 +124,22 @@ def untried() -> Iterator[None]:
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile takes a C++ compiler")
 @pytest.mark.usefixtures("untried")
+@pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_compiled_for_a_gpu_computes_the_same(dtype: torch.dtype) -> None:
+def test_what_is_compiled_for_a_gpu_computes_the_same(dtype: torch.dtype, entropy_gradient: bool) -> None:
     """Tried here on a CPU: it is the same function."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(7, 50, generator=generator).to(dtype).requires_grad_()
     targets, temperature = torch.arange(7), torch.rand(7, generator=generator) + 0.5
     with structlog.testing.capture_logs() as logs:
-        compiled = fused(torch.device("cpu"))
+        compiled = fused(torch.device("cpu"), entropy_gradient)
     assert compiled is not of_logits
     assert logs == []
     results = []
     for scored in (of_logits, compiled):
-        found, entropy = scored(logits, targets, temperature)
-        (gradient,) = torch.autograd.grad(found.square().sum(), logits)
-        assert not entropy.requires_grad
+        found, entropy = scored(logits, targets, temperature, entropy_gradient)
+        (gradient,) = torch.autograd.grad(found.square().sum() + entropy_gradient * entropy.square().sum(), logits)
+        assert entropy.requires_grad is entropy_gradient
         results.append((found, entropy, gradient))
     for wanted, got in zip(*results, strict=True):
         assert got.dtype is wanted.dtype

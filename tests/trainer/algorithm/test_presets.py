@@ -70,6 +70,8 @@ def test_a_part_that_is_not_known_is_refused() -> None:
         ({"preset": "ppo", "rl_coefficient": 0, "distill_coefficient": 1}, "with the critic that"),
         ({"preset": "reinforce_pp", "rl_coefficient": 0, "distill_coefficient": 1}, "with the reference model that"),
         ({"rl_coefficient": 0.5}, "rl_coefficient: there is no teacher"),
+        ({"preset": "distillation", "entropy_coefficient": 0.1}, "entropy_coefficient: rewards teach nothing"),
+        ({"preset": "distillation", "top_entropy_share": 0.2}, "top_entropy_share: rewards teach nothing"),
     ],
 )
 def test_parts_that_contradict_each_other_or_change_nothing_are_refused(given: dict[str, Any], said: str) -> None:

@@ -73,7 +73,7 @@ class PipelinedModel(PolicyModel):
 
         def loss_of(number: int, output: tuple[Tensor, Tensor]) -> Tensor:
             scores = Scores(*output)
-            found[number] = Scores(scores.logprobs_N.detach().clone(), scores.entropies_N.clone())
+            found[number] = Scores(scores.logprobs_N.detach().clone(), scores.entropies_N.detach().clone())
             return loss(number, scores) if number < len(rows) else scores.logprobs_N.sum()
 
         self._pipeline.backward(

@@ -22,8 +22,13 @@ from trainer.parallel.checkpoint import load_state, save_state
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
 
-ALGORITHM: dict[str, Any] = {"kl_coefficient": 0.1, "mini_batches": 2}
-"""So that a reference is loaded and the batch is looked at before it is learnt from."""
+ALGORITHM: dict[str, Any] = {
+    "kl_coefficient": 0.1,
+    "mini_batches": 2,
+    "entropy_coefficient": 0.05,
+    "top_entropy_share": 0.5,
+}
+"""Parts that load a reference, score the batch before the step, and learn through the entropies."""
 
 
 def settings_of(**changes: Any) -> TrainerSettings:
