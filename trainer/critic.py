@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.algorithm.gae import Discounts, RewardTree, batch_advantages, scaled
+from trainer.algorithm.gae import Discounts, RewardTree, batch_advantages, scaled, set_apart
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.value_loss import value_loss
 from trainer.config import OptimizerSettings
@@ -97,7 +97,8 @@ class Critic:
             discount=algorithm.discount, gae_lambda=algorithm.gae_lambda, turn_discount=algorithm.turn_discount
         )
         found_N = batch_advantages(trajectory_N, turn_N, values_N, costs_N, rewards, discounts)
-        returns_N = values_N + found_N
+        # A superseded answer's advantage is not about the value: the critic keeps its own there, and learns nothing.
+        returns_N = torch.where(set_apart(trajectory_N, turn_N, rewards), values_N, values_N + found_N)
         advantages_N = scaled(torch.where(forced_N, torch.zeros_like(found_N), found_N), algorithm.scale)
         counts = [columns[0].numel() for columns in gathered]
         return list(

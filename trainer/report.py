@@ -182,6 +182,7 @@ def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
     rewards = torch.tensor([combined_reward(trajectory) for trajectory in batch.trajectories], dtype=torch.float64)
     values = torch.tensor([value for turns in advantages.turns for value in turns], dtype=torch.float64)
     trained = [turn for trajectory in batch.trajectories for turn in trajectory.turns if is_trained(turn)]
+    superseded = sum(turn.superseded for trajectory in batch.trajectories for turn in trajectory.turns)
     cut = sum(turn.convention is LogprobConvention.UNTRUNCATED for turn in trained)
     constrained = sum(turn.convention is LogprobConvention.CONSTRAINED for turn in trained)
     return {
@@ -196,6 +197,7 @@ def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
         "groups": float(len(set(batch.groups))),
         "untruncated_logprob_share": cut / len(trained),
         "constrained_turn_share": constrained / len(trained),
+        "superseded_turns": float(superseded),
     }
 
 

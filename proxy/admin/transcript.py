@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from proxy.admin.formatting import heat, probability
+from proxy.contract.choices import Asked, Prompt, superseded_turns
 from proxy.contract.turn import Continuation, TurnPlace, TurnState, abandoned_turns
 from proxy.overview.rewards.views import RewardItem
 from proxy.overview.views import TurnView
@@ -51,7 +52,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn as drawn. `branch` says where it begins, if it does not continue the turn before. `abandoned`: the agent
-    never saw the answer, or did nothing with it."""
+    never saw the answer, or did nothing with it. `superseded`: the agent went on with another answer to the same
+    prompt."""
 
     number: int
     view: TurnView
@@ -60,6 +62,7 @@ class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
     rewards: tuple[RewardItem, ...]
     tokens: tuple[Token, ...]
     abandoned: bool = False
+    superseded: bool = False
 
 
 def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[DrawnTurn, ...]:
@@ -68,6 +71,7 @@ def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[Draw
         TurnPlace(turn.id, turn.parent_id, turn.prefix_tokens, turn.prompt_tokens, TurnState(turn.state))
         for turn in turns
     )
+    superseded = superseded_turns(_asked(turns))
     tool_names: dict[str, str] = {}
     drawn: list[DrawnTurn] = []
     for number, turn in enumerate(turns, start=1):
@@ -83,9 +87,30 @@ def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[Draw
                 rewards=tuple(reward for reward in rewards if reward.turn_id == turn.id),
                 tokens=tuple(_tokens(turn)),
                 abandoned=turn.id in abandoned,
+                superseded=turn.id in superseded and turn.state == TurnState.COMPLETE,
             )
         )
     return tuple(drawn)
+
+
+def _asked(turns: Sequence[TurnView]) -> list[Asked]:
+    """Return the turns as answers to their prompts; the messages that one added stand for its own prompt ids."""
+    places = {turn.id: place for place, turn in enumerate(turns)}
+    return [
+        Asked(
+            turn.id,
+            Prompt(
+                places.get(turn.parent_id or ""),
+                turn.prefix_tokens,
+                turn.prompt_tokens,
+                json.dumps(turn.messages, sort_keys=True),
+            ),
+            Continuation(turn.continuation),
+            turn.started_at,
+            turn.finished_at,
+        )
+        for turn in turns
+    ]
 
 
 def _branch(number: int, turn: TurnView, parent: tuple[int, TurnView] | None) -> str | None:

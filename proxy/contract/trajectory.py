@@ -29,6 +29,8 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     packed values. `trainable` is false for turns that teach nothing: greedy, failed and abandoned ones. `masked` are
     redacted spans, [start, end) over `prompt_ids` followed by `output_ids`: placeholders stand there, which teach
     nothing. `finish_reason` None: a proxy sent the turn that does not tell it yet, and `state` is then unknown too.
+    `superseded` answers are those that the agent did not go on with, having gone on with another answer to the same
+    prompt (`contract.choices`): no reward of the session is about them.
     """
 
     id: TurnId
@@ -45,6 +47,7 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     masked: tuple[tuple[int, int], ...] = ()
     finish_reason: FinishReason | None = None
     state: TurnState = TurnState.COMPLETE
+    superseded: bool = False
 
     def __post_init__(self) -> None:
         count_ids(self.packed_prompt_ids)

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from proxy.contract.arrays import count_ids
+from proxy.contract.choices import Asked, Prompt, superseded_turns
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from proxy.contract.turn import (
+    Continuation,
     FinishReason,
     SamplingParameters,
     Turn,
@@ -110,6 +112,9 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sampling: SamplingParameters
     state: TurnState
     finish_reason: FinishReason
+    continuation: Continuation
+    started_at: float
+    finished_at: float
     masked: tuple[tuple[int, int], ...] = ()
 
 
@@ -134,6 +139,28 @@ def _prompt_length(turn: Turn | StoredTurn) -> int:
     return count_ids(turn.prompt_ids) if isinstance(turn, StoredTurn) else len(turn.prompt_ids)
 
 
+def _superseded(turns: Sequence[StoredTurn]) -> frozenset[str]:
+    """Return the superseded ones of a session's turns, whose parents are all among them."""
+    places = {turn.id: place for place, turn in enumerate(turns)}
+    return superseded_turns(
+        [
+            Asked(
+                turn.id,
+                Prompt(
+                    None if turn.parent_id is None else places[turn.parent_id],
+                    turn.prefix_tokens,
+                    turn.prefix_tokens + _prompt_length(turn),
+                    turn.prompt_ids,
+                ),
+                turn.continuation,
+                turn.started_at,
+                turn.finished_at,
+            )
+            for turn in turns
+        ]
+    )
+
+
 def assemble(
     turns: Sequence[StoredTurn],
     *,
@@ -145,9 +172,11 @@ def assemble(
 ) -> Trajectory:
     """One session's turns as a trajectory, parents before children, else in the given order. Raises BrokenTree."""
     trainable = trainable_turns(turns)
+    ordered = _parents_first(turns)
+    superseded = _superseded(ordered)
     positions: dict[str, int] = {}
     nodes: list[TrajectoryTurn] = []
-    for turn in _parents_first(turns):
+    for turn in ordered:
         positions[turn.id] = len(nodes)
         nodes.append(
             TrajectoryTurn(
@@ -165,6 +194,7 @@ def assemble(
                 masked=turn.masked,
                 finish_reason=turn.finish_reason,
                 state=turn.state,
+                superseded=turn.id in superseded,
             )
         )
     return Trajectory(session_id=session_id, group_id=group_id, task=task, turns=tuple(nodes), reward=reward)

@@ -36,7 +36,7 @@ from sqlalchemy.exc import IntegrityError
 from proxy.contract.arrays import widened_ids
 from proxy.contract.identifiers import TurnId
 from proxy.contract.token_ids import TokenIds
-from proxy.contract.turn import FinishReason, SamplingParameters, TurnState, VersionSpan
+from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, TurnState, VersionSpan
 from proxy.database.lifecycle import is_open, settle
 from proxy.database.outcomes import SessionState, TrainingState
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
@@ -379,6 +379,9 @@ _TRAINABLE = (
     cast(TurnRow.sampling, Text).label("sampling"),
     TurnRow.state,
     TurnRow.finish_reason,
+    TurnRow.continuation,
+    TurnRow.started_at,
+    TurnRow.finished_at,
     cast(TurnRow.masked, Text).label("masked"),
 )
 
@@ -411,6 +414,7 @@ _SPANS = msgspec.json.Decoder(list[tuple[int, int, int]])
 _MASKED = msgspec.json.Decoder(tuple[tuple[int, int], ...])
 _STATES = {state.value: state for state in TurnState}
 _FINISH_REASONS = {reason.value: reason for reason in FinishReason}
+_CONTINUATIONS = {continuation.value: continuation for continuation in Continuation}
 
 
 def _spans(stored: str) -> tuple[VersionSpan, ...]:
@@ -436,6 +440,9 @@ def _stored_turn(
     sampling: str,
     state: str,
     finish_reason: str,
+    continuation: str,
+    started_at: float,
+    finished_at: float,
     masked: str | None,
 ) -> StoredTurn:
     return StoredTurn(
@@ -449,5 +456,8 @@ def _stored_turn(
         sampling=_sampling(sampling),
         state=_STATES[state],
         finish_reason=_FINISH_REASONS[finish_reason],
+        continuation=_CONTINUATIONS[continuation],
+        started_at=started_at,
+        finished_at=finished_at,
         masked=() if masked is None else _MASKED.decode(masked),
     )

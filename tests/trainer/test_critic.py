@@ -200,3 +200,22 @@ def test_a_policy_with_a_critic_learns(tiny_model: Path) -> None:
         learn(learner, algorithm, members)
     assert rewards[0] < 0.65
     assert sum(rewards[-3:]) / 3 > 0.9
+
+
+def test_a_critic_learns_nothing_from_choices_that_were_left_behind(tiny_model: Path) -> None:
+    """Its returns there are its own values; what trains the policy is the difference to the sibling."""
+    choices = [
+        turn([6, 5], parent=0, prefix=5, prompt=[9], reward=1.0),
+        turn([7, 5], parent=0, prefix=5, prompt=[9], reward=3.0, superseded=True),
+        turn([8, 5], parent=0, prefix=5, prompt=[9], superseded=True),
+    ]
+    member = trajectory(turn([4, 5]), *choices, turn([7], parent=1, prefix=8, prompt=[9]), reward=2.0)
+    algorithm = ppo(scale=Scale.NONE)
+    tokens = learn(learner_for(algorithm, tiny_model), algorithm, [member, *batch()])
+    mine = tokens.trajectory_N == 0
+    assert set(tokens.turn_N[mine].tolist()) == {0, 1, 2, 4}, "one without any reward is not trained"
+    left = mine & (tokens.turn_N == 2)
+    assert tokens.advantages_N[left].tolist() == [1.0, 1.0]
+    assert torch.equal(tokens.returns_N[left], tokens.values_N[left])
+    taken = mine & (tokens.turn_N == 1)
+    torch.testing.assert_close(tokens.returns_N[taken], torch.full((2,), 3.0))

@@ -66,6 +66,7 @@ def turn(
     trainable: bool = True,
     reward: float | None = None,
     convention: LogprobConvention = LogprobConvention.SAMPLED,
+    superseded: bool = False,
 ) -> TrajectoryTurn:
     return TrajectoryTurn(
         id=TurnId(f"turn_{next(_numbers)}"),
@@ -79,6 +80,7 @@ def turn(
         convention=convention,
         trainable=trainable,
         reward=reward,
+        superseded=superseded,
     )
 
 

@@ -2,6 +2,8 @@
 
 A session's reward belongs to the whole path to each leaf of its token tree, a turn's reward to that turn alone. A
 critic is given the rewards where they came in, at the end of a turn, and says what each token had to do with them.
+Answers that the agent did not go on with (`superseded`) get nothing of the session's reward: a reward of their own is
+compared with those of the other answers to their prompt.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from trainer.algorithm.baselines import RunningMean, baseline, scale
+from trainer.algorithm.choices import against_siblings
 from trainer.algorithm.parts import Algorithm
 from trainer.config import RewardSettings
 
@@ -99,36 +102,57 @@ def assign(
 def credit(
     trajectory: Trajectory, session_advantage: float, algorithm: Algorithm, turn_mean: RunningMean
 ) -> tuple[float, ...]:
-    """One advantage per turn: the session's, discounted by the turn's distance to its leaves, plus the turn's own."""
+    """Return one advantage per turn: the session's, discounted by the turn's distance to its leaves, plus the turn's
+    own. A superseded turn has only its own."""
     weights = discounts(continued(trajectory.turns), algorithm.turn_discount)
-    advantages = [session_advantage * weight for weight in weights]
+    compared = against_siblings(trajectory.turns, _turn_rewards(trajectory, algorithm.reward))
+    advantages = []
     for index, turn in enumerate(trajectory.turns):
-        if turn.reward is not None:
-            advantages[index] += shaped([turn.reward], algorithm.reward).item() - turn_mean.baseline
+        advantage = 0.0 if turn.superseded else session_advantage * weights[index]
+        if index in compared:
+            advantage += compared[index]
+        elif turn.reward is not None:
+            advantage += shaped([turn.reward], algorithm.reward).item() - turn_mean.baseline
+        advantages.append(advantage)
     return tuple(advantages)
 
 
+def _turn_rewards(trajectory: Trajectory, settings: RewardSettings) -> dict[int, float]:
+    """Return the shaped rewards of the turns that have one of their own."""
+    rewarded = [(index, turn.reward) for index, turn in enumerate(trajectory.turns) if turn.reward is not None]
+    values = shaped([reward for _, reward in rewarded], settings).tolist()
+    return dict(zip((index for index, _ in rewarded), values, strict=True))
+
+
 def as_they_came(trajectory: Trajectory, session_reward: float, settings: RewardSettings) -> tuple[float, ...]:
-    """The rewards at the end of each turn: its own, and the session's where no turn goes on from it."""
+    """Return the rewards at the end of each turn: its own, and the session's where no turn goes on from it.
+
+    A superseded turn has its own reward less the mean of the answers to its prompt: the critic does not know what
+    would have come after it, so this difference is its advantage (`gae.RewardTree.apart`).
+    """
     going_on = set(continued(trajectory.turns))
+    own = _turn_rewards(trajectory, settings)
+    compared = against_siblings(trajectory.turns, own)
     return tuple(
-        (0.0 if turn.reward is None else shaped([turn.reward], settings).item())
-        + (0.0 if index in going_on else session_reward)
+        compared.get(index, 0.0)
+        if turn.superseded
+        else own.get(index, 0.0) + (0.0 if index in going_on else session_reward)
         for index, turn in enumerate(trajectory.turns)
     )
 
 
 def continued(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
-    """For each turn the one that it goes on from: the nearest before it on its path of whose output it keeps a token.
+    """Return for each turn the one that it goes on from: the nearest before it on its path of whose output it keeps a
+    token.
 
     A call may begin before the end of the turn that it is stored behind: a sub-agent that shares only its prompt, an
     edited past, a template that strips an earlier answer. Of what it does not keep it is not a later turn, so that no
-    reward of its path is discounted there on its account. None where it keeps no output at all. Parents stand before
-    their children.
+    reward of its path is discounted there on its account. None where it keeps no output at all, and for superseded
+    turns, which weigh on nothing before them. Parents stand before their children.
     """
     found: list[int | None] = []
     for turn in turns:
-        kept, owner = turn.prefix_tokens, turn.parent
+        kept, owner = turn.prefix_tokens, None if turn.superseded else turn.parent
         while owner is not None and kept <= turns[owner].prefix_tokens + len(turns[owner].prompt_ids):
             kept, owner = min(kept, turns[owner].prefix_tokens), turns[owner].parent
         found.append(owner)

@@ -5,9 +5,9 @@ A token is a step of the agent; what it reads between its turns is the environme
     δ = r + γ·V(next) − V        A = δ + γλ·A(next)
 
 where the next token of a turn's last one is the first of the turn that goes on from it, less by the turn discount.
-Where several turns go on from one, it is their mean over the leaves below them, so that branching does not count
-twice: A is then the mean over those leaves of what it is on the path to each. A turn without a token to learn is no
-step; what it was rewarded with comes with the last token before it.
+Where several turns go on from one, V(next) and A(next) are their means over the leaves below them, so that branching
+does not count twice: A is then the mean, over those leaves, of its value on the path to each. A turn without a token
+to learn is no step; its reward comes with the last token before it.
 
 Axes: N trained tokens of a batch.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -28,10 +29,16 @@ _FLOOR = 1e-4
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardTree:
     """A trajectory's rewards. `parents[t]` is the turn that turn t goes on from, before it in order (None: none);
-    `rewards[t]` comes with its last token."""
+    `rewards[t]` comes with its last token.
+
+    Turns in `apart` are superseded: the critic cannot say what would have come after them, so it has no part in
+    them. All their tokens have the advantage `rewards[t]`, a difference to the other answers already, and the critic
+    is to learn nothing from them. Nothing goes on from them, and they go on from nothing.
+    """
 
     parents: tuple[int | None, ...]
     rewards: tuple[float, ...]
+    apart: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +53,8 @@ class Discounts:
 def tree_advantages(
     tree: RewardTree, values: Sequence[Sequence[float]], costs: Sequence[Sequence[float]], discounts: Discounts
 ) -> list[list[float]]:
-    """The advantage of each token: `values[t]` are of the tokens of turn t, in order, before each was chosen;
-    `costs[t]` are taken from their rewards."""
+    """Return the advantage of each token. `values[t]` are those of the tokens of turn t, in order, before each was
+    chosen; `costs[t]` are taken from their rewards."""
     turns = len(tree.parents)
     leaves = [0] * turns
     value_below = [0.0] * turns
@@ -55,6 +62,9 @@ def tree_advantages(
     found: list[list[float]] = [[] for _ in range(turns)]
     decay = discounts.discount * discounts.gae_lambda
     for turn in reversed(range(turns)):
+        if turn in tree.apart:
+            found[turn] = _apart(tree.rewards[turn], costs[turn])
+            continue
         count = max(1, leaves[turn])
         value_next, advantage_next = value_below[turn] / count, advantage_below[turn] / count
         reward = tree.rewards[turn]
@@ -72,6 +82,21 @@ def tree_advantages(
     return found
 
 
+def _apart(advantage: float, costs: Sequence[float]) -> list[float]:
+    """Return the advantages of a superseded turn's tokens: each costs what it and those after it in its turn do."""
+    to_come = list(accumulate(reversed(costs)))[::-1]
+    return [advantage - cost for cost in to_come]
+
+
+def set_apart(trajectory_N: Tensor, turn_N: Tensor, trees: Mapping[int, RewardTree]) -> Tensor:
+    """Return which tokens are of superseded turns (`RewardTree.apart`)."""
+    apart_N = torch.zeros_like(trajectory_N, dtype=torch.bool)
+    for trajectory, tree in trees.items():
+        for turn in tree.apart:
+            apart_N |= (trajectory_N == trajectory) & (turn_N == turn)
+    return apart_N
+
+
 def batch_advantages(
     trajectory_N: Tensor,
     turn_N: Tensor,
@@ -80,8 +105,8 @@ def batch_advantages(
     trees: Mapping[int, RewardTree],
     discounts: Discounts,
 ) -> Tensor:
-    """The advantages of a batch's tokens, float64. The tokens of a turn stand together and in order; the turns may
-    stand in any."""
+    """Return the advantages of a batch's tokens, float64. The tokens of a turn stand together and in order; the turns
+    may stand in any."""
     places: dict[int, dict[int, slice]] = {trajectory: {} for trajectory in trees}
     for start, end in _runs(trajectory_N, turn_N):
         places[int(trajectory_N[start])][int(turn_N[start])] = slice(start, end)
@@ -97,7 +122,7 @@ def batch_advantages(
 
 
 def _runs(trajectory_N: Tensor, turn_N: Tensor) -> list[tuple[int, int]]:
-    """[start, end) of each turn's tokens."""
+    """Return [start, end) of each turn's tokens."""
     if not turn_N.numel():
         return []
     changes_N = (trajectory_N.diff() != 0) | (turn_N.diff() != 0)
@@ -106,11 +131,11 @@ def _runs(trajectory_N: Tensor, turn_N: Tensor) -> list[tuple[int, int]]:
 
 
 def scaled(advantages_N: Tensor, kind: Scale) -> Tensor:
-    """Divided by their root mean square plus a floor of 1e-4, or as they are.
+    """Divide the advantages by their root mean square plus a floor of 1e-4; return them as they are for `none`.
 
-    Around zero and not around their mean: what the mean is, the critic has not foreseen, and without it a batch of
-    successes would teach that half of them were failures. Tokens that nobody chose, whose advantage is 0, do not
-    count.
+    The spread is taken around zero and not around the mean: the critic has not foreseen the mean, and without it a
+    batch of successes would teach that half of them were failures. Tokens that nobody chose, whose advantage is 0,
+    do not count.
     """
     chosen_M = advantages_N[advantages_N != 0]
     if kind is Scale.NONE or not chosen_M.numel():

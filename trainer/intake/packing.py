@@ -135,7 +135,11 @@ def _rewards(
     batch: Batch, rewards: Sequence[Sequence[float]], sequences: Sequence[TrainingSequence]
 ) -> dict[int, RewardTree]:
     return {
-        index: RewardTree(parents=tuple(continued(batch.trajectories[index].turns)), rewards=tuple(rewards[index]))
+        index: RewardTree(
+            parents=tuple(continued(batch.trajectories[index].turns)),
+            rewards=tuple(rewards[index]),
+            apart=frozenset(number for number, turn in enumerate(batch.trajectories[index].turns) if turn.superseded),
+        )
         for index in sorted({sequence.trajectory for sequence in sequences})
     }
 

@@ -57,9 +57,14 @@ def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, voca
 
 
 def is_trained(turn: TrajectoryTurn) -> bool:
-    """A greedy turn was not drawn from a distribution: it has no log-probability to learn from. An output that was
-    redacted whole has no token to learn."""
-    return turn.trainable and turn.temperature > 0 and bool(turn.learnt)
+    """Return whether the turn has tokens to learn from.
+
+    A greedy turn was not drawn from a distribution, and an output that was redacted whole has no token left. A
+    superseded answer is learnt from only for a reward of its own: to a critic, an answer without any reward would
+    look like a failure.
+    """
+    judged = not turn.superseded or turn.reward is not None
+    return turn.trainable and judged and turn.temperature > 0 and bool(turn.learnt)
 
 
 def well_formed(trajectory: Trajectory, vocabulary: int) -> bool:

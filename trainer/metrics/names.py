@@ -20,6 +20,7 @@ UNITS: Mapping[str, str] = {
     "groups": _COUNT,
     "untruncated_logprob_share": _SHARE,
     "constrained_turn_share": _SHARE,
+    "superseded_turns": _COUNT,
     "ratio_min": _RATIO,
     "ratio_p01": _RATIO,
     "ratio_median": _RATIO,

@@ -68,6 +68,17 @@ def test_a_branch_off_the_middle_of_the_turn_before_is_told_from_what_goes_on() 
     assert told == ["branches off within turn 1", None, None]
 
 
+def test_the_choices_that_the_agent_left_behind_are_named() -> None:
+    question = [{"role": "user", "content": "2+2?"}]
+    choices = [
+        msgspec.structs.replace(_turn(name, None, question, None), prompt_tokens=5, output_tokens=2, ordinal=number)
+        for number, name in enumerate("abc")
+    ]
+    later = msgspec.structs.replace(_turn("d", "b", [], None), prefix_tokens=7, prompt_tokens=9)
+    assert [turn.superseded for turn in draw([*choices, later], [])] == [True, False, True, False]
+    assert not any(turn.superseded for turn in draw(choices, []))
+
+
 def test_tokens_say_where_another_version_took_over() -> None:
     tokens = TurnTokens(prompt_ids=(), output_ids=(1, 2, 3), output_logprobs=(0.0, -1.0, -9.0), output_texts=None)
     spans = (VersionSpan(version=4, start=0, end=2), VersionSpan(version=5, start=2, end=3))

@@ -12,6 +12,8 @@ import pytest
 
 from proxy.errors import EngineFailed
 from proxy.tokens.template import ChatTemplate
+from proxy.trajectories.assembly import assemble
+from proxy.trajectories.repository import TurnRepository
 from tests.proxy.chat.world import CALL, TOOLS, USER, World, listening, open_world, output_ids, until
 from tests.running_app import bearer
 
@@ -51,6 +53,24 @@ async def test_each_choice_is_a_turn_of_its_own_and_a_sibling_of_the_others(worl
     assert response.json()["id"] == response.headers["x-base-rl-turn"] == siblings[0].id
     assert [choice["turn_id"] for choice in response.json()["choices"]] == [turn.id for turn in siblings]
     assert len(world.seen.turns) == 4
+
+
+async def test_only_the_choice_that_is_gone_on_with_is_about_the_reward(world: World) -> None:
+    """A call with three choices, of which the agent takes the second, and a last call with two."""
+    world.say(*TEXTS)
+    said = (await world.post({"n": 3}, x_base_rl_session="job")).json()["choices"][1]["message"]
+    world.say("Yes.", "No.")
+    messages = [USER, said, {"role": "user", "content": "Sure?"}]
+    await world.post({"n": 2, "messages": messages}, x_base_rl_session="job")
+    first, *_ = await turns_of(world)
+    await world.http.post(f"/v1/sessions/{first.session_id}/end", json={})
+    async with world.store.database.read() as connection:
+        turns = await connection.run_sync(
+            lambda sync: TurnRepository(sync).turns_of({first.session_id: 5})[first.session_id]
+        )
+    trajectory = assemble(turns, session_id=first.session_id, group_id=None, task=None, reward=1.0, turn_rewards={})
+    assert [turn.superseded for turn in trajectory.turns] == [True, False, True, False, False]
+    assert all(turn.trainable for turn in trajectory.turns)
 
 
 def request_ids(world: World, text: str) -> list[int]:

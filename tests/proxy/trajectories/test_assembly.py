@@ -60,6 +60,9 @@ def stored(turn: Turn) -> StoredTurn:
         sampling=turn.sampling,
         state=turn.state,
         finish_reason=turn.finish_reason,
+        continuation=turn.continuation,
+        started_at=turn.started_at,
+        finished_at=turn.finished_at,
         masked=turn.masked,
     )
 
