@@ -82,6 +82,8 @@ class ServerSettings(_Section):
     """From the opening of a connection, or the first byte of a later request, to the end of its headers."""
     body_timeout_seconds: PositiveFloat = 120.0
     """From the end of the headers to the end of the body."""
+    answer_timeout_seconds: PositiveFloat = 120.0
+    """A client that reads nothing of its answer for so long is taken to be gone."""
     stream_ping_seconds: PositiveFloat = 15.0
     stop_grace_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 7.0
     """How long calls in flight may go on once the proxy is told to stop; then they are recorded as truncated."""

@@ -1,4 +1,5 @@
-"""Bounds on connections: their number, the size of a request's head, and the time that a request may take to arrive.
+"""Bounds on connections: their number, the size of a request's head, and the time that a request may take to arrive
+and an answer to be read.
 
 uvicorn has none of these for its fast parser (`httptools`), which keeps a header of any length in memory.
 """
@@ -47,6 +48,8 @@ class ConnectionBounds(Protocol):
     def header_timeout_seconds(self) -> float: ...
     @property
     def body_timeout_seconds(self) -> float: ...
+    @property
+    def answer_timeout_seconds(self) -> float: ...
 
 
 class ConnectionObserver(Protocol):
@@ -123,7 +126,8 @@ class _Refused(Exception):
 class BoundedConnection(HttpToolsProtocol):
     """One HTTP connection within the bounds of `Connections`.
 
-    Timers are armed only for what has not arrived whole, so a request that arrives in one piece costs none.
+    Timers are armed only for what has not arrived or left whole, so a request that arrives in one piece, and an
+    answer that fits the socket's buffers, cost none.
     """
 
     def __init__(
@@ -147,6 +151,7 @@ class BoundedConnection(HttpToolsProtocol):
         """Bytes received since the parser last completed a head or gave a part of a body: it may hold them all."""
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: _Phase | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -158,12 +163,24 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.leave(self)
         self._disarm()
+        self._disarm_unread()
         super().connection_lost(exc)
 
     def end(self) -> None:
         """Close the connection without an answer."""
         self._disarm()
-        self.transport.close()
+        self._close()
+
+    def pause_writing(self) -> None:
+        """Start the time in which the client must read some of what is buffered for it."""
+        super().pause_writing()
+        self._arm_unread()
+
+    def resume_writing(self) -> None:
+        """Note that the client has read most of what was buffered for it."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._disarm_unread()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused: uvloop may still hand over what it had read
@@ -255,7 +272,7 @@ class BoundedConnection(HttpToolsProtocol):
         if cycle is not None:
             cycle.disconnected = True  # the application learns that its client is gone, and sends nothing
             cycle.message_event.set()
-        self.transport.close()
+        self._close()
 
     def _arm(self, phase: _Phase) -> None:
         """Start the time in which the rest of a head or a body must arrive. One that runs for it already goes on."""
@@ -270,6 +287,34 @@ class BoundedConnection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._timed_phase = None
+
+    def _close(self) -> None:
+        """Close the connection once what is buffered has been read; a client that reads nothing ends it too."""
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._arm_unread()
+
+    def _arm_unread(self) -> None:
+        if self._unread_timer is None:
+            unread = self.transport.get_write_buffer_size()
+            self._unread_timer = self.loop.call_later(self._bounds.answer_timeout_seconds, self._unread, unread)
+
+    def _disarm_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+        self._unread_timer = None
+
+    def _unread(self, before: int) -> None:
+        """End a connection whose client has read nothing since `before` bytes were buffered for it."""
+        self._unread_timer = None
+        unread = self.transport.get_write_buffer_size()
+        if not unread:
+            return
+        if unread < before:  # a slow client, but one that reads
+            self._arm_unread()
+            return
+        self._connections.refused("answer_time", "an answer that was not read within server.answer_timeout_seconds")
+        self.transport.abort()
 
     def _timed_out(self, phase: _Phase) -> None:
         self._timer = self._timed_phase = None

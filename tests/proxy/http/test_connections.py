@@ -23,6 +23,8 @@ LONG = 30.0
 """Seconds that no test waits for: a bound that must not be what ends a connection."""
 
 SHORT = 0.2
+MUCH = 32 << 20
+MUCH_ASKED = b"GET /much HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 PARTLY = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na"
@@ -34,6 +36,7 @@ class Bounds(NamedTuple):
     max_headers: int = 20
     header_timeout_seconds: float = LONG
     body_timeout_seconds: float = LONG
+    answer_timeout_seconds: float = LONG
 
 
 class Refusals:
@@ -45,7 +48,8 @@ class Refusals:
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the size of the body; a path of `/early` is answered before the body is read."""
+    """Answer with the size of the body; a path of `/early` is answered before the body is read, and `/much` gets more
+    than the buffers of sockets take."""
     size = 0
     while scope["path"] != "/early":
         message = await receive()
@@ -54,7 +58,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         size += len(message["body"])
         if not message["more_body"]:
             break
-    text = str(size).encode()
+    text = str(size).encode() if scope["path"] != "/much" else bytes(MUCH)
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
     await send({"type": "http.response.body", "body": text})
 
@@ -233,6 +237,34 @@ async def test_a_body_whose_request_is_answered_already_is_awaited_no_longer_tha
     async with serving(Bounds(body_timeout_seconds=SHORT)) as (port, _), connected(port) as (reader, writer):
         writer.write(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nabc")
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_reads_nothing_of_its_answer_is_ended() -> None:
+    refusals = Refusals()
+    bounds = Bounds(answer_timeout_seconds=SHORT)
+    async with serving(bounds, refusals) as (port, connections), connected(port) as (_, writer):
+        writer.write(MUCH_ASKED)
+        await until(lambda: refusals.reasons == ["answer_time"] and not connections)
+
+
+async def test_a_client_that_reads_slowly_has_its_whole_answer() -> None:
+    refusals = Refusals()
+    bounds = Bounds(answer_timeout_seconds=3 * SHORT)  # less than the client takes
+    async with serving(bounds, refusals) as (port, _), connected(port) as (reader, writer):
+        writer.write(MUCH_ASKED)
+        await reader.readuntil(b"\r\n\r\n")
+        for _ in range(8):
+            await asyncio.sleep(SHORT / 2)  # the client's own pace
+            assert len(await reader.readexactly(MUCH // 8)) == MUCH // 8
+        assert refusals.reasons == []
+
+
+async def test_a_refused_client_that_does_not_read_is_not_waited_for() -> None:
+    """It is refused in the middle of an answer, and its connection must not stay until the client goes."""
+    bounds = Bounds(answer_timeout_seconds=SHORT)
+    async with serving(bounds) as (port, connections), connected(port) as (_, writer):
+        writer.write(MUCH_ASKED + b"no request\r\n\r\n")
+        await until(lambda: not connections)
 
 
 async def test_an_idle_connection_gives_its_place_to_a_new_one_and_one_in_use_does_not() -> None:
