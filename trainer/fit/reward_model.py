@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from proxy.contract.policy import Head
 from trainer.config import Precision
 from trainer.errors import UnsupportedModel, WeightsUnusable
+from trainer.models.dropout import Repeatable, remove_dropout
 from trainer.models.state_dict import adapter_in
 from trainer.weights.checksums import verify_version
 
@@ -27,7 +28,7 @@ _NOT_OF_THE_MODEL = {"config.json", "generation_config.json"}
 _COMPANIONS = {".json", ".jinja", ".txt", ".model", ".tiktoken"}
 
 
-class RewardModel(nn.Module):
+class RewardModel(Repeatable):
     """A classifier of one label whose sequences may be packed into rows."""
 
     def __init__(self, classifier: nn.Module, precision: Precision) -> None:
@@ -83,6 +84,7 @@ def load_reward_model(
     if classifier.config.pad_token_id is None:  # without one transformers scores no batches
         end = classifier.config.eos_token_id
         classifier.config.pad_token_id = end[0] if isinstance(end, list) else end if end is not None else 0
+    remove_dropout(classifier)
     model = RewardModel(classifier, Precision.FLOAT32)
     _check(model)
     model.precision = precision

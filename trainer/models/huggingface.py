@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from trainer.config import Packing, Precision
 from trainer.errors import UnsupportedModel, WeightsUnusable
 from trainer.models.attention import attend_by_blocks, block_mask, of_packed_rows, sequence_reach, tree_mask
+from trainer.models.dropout import Repeatable, remove_dropout
 from trainer.models.layouts import packings_of
 from trainer.models.passes import Passes
 from trainer.models.state_dict import adapter_in, load_weights, stored_names
@@ -28,7 +29,7 @@ TokenLogprobs = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, in
 """(head, hidden_ND, targets_N, temperature_N, vocabulary) → (log-probabilities, entropies): `algorithm.logprobs`."""
 
 
-class PolicyModel(Passes, nn.Module):
+class PolicyModel(Passes, Repeatable):
     """A transformers model that computes log-probabilities of chosen tokens and never all logits at once.
 
     Everything goes through `forward`, so that a sharded model gathers its output head as well. `packings` are those
@@ -221,7 +222,7 @@ def load_policy(
 
 
 def load_transformer(directory: Path, *, activation_checkpointing: bool) -> Any:
-    """transformers' own model of a directory, float32 on the CPU. Raises UnsupportedModel."""
+    """Load transformers' own model of a directory, float32 on the CPU, without dropout. Raises UnsupportedModel."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -235,4 +236,5 @@ def load_transformer(directory: Path, *, activation_checkpointing: bool) -> Any:
             inner.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{directory}: {error}") from error
+    remove_dropout(inner)
     return inner

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.config import Packing, Precision
+from trainer.models.dropout import Repeatable
 from trainer.models.huggingface import (
     PolicyModel,
     accept_block_masks,
@@ -27,7 +28,7 @@ from trainer.models.state_dict import load_weights
 _HEAD = "value_head"
 
 
-class ValueModel(nn.Module):
+class ValueModel(Repeatable):
     """What is to come, as of each trained token. Weights are float32, and the head computes in it.
 
     `names` are the transformer's parameters under their Hugging Face names, in the order of its own.

@@ -75,7 +75,6 @@ def read_config(directory: Path) -> ModelConfig:
         f"rope type {rope['rope_type']}": rope["rope_type"] != "default",
         f"activation {found.hidden_act}": found.hidden_act != "silu",
         "sliding-window attention": bool(found.use_sliding_window),
-        "attention dropout": bool(found.attention_dropout),
     }.items():
         if wrong:
             raise UnsupportedModel(f'{directory}: the archon backend has no {part}; use trainer.backend = "fsdp"')

@@ -169,7 +169,6 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_there(tmp_path: 
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope type linear"),
         ({"hidden_act": "gelu"}, "activation gelu"),
         ({"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "sliding-window"),
-        ({"attention_dropout": 0.1}, "dropout"),
     ],
 )
 def test_what_the_definitions_do_not_have_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
