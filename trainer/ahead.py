@@ -15,18 +15,21 @@ from functools import partial
 from threading import Condition, Thread
 
 from proxy.contract.claim import ClaimedBatch
+from trainer.algorithm.advantages import RunningMeans
 from trainer.claims import ClaimsInHand
 from trainer.errors import ProxySilent
+from trainer.filling import BatchSource
 
 DECIDED_WITHIN = 1.0
 """Seconds in which the proxy is to say whether there is a batch already; then it counts as none."""
 
 
 class BatchAhead:
-    """`changed` is shared by all runs of the process. Only the first rank's is used."""
+    """`changed` is shared by all runs of the process. Used by the first rank only."""
 
-    def __init__(self, claims: ClaimsInHand, changed: Condition) -> None:
+    def __init__(self, claims: ClaimsInHand, source: BatchSource, changed: Condition) -> None:
         self._claims = claims
+        self._source = source
         self._changed = changed
         self._asked: Callable[[], ClaimedBatch | None] | None = None
         self._undecided_until: float | None = None
@@ -36,12 +39,12 @@ class BatchAhead:
         # In the context of the one who builds it: its log says which run it is about.
         self._thread = Thread(target=copy_context().run, args=(self._work,), name="ahead", daemon=True)
 
-    def ask(self, version: int) -> None:
-        """For the batch to train from `version`, until there is one."""
-        self._ask(partial(self._batch, version))
+    def ask(self, version: int, means: RunningMeans) -> None:
+        """Begin to ask for the batch to train from `version` after batches of these `means`, until there is one."""
+        self._ask(partial(self._batch, version, means))
 
     def ask_for_proxy(self) -> None:
-        """Until it answers at all."""
+        """Begin to ask the proxy until it answers at all."""
         self._ask(self._answer)
 
     @property
@@ -54,9 +57,9 @@ class BatchAhead:
         took too long. To be called under `changed`."""
         return 0.0 if self._undecided_until is None else max(0.0, self._undecided_until - now)
 
-    def take(self, version: int) -> ClaimedBatch | None:
-        """The batch that was asked for; waits for it. Raises what `ClaimsInHand.take` raised, which was told the
-        `version`."""
+    def take(self, version: int, means: RunningMeans) -> ClaimedBatch | None:
+        """Wait for the batch that was asked for, with this version and these means, and return it. Raises what
+        `BatchSource.take` raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_ready)
             found, self._found = self._found, None
@@ -95,12 +98,12 @@ class BatchAhead:
             asked, self._asked = self._asked, None
             return None if self._ended else asked
 
-    def _batch(self, version: int) -> ClaimedBatch | None:
-        """None only at the end."""
+    def _batch(self, version: int, means: RunningMeans) -> ClaimedBatch | None:
+        """Return the batch, None only at the end."""
         batch, waits = None, False
         while batch is None and not self._ended:
             with suppress(ProxySilent):
-                batch = self._claims.take(version, waits=waits)
+                batch = self._source.take(version, means, waits=waits)
             if batch is None:
                 self._decided()
             waits = True

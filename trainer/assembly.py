@@ -10,9 +10,11 @@ import torch
 
 from proxy.contract.policy import Head
 from trainer.ahead import BatchAhead
+from trainer.algorithm.overlong import bounded
 from trainer.algorithm.presets import resolve
 from trainer.claims import ClaimsInHand, take_over
 from trainer.config import TrainerSettings
+from trainer.filling import BatchSource
 from trainer.instruments import Instruments
 from trainer.leases import LeaseKeeper
 from trainer.loading import Residents, load_critic, load_learnt, reference_of
@@ -124,7 +126,7 @@ def assemble(
 ) -> RunTrainer:
     """Of the parts of a run, all but its connection and its announcement."""
     ranks = ranks.arranged(layout_of(settings))
-    algorithm = resolve(settings.algorithm)
+    algorithm = bounded(resolve(settings.algorithm), head.max_new_tokens, head.context_length)
     base = resolve_directory(head.base_model)
     model = load_learnt(base, settings, ranks, shared.residents)
     reference = reference_of(model, base, settings, ranks) if algorithm.has_reference else None
@@ -138,9 +140,10 @@ def assemble(
     publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states, model, ranks)
     ending.callback(publisher.close)
     versions = Versions(settings, algorithm, ranks, connection.client, connection.claims, publisher, learner)
+    source = BatchSource(connection.claims, settings.batch, algorithm, model.vocabulary)
     ahead = None
     if shared.changed is not None:
-        ahead = BatchAhead(connection.claims, shared.changed)
+        ahead = BatchAhead(connection.claims, source, shared.changed)
         ending.callback(ahead.stop)
     loop = TrainingLoop(
         settings.batch,
@@ -154,7 +157,7 @@ def assemble(
         pause_after=settings.optimizer.pause_after,
         teacher=teacher,
         memory=MicroBatchMemory(settings.batch, ranks, Restarts.of_launcher(), head.run_id),
-        take=ahead.take if ahead is not None else None,
+        take=source.take if ahead is None else ahead.take,
     )
     return RunTrainer(
         name=name,

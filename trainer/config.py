@@ -243,6 +243,7 @@ class AlgorithmSettings(_Section):
     denominator: Denominator | None = None
     constant_tokens: PositiveInt | None = None
     drop_degenerate: bool | None = None
+    fill: bool | None = None
     mini_batches: Annotated[int, Field(ge=1, le=64)] | None = None
     kl_coefficient: NonNegativeFloat | None = None
     kl_form: Divergence | None = None

@@ -21,6 +21,7 @@ import torch
 
 from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
+from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.parts import Algorithm
 from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
@@ -36,10 +37,11 @@ from trainer.memory import MicroBatchMemory
 from trainer.parallel.mesh import Ranks
 from trainer.report import (
     audit_all_skipped,
-    audit_skipped,
     audit_trained,
+    audit_untrained,
     consumption,
     divergence_from_teacher,
+    signal_metrics,
     step_metrics,
 )
 from trainer.teacher import Teacher
@@ -71,14 +73,14 @@ class TrainingLoop:
         pause_after: int,
         teacher: Teacher | None = None,
         memory: MicroBatchMemory | None = None,
-        take: Callable[[int], ClaimedBatch | None] | None = None,
+        take: Callable[[int, RunningMeans], ClaimedBatch | None],
     ) -> None:
         self._settings = settings
         self._memory = memory or MicroBatchMemory(settings, ranks)
         self._algorithm = algorithm
         self._ranks = ranks
         self._claims = claims
-        self._take = take or claims.take
+        self._take = take
         self._versions = versions
         self._learner = learner
         self._instruments = instruments
@@ -108,7 +110,7 @@ class TrainingLoop:
     def _step(self) -> None:
         self._instruments.between_steps(self.head.version)
         self._clock.begin("claim")
-        claimed = self._ranks.from_first(lambda: self._take(self.head.version))
+        claimed = self._ranks.from_first(lambda: self._take(self.head.version, self.means))
         if claimed is None or claimed.claim_id is None:
             return
 
@@ -117,9 +119,10 @@ class TrainingLoop:
             claimed, self.head.version, self._settings, self._algorithm, self.means, self._learner.model.vocabulary
         )
         batch, advantages = prepared.batch, prepared.advantages
-        audits = [audit_skipped(trajectory, reason) for trajectory, reason in prepared.dropped]
+        audits = audit_untrained(prepared)
         self.means = advantages.means
         if advantages.all_zero and not (self._algorithm.has_teacher and batch.trajectories):
+            self._warn_of_levelled(prepared)
             self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
             return
 
@@ -140,6 +143,7 @@ class TrainingLoop:
         seconds = self._clock.take()
         metrics = step_metrics(batch, advantages, mini_batches, outcome, audits, seconds)
         metrics |= divergence_from_teacher(outcome, taught)
+        metrics |= signal_metrics(prepared, extra_claims=len(self._claims.joined_to(claimed.claim_id)))
         metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)
         metrics["oom_splits"] = float(self._memory.take_splits())
         tokens = audit_tokens(batch, outcome.tokens, self._sample)
@@ -162,6 +166,15 @@ class TrainingLoop:
         if teacher is None:
             return None
         return self._ranks.from_first(lambda: teacher.scores(batch.trajectories, linearise(batch.trajectories)))
+
+    def _warn_of_levelled(self, prepared: Prepared) -> None:
+        """Say that the batch has no signal because its rewards were made equal, which more sampling does not cure."""
+        if prepared.levelled:
+            _log.warning(
+                "rewards differed and nothing is learnt: their bounds or the overlong penalty made them equal; widen"
+                " algorithm.reward.low and high, raise overlong_tokens, or lower overlong_factor",
+                groups=prepared.levelled,
+            )
 
     def _keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> None:
         """The batch taught nothing: its claim waits for the next version, which is made at once if many wait."""

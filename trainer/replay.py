@@ -17,6 +17,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from proxy.contract.claim import ClaimedBatch
 from proxy.contract.policy import Head, WeightsFormat
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
@@ -25,6 +26,7 @@ from trainer.algorithm.parts import Algorithm, from_json
 from trainer.conditions import conditions, differences
 from trainer.config import Packing, TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
+from trainer.intake.grouping import joined
 from trainer.intake.preparation import prepare
 from trainer.loading import load_critic, load_learnt, reference_of
 from trainer.models.adapters import AdaptedPolicy, BasePolicy
@@ -95,6 +97,18 @@ def plan(steps: Steps, version: int) -> list[StepBatch]:
         if _can_begin(step):
             return chain
         version = step.parent.version
+
+
+def batches_of(step: StepBatch) -> list[ClaimedBatch]:
+    """Return the batches that the step's trainer prepared, in order: its claims, joined as they were then."""
+    claims = {claimed.claim_id: claimed for claimed in step.claims if claimed.claim_id is not None}
+    together = {ids[0]: ids for ids in inputs_of(step).taken_together}
+    later = {claim_id for ids in together.values() for claim_id in ids[1:]}
+    return [
+        joined([claims[each] for each in together[claim_id]]) if claim_id in together else claimed
+        for claim_id, claimed in claims.items()
+        if claim_id not in later
+    ]
 
 
 def inputs_of(step: StepBatch) -> StepInputs:
@@ -216,9 +230,9 @@ class Replay:
     def _repeat(
         self, step: StepBatch, settings: TrainerSettings, algorithm: Algorithm, learner: Learner, means: RunningMeans
     ) -> tuple[RunningMeans, Outcome | None]:
-        """The claims in their order: those that were kept move the means, the trained one the weights."""
+        """Go through the batches in their order: those that were kept move the means, the trained one the weights."""
         outcome = None
-        for claimed in step.claims:
+        for claimed in batches_of(step):
             prepared = prepare(
                 claimed, step.parent.version, settings.batch, algorithm, means, learner.model.vocabulary
             )

@@ -19,6 +19,7 @@ from trainer.algorithm.value_loss import explained_variance
 from trainer.config import Divergence
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MiniBatch
+from trainer.intake.preparation import Prepared
 from trainer.intake.staleness import Skip, is_trained
 from trainer.intake.teaching import Taught, taught_of
 from trainer.update import Outcome, TokenRecord
@@ -93,6 +94,12 @@ def audit_skipped(trajectory: Trajectory, reason: Skip) -> TrajectoryAudit:
     )
 
 
+def audit_untrained(prepared: Prepared) -> list[TrajectoryAudit]:
+    """Return one audit per trajectory that was claimed and is not part of the batch."""
+    dropped = [audit_skipped(trajectory, reason) for trajectory, reason in prepared.dropped]
+    return [*dropped, *(audit_skipped(trajectory, Skip.NO_SIGNAL) for trajectory in prepared.left_out)]
+
+
 def audit_all_skipped(batch: Batch, reason: Skip) -> list[TrajectoryAudit]:
     return [audit_skipped(trajectory, reason) for trajectory in batch.trajectories]
 
@@ -165,6 +172,20 @@ def step_metrics(
     if working > 0:
         metrics["tokens_per_second"] = metrics["tokens"] / working
         metrics["trainer_idle_ratio"] = waiting / total
+    return metrics
+
+
+def signal_metrics(prepared: Prepared, *, extra_claims: int) -> dict[str, float]:
+    """Return how much of what was claimed had a signal, and by how many further claims the batch was filled up."""
+    silent = len(prepared.left_out) + sum(not any(turns) for turns in prepared.advantages.turns)
+    metrics = {
+        "left_out": float(len(prepared.left_out)),
+        "extra_claims": float(extra_claims),
+        "levelled_groups": float(prepared.levelled),
+    }
+    if not prepared.advantages.for_critic:  # whose advantages are per token, and known later
+        usable = len(prepared.left_out) + len(prepared.batch.trajectories)
+        metrics["without_signal_share"] = silent / usable
     return metrics
 
 

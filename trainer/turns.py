@@ -133,7 +133,7 @@ class Turns:
         if run.name in self._to_resume:
             _ahead(run).ask_for_proxy()
         else:
-            _ahead(run).ask(run.loop.head.version)
+            _ahead(run).ask(run.loop.head.version, run.loop.means)
 
     def _end(self, run: RunTrainer, error: TrainerError) -> None:
         self._failed[run.name] = error

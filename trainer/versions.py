@@ -107,6 +107,7 @@ class Versions:
         def commit() -> Head:
             try:
                 claim_ids, consumed = self._claims.to_commit(claim_id, audits)
+                together = self._claims.taken_together()
                 self.told = {**metrics, **consumption(consumed)}
                 report = StepReport(
                     config_hash=self._settings.config_hash(),
@@ -114,7 +115,7 @@ class Versions:
                     metrics=self.told,
                     audit=consumed,
                     tokens=tuple(tokens),
-                    inputs=inputs,
+                    inputs=msgspec.structs.replace(inputs, taken_together=together),
                 )
                 reply = self._client.commit(
                     CommitRequest(

@@ -65,7 +65,8 @@ class PruneReply(msgspec.Struct, frozen=True, kw_only=True):
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The version to train from. `weights` is None for version 0: the base model at `base_model`. `formats` are those
-    that the run's engine loads; None where it has not said so, as while it starts."""
+    that the run's engine loads; None where it has not said so, as while it starts. `max_new_tokens` bounds one answer
+    of the run, `context_length` a prompt with its answer; None: the proxy does not say."""
 
     run_id: RunId
     run_name: str
@@ -73,6 +74,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     base_model: str
     weights: WeightsReference | None
     formats: tuple[WeightsFormat, ...] | None = None
+    max_new_tokens: int | None = None
+    context_length: int | None = None
 
 
 MAX_VERSION = 2**31 - 1

@@ -44,11 +44,12 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     """All that a step depends on besides its batch, its seed and its parent's weights.
 
     `config` is the trainer's configuration without addresses, keys and names; `algorithm` its preset with what the
-    configuration changes in it. `trained_claim` is the one whose gradient made the step; the other claims taught
-    nothing, were kept, and only moved the running means, in the order of `claim_ids`. None: all were.
-    `optimizer_steps` were taken before it. `fresh_optimizer`: the optimiser was new, as the parent is the base model
-    or its trainer state was not there. `fit`: the version was fitted to what somebody chose, and no claim made
-    it; the optimiser of the steps was not touched.
+    configuration changes in it. `trained_claim` began the batch whose gradient made the step; the other batches
+    taught nothing, were kept, and only moved the running means, in the order of `claim_ids`. None: all were.
+    `taken_together` names the claims of each batch that consisted of several, in the order in which they were joined;
+    any other claim was a batch of its own. `optimizer_steps` were taken before the step. `fresh_optimizer`: the
+    optimiser was new, as the parent is the base model or its trainer state was not there. `fit`: the version was
+    fitted to what somebody chose, and no claim made it; the optimiser of the steps was not touched.
     """
 
     config: dict[str, Any]
@@ -58,6 +59,7 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_steps: int
     fresh_optimizer: bool
     fit: Fit | None = None
+    taken_together: tuple[tuple[ClaimId, ...], ...] = ()
 
 
 class TokenAudit(msgspec.Struct, frozen=True, kw_only=True):

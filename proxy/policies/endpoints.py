@@ -34,11 +34,15 @@ def versions_of(request: Request) -> VersionService:
 
 @router.get("/head")
 async def head(request: Request, run: str) -> Response:
-    """What the trainer continues from."""
+    """Return what the trainer continues from, and what it must know of the run. Formats and the context are known for
+    the run that this process serves only."""
     found = await versions_of(request).head(await trainers_run(request, run))
-    swaps: SwapController | None = getattr(request.app.state, "swaps", None)
+    state = request.app.state
+    swaps: SwapController | None = getattr(state, "swaps", None)
     formats = swaps.formats(found.run_id) if swaps is not None else None
-    return message_response(msgspec.structs.replace(found, formats=formats))
+    is_served = swaps is not None and found.run_id == state.run.id
+    context = state.chat.context_length if is_served else None
+    return message_response(msgspec.structs.replace(found, formats=formats, context_length=context))
 
 
 @router.post("/versions")

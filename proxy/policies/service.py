@@ -59,6 +59,7 @@ class VersionService:
             version=row.head_version,
             base_model=row.base_model,
             weights=weights_of(version),
+            max_new_tokens=run.settings.max_new_tokens,
         )
 
     async def list_(self, run: RunView) -> list[VersionView]:

@@ -318,16 +318,21 @@ def test_the_command_line_asks_the_trainer_in_a_process_of_its_own(trained: Real
 def test_a_step_of_two_processes_is_replayed_by_two(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
-    all_options = (f"api_key={TRAINER}", "batch.max_tokens_per_microbatch=32", *options)
+    filled = ("batch.trajectories=8", "algorithm.fill=true")  # the first rank fills the batch up for both
+    all_options = (f"api_key={TRAINER}", "batch.max_tokens_per_microbatch=32", *filled, *options)
     words = [word for option in all_options for word in ("--set", option)]
     with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
+        proxy.group([1.0] * 4, version=0)
         mixed(proxy, version=0)
+        proxy.group([1.0, 0.0] * 2, version=0)
         log = tmp_path / "log"
         with forked_trainer(proxy.url, proxy.weights, log, *words, size=2) as process:
             proxy.wait_for_version(1, lambda: process.poll() is None)
             process.terminate()
             process.wait(60)
-        assert proxy.get("/steps/1")["inputs"]["conditions"]["ranks"] == 2
+        inputs = proxy.get("/steps/1")["inputs"]
+        assert inputs["conditions"]["ranks"] == 2
+        assert [len(claims) for claims in inputs["taken_together"]] == [2]
         status, verdict = replay(proxy, 1, capsys, "--verify")
     assert (status, verdict["identical"]) == (0, True)
 
@@ -345,3 +350,23 @@ def test_steps_of_several_mini_batches_are_replayed(tmp_path: Path, capsys: pyte
         for version in (1, 2):
             status, verdict = replay(proxy, version, capsys, "--verify")
             assert (status, verdict["identical"]) == (0, True)
+
+
+def test_a_batch_that_was_filled_up_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its claims are joined as they were, and so are those of a batch that was kept before it."""
+    parts = {"fill": True, "scale": "batch_std"}
+    batch = {"trajectories": 8, "wait_seconds": 0.1}
+    with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
+        with proxy.trainer(algorithm=parts, batch=batch) as trainer:
+            for _ in range(3):
+                proxy.group([0.25] * 4, version=0)
+            trainer.loop.step()
+            assert trainer.loop.head.version == 0
+            without_signal(proxy, 1.0, version=0)
+            mixed(proxy, version=0)
+            trainer.loop.step()
+            assert trainer.loop.head.version == 1
+        kept, trained = proxy.get("/steps/1")["inputs"]["taken_together"]
+        assert (len(kept), len(trained)) == (2, 2)
+        status, verdict = replay(proxy, 1, capsys, "--verify")
+    assert (status, verdict["identical"]) == (0, True)

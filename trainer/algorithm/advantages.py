@@ -8,6 +8,7 @@ compared with those of the other answers to their prompt.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from trainer.algorithm.baselines import RunningMean, baseline, scale
 from trainer.algorithm.choices import against_siblings
+from trainer.algorithm.overlong import overlong_penalty
 from trainer.algorithm.parts import Algorithm
 from trainer.config import RewardSettings
 
@@ -48,6 +50,14 @@ class Advantages:
     means: RunningMeans
     for_critic: bool = False
 
+    def only(self, indices: Sequence[int]) -> Advantages:
+        """Return the advantages of these trajectories, in this order; counts and means are those of all."""
+        return dataclasses.replace(
+            self,
+            session=tuple(self.session[index] for index in indices),
+            turns=tuple(self.turns[index] for index in indices),
+        )
+
     @property
     def all_zero(self) -> bool:
         """Whether nothing can be learnt. A critic learns from no reward too."""
@@ -62,13 +72,7 @@ def assign(
     A trajectory without a session reward takes no part in any baseline, and its session advantage is 0.
     """
     rewarded = [index for index, trajectory in enumerate(trajectories) if trajectory.reward is not None]
-    rewards_N = shaped([trajectories[index].reward or 0.0 for index in rewarded], algorithm.reward)
-    rewards_N += overlong_penalty(
-        [trajectories[index] for index in rewarded],
-        algorithm.overlong_factor,
-        algorithm.overlong_tokens,
-        algorithm.overlong_tail,
-    )
+    rewards_N = session_rewards([trajectories[index] for index in rewarded], algorithm)
     groups_N = torch.tensor([groups[index] for index in rewarded], dtype=torch.long)
     compared = baseline(algorithm.baseline, rewards_N, groups_N, means.session)
     advantages_N = rewards_N - compared.baseline_N
@@ -177,12 +181,11 @@ def discounts(parents: Sequence[int | None], turn_discount: float) -> list[float
     return [sum_ / count for sum_, count in zip(total, leaves, strict=True)]
 
 
-def overlong_penalty(trajectories: Sequence[Trajectory], factor: float, tokens: int, tail: int) -> Tensor:
-    """factor · min(0, −(length − (tokens − tail)) / tail), and −factor at least, with the length of each one's
-    longest answer (DAPO, Yu et al. 2025); as float64."""
-    lengths = [max((len(turn.output_ids) for turn in trajectory.turns), default=0) for trajectory in trajectories]
-    beyond_N = (torch.tensor(lengths, dtype=torch.float64) - (tokens - tail)) / tail
-    return -factor * beyond_N.clamp(0, 1)
+def session_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> Tensor:
+    """Return the session rewards as the algorithm sees them, as float64: bounded and scaled, less the penalty on
+    overlong answers. The trajectories have such rewards."""
+    rewards_N = shaped([trajectory.reward or 0.0 for trajectory in trajectories], algorithm.reward)
+    return rewards_N + overlong_penalty(trajectories, algorithm)
 
 
 def shaped(rewards: Sequence[float], settings: RewardSettings) -> Tensor:

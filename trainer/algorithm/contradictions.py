@@ -55,6 +55,11 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
         raise ConfigurationError(
             "trainer.algorithm.drop_degenerate: with a critic no trajectory is without advantages; set it to false"
         )
+    if algorithm.has_critic and algorithm.fill:
+        raise ConfigurationError(
+            "trainer.algorithm.fill: with a critic no group is without signal, so that none would be left out; set it"
+            " to false"
+        )
     if not algorithm.learns_from_rewards and not algorithm.has_teacher:
         raise ConfigurationError(
             "trainer.algorithm.distill_coefficient: with rl_coefficient at 0 too nothing would be learnt; set one"
@@ -65,10 +70,11 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
             f"trainer.algorithm.rl_coefficient: at 0 nothing is learnt with the {model} that this would have; to"
             ' learn from a teacher alone choose preset = "distillation"'
         )
-    if algorithm.overlong_tail >= algorithm.overlong_tokens:
+    tokens, tail = algorithm.overlong_tokens, algorithm.overlong_tail
+    if tokens is not None and tail is not None and tail >= tokens:
         raise ConfigurationError(
-            f"trainer.algorithm.overlong_tail: {algorithm.overlong_tail} must be below overlong_tokens"
-            f" ({algorithm.overlong_tokens})"
+            f"trainer.algorithm.overlong_tail: {tail} must be below overlong_tokens ({tokens}); leave it out for a"
+            " fifth of it"
         )
 
 
@@ -104,6 +110,8 @@ def refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
         uses[name] = (algorithm.overlong_factor > 0, "nothing is penalised while overlong_factor is 0")
     if algorithm.has_teacher and algorithm.drop_degenerate:
         uses["drop_degenerate"] = (False, "a teacher has something to say of every trajectory")
+    if algorithm.has_teacher and algorithm.fill:
+        uses["fill"] = (False, "a teacher has something to say of every trajectory")
     if not algorithm.learns_from_rewards:
         uses |= dict.fromkeys(_OF_REWARDS, (False, "rewards teach nothing while rl_coefficient is 0"))
         uses["proximal"] = (algorithm.second_moment is not None, "a teacher is listened to without it")

@@ -27,6 +27,8 @@ class Algorithm:
       log(proximal / behaviour): the tokens with the largest squares are left out until it holds.
     - `denominator` is what the summed loss is divided by; `constant_tokens` is the answer length of the constant
       denominator. With `drop_degenerate`, trajectories without an advantage do not count in it.
+    - With `fill`, groups without an advantage are left out of the batch, and the trainer claims more in their place
+      (`trainer/filling.py`).
     - `mini_batches` is the number of optimiser steps per batch.
     - `kl_coefficient` weighs the divergence from the base model. `kl_form` k1 subtracts it from the advantages, for
       each token together with the tokens after it in its answer; k2 and k3 add it to the loss.
@@ -39,7 +41,7 @@ class Algorithm:
       values may move from those at the start of the step. Its learning rate is `critic_rate` × the policy's. In its
       first `critic_warmup` steps only the critic is trained.
     - A session whose longest answer has more than `overlong_tokens` − `overlong_tail` tokens loses reward, up to
-      `overlong_factor`.
+      `overlong_factor`. None: they follow the run's bound on answers (`algorithm/overlong.py`).
     """
 
     surrogate: Surrogate = Surrogate.CLIP
@@ -56,6 +58,7 @@ class Algorithm:
     denominator: Denominator
     constant_tokens: int = 1024
     drop_degenerate: bool = False
+    fill: bool = False
     mini_batches: int = 1
     kl_coefficient: float = 0.0
     kl_form: Divergence = Divergence.K3
@@ -71,8 +74,8 @@ class Algorithm:
     critic_warmup: int = 0
     running_mean_decay: float
     overlong_factor: float = 0.0
-    overlong_tokens: int = 1024
-    overlong_tail: int = 256
+    overlong_tokens: int | None = None
+    overlong_tail: int | None = None
     reward: RewardSettings
 
     @property

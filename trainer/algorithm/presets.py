@@ -39,7 +39,7 @@ PRESETS: dict[str, Algorithm] = {
     # decoupled objective of Fu et al. 2025 (AReaL) for trajectories of older versions.
     "grpo": _GRPO,
     # Yu et al. 2025: groups that teach nothing do not count, answers near the bound are penalised.
-    "dapo": _row(_GRPO, drop_degenerate=True, overlong_factor=1.0),
+    "dapo": _row(_GRPO, drop_degenerate=True, fill=True, overlong_factor=1.0),
     # Liu et al. 2025: neither the spread of a group nor the length of an answer changes what it weighs.
     "dr_grpo": _row(_GRPO, scale=Scale.NONE, denominator=Denominator.CONSTANT),
     # Zheng et al. 2025 (Qwen): one ratio per answer.

@@ -1,10 +1,13 @@
-"""A claimed batch as one flat list of trajectories, each with the index of its group."""
+"""Claims as one batch, and a batch as one flat list of trajectories, each with the index of its group."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from proxy.contract.claim import ClaimedBatch
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup
 
 
@@ -15,6 +18,14 @@ class Batch:
     trajectories: tuple[Trajectory, ...]
     groups: tuple[int, ...]
     base_version: int
+
+    def only(self, indices: Sequence[int]) -> Batch:
+        """Return the batch of these trajectories, in this order."""
+        return Batch(
+            trajectories=tuple(self.trajectories[index] for index in indices),
+            groups=tuple(self.groups[index] for index in indices),
+            base_version=self.base_version,
+        )
 
 
 def flatten(groups: Sequence[TrajectoryGroup], base_version: int) -> Batch:
@@ -29,3 +40,14 @@ def flatten(groups: Sequence[TrajectoryGroup], base_version: int) -> Batch:
             trajectories.append(trajectory)
             indices.append(index)
     return Batch(trajectories=tuple(trajectories), groups=tuple(indices), base_version=base_version)
+
+
+def joined(claims: Sequence[ClaimedBatch]) -> ClaimedBatch:
+    """Return several claims as one batch, under the name of the first, with the newest reading of the engine."""
+    first, last = claims[0], claims[-1]
+    return msgspec.structs.replace(
+        first,
+        groups=tuple(group for claim in claims for group in claim.groups),
+        lease_expires_at=min(claim.lease_expires_at for claim in claims),
+        engine=last.engine,
+    )

@@ -32,14 +32,7 @@ def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Ba
         if (reason := unusable(trajectory, batch.base_version, max_staleness, vocabulary)) is not None
     }
     kept = [index for index in range(len(batch.trajectories)) if index not in skipped]
-    return (
-        Batch(
-            trajectories=tuple(batch.trajectories[index] for index in kept),
-            groups=tuple(batch.groups[index] for index in kept),
-            base_version=batch.base_version,
-        ),
-        skipped,
-    )
+    return batch.only(kept), skipped
 
 
 def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, vocabulary: int) -> Skip | None:

@@ -39,7 +39,14 @@ async def claimed(world: World, claims: ClaimService, sessions: int = 1) -> tupl
 
 async def test_the_head_of_a_new_run_is_the_base_model(world: World, versions: VersionService) -> None:
     head = await versions.head(world.run)
-    assert head == Head(run_id=world.run_id, run_name="policy", version=0, base_model="base/model", weights=None)
+    assert head == Head(
+        run_id=world.run_id,
+        run_name="policy",
+        version=0,
+        base_model="base/model",
+        weights=None,
+        max_new_tokens=world.run.settings.max_new_tokens,
+    )
 
 
 async def test_a_commit_makes_a_version_and_consumes_its_trajectories(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.contract.trajectory import TrajectoryTurn
 from tests.trainer.tiny import trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, assign, continued, credit, discounts, overlong_penalty, shaped
+from trainer.algorithm.advantages import RunningMeans, assign, continued, credit, discounts, shaped
 from trainer.algorithm.baselines import RunningMean
 from trainer.algorithm.presets import resolve
 from trainer.config import AlgorithmSettings, RewardSettings
@@ -169,16 +169,3 @@ def test_rewards_are_clipped_shifted_and_scaled() -> None:
     settings = RewardSettings(low=-1.0, high=1.0, bias=0.5, scale=2.0)
     assert shaped([-3.0, 0.25, 3.0], settings).tolist() == [-1.0, 1.5, 3.0]
     assert shaped([], settings).numel() == 0
-
-
-def test_the_overlong_penalty_grows_over_the_tail() -> None:
-    members = [trajectory(turn([7] * 3), turn([7] * length), reward=1.0) for length in (1, 6, 7, 9, 10, 12)]
-    assert overlong_penalty(members, 0.5, 10, 4).tolist() == [0, 0, -0.125, -0.375, -0.5, -0.5]
-    assert not overlong_penalty(members, 0.0, 10, 4).any()
-
-
-def test_an_answer_that_is_too_long_costs_its_session() -> None:
-    members = [trajectory(turn([7] * length), reward=1.0) for length in (3, 1024)]
-    assert assign(members, [0, 0], resolve(AlgorithmSettings(preset="dapo")), MEANS).session == pytest.approx(
-        (1.0, -1.0), abs=1e-3
-    )

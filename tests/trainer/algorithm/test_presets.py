@@ -52,7 +52,15 @@ def test_a_part_that_is_not_known_is_refused() -> None:
         ({"constant_tokens": 9}, "constant_tokens: the denominator tokens does not use it"),
         ({"kl_form": "k1"}, "kl_form: there is no reference while kl_coefficient is 0"),
         ({"overlong_tail": 9}, "overlong_tail: nothing is penalised"),
-        ({"preset": "dapo", "overlong_tokens": 100}, "overlong_tail: 256 must be below overlong_tokens"),
+        (
+            {"preset": "dapo", "overlong_tokens": 100, "overlong_tail": 100},
+            "overlong_tail: 100 must be below overlong_tokens",
+        ),
+        (
+            {"preset": "dapo", "baseline": "critic", "scale": "none", "drop_degenerate": False},
+            "fill: with a critic no group is without signal",
+        ),
+        ({"preset": "distillation", "fill": True}, "fill: a teacher has something to say"),
         ({"second_moment": 0.1, "proximal": "behaviour"}, "second_moment: it bounds the distance"),
         ({"scale": "group_std", "baseline": "none"}, "scale: group_std divides by the spread"),
         ({"dual_clip": 1.1}, "dual_clip: 1.1 must be above"),

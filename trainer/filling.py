@@ -1,0 +1,75 @@
+"""The trainer's source of batches: one claim, filled up with more where some of its groups have no signal.
+
+With the algorithm's part `fill` (dynamic sampling, Yu et al. 2025: DAPO), groups without signal are left out of the
+batch (`intake/preparation.py`), and further trajectories are claimed until the batch has `trajectories` with signal.
+
+What waits for what: each further claim waits at the proxy, as the first one does, but all of them together until
+`wait_seconds` after the batch was asked for. What arrives later belongs to the next batch.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from proxy.contract.claim import ClaimedBatch
+from trainer.algorithm.advantages import RunningMeans
+from trainer.algorithm.parts import Algorithm
+from trainer.claims import ClaimsInHand
+from trainer.config import BatchSettings
+from trainer.errors import ProxySilent
+from trainer.intake.preparation import prepare
+
+_log = structlog.get_logger("trainer.filling")
+
+
+class BatchSource:
+    """Used by the first rank only. `vocabulary` is the model's number of token ids."""
+
+    def __init__(self, claims: ClaimsInHand, settings: BatchSettings, algorithm: Algorithm, vocabulary: int) -> None:
+        self._claims = claims
+        self._settings = settings
+        self._algorithm = algorithm
+        self._vocabulary = vocabulary
+
+    def take(self, version: int, means: RunningMeans, *, waits: bool = True) -> ClaimedBatch | None:
+        """Return the next batch to train from `version`, after batches of these `means`; None if there was too little
+        within the waiting time, or, without `waits`, if there is no whole batch at once. Raises as
+        `ClaimsInHand.take` does."""
+        deadline = time.monotonic() + self._settings.wait_seconds
+        batch = self._claims.take(version, waits=waits)
+        if batch is None or not self._algorithm.fill:
+            return batch
+        return self._filled(batch, version, means, deadline)
+
+    def _filled(self, batch: ClaimedBatch, version: int, means: RunningMeans, deadline: float) -> ClaimedBatch:
+        """Join claims to the batch until it has enough trajectories with signal, nothing more waits, or as many
+        claims are held as may be. Each claims only what is missing, so a batch never has more signal than was asked
+        for, except to keep a group whole."""
+        wanted, extra = self._settings.trajectories, 0
+        while (missing := wanted - self._with_signal(batch, version, means)) > 0:
+            if self._claims.room_for_more(batch) < 1:
+                break
+            try:
+                more = self._claims.take_more(batch, missing, max(0.0, deadline - time.monotonic()))
+            except ProxySilent:  # the batch is held all the same, and as good as where nothing more waits
+                break
+            if more is None:
+                break
+            batch, extra = more, extra + 1
+        if extra or missing > 0:
+            _log.info(
+                "batch filled up",
+                claim=batch.claim_id,
+                extra_claims=extra,
+                trajectories=batch.trajectory_count,
+                with_signal=wanted - missing,
+                wanted=wanted,
+            )
+        return batch
+
+    def _with_signal(self, batch: ClaimedBatch, version: int, means: RunningMeans) -> int:
+        """Return how many trajectories the batch would train."""
+        prepared = prepare(batch, version, self._settings, self._algorithm, means, self._vocabulary)
+        return len(prepared.batch.trajectories)
