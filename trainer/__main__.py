@@ -15,7 +15,6 @@ starts all of them again.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import signal
@@ -31,6 +30,7 @@ import structlog
 from proxy.contract.visible import visible
 from trainer import log
 from trainer.algorithm.contradictions import check_teacher
+from trainer.algorithm.parts import as_json
 from trainer.algorithm.presets import resolve
 from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
@@ -224,12 +224,8 @@ def _without(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]
 
 
 def _resolved_run(settings: TrainerSettings) -> dict[str, Any]:
-    algorithm = resolve(settings.algorithm)
-    parts = {**dataclasses.asdict(algorithm), "reward": algorithm.reward.model_dump()}
-    return {
-        **settings.model_dump(mode="json"),
-        "algorithm": {"preset": settings.algorithm.preset, **parts},
-    }
+    parts = as_json(resolve(settings.algorithm))
+    return {**settings.model_dump(mode="json"), "algorithm": {"preset": settings.algorithm.preset, **parts}}
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -113,6 +113,26 @@ class Divergence(StrEnum):
     K3 = "k3"
 
 
+class Truncated(StrEnum):
+    """How answers that did not end by themselves are trained (`intake/answers.py`).
+
+    `mask`: their tokens are not. `drop`: their whole trajectory is not, nor is its reward compared with others'.
+    `zero_reward`: they are, and their session's reward counts as 0. `train`: they are, as whole answers are.
+    """
+
+    MASK = "mask"
+    DROP = "drop"
+    ZERO_REWARD = "zero_reward"
+    TRAIN = "train"
+
+
+class FilterAction(StrEnum):
+    """What happens to an answer that a filter catches: it is masked, or its whole trajectory is dropped."""
+
+    MASK = "mask"
+    DROP = "drop"
+
+
 class PreferenceForm(StrEnum):
     """How a pair of which one side was preferred becomes a loss (`algorithm/preferences.py`)."""
 
@@ -225,6 +245,46 @@ class RewardSettings(_Section):
         return self
 
 
+class FilterSettings(_Section):
+    """Bounds beyond which an answer counts as repetitive or as gibberish (`intake/filters.py`); None: no bound."""
+
+    repeated_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """An answer is repetitive if a larger share of its n-grams stands earlier in it as well."""
+    repeated_ngram: Annotated[int, Field(ge=1, le=64)] = 8
+    """The n of these n-grams, in tokens."""
+    certain_tokens: PositiveInt | None = None
+    """An answer is repetitive if so many consecutive tokens were each drawn with more than `certain_probability`."""
+    certain_probability: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    gibberish_logprob: Annotated[float, Field(lt=0)] | None = None
+    """An answer is gibberish if the mean log-probability of `gibberish_window` consecutive tokens is lower."""
+    gibberish_window: PositiveInt = 32
+    action: FilterAction = FilterAction.MASK
+
+    @property
+    def is_on(self) -> bool:
+        bounds = (self.repeated_share, self.certain_tokens, self.gibberish_logprob)
+        return any(bound is not None for bound in bounds)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FilterSettings:
+        needs = {
+            "repeated_ngram": self.repeated_share is not None,
+            "certain_probability": self.certain_tokens is not None,
+            "gibberish_window": self.gibberish_logprob is not None,
+            "action": self.is_on,
+        }
+        bounds = {
+            "repeated_ngram": "repeated_share",
+            "certain_probability": "certain_tokens",
+            "gibberish_window": "gibberish_logprob",
+            "action": "one of repeated_share, certain_tokens and gibberish_logprob",
+        }
+        for name, is_used in needs.items():
+            if not is_used and getattr(self, name) != FilterSettings.model_fields[name].default:
+                raise ValueError(f"{name} changes nothing without a bound: set {bounds[name]}, or leave it out")
+        return self
+
+
 class AlgorithmSettings(_Section):
     """A preset and what to change in it. A part that is not given is the preset's."""
 
@@ -261,7 +321,9 @@ class AlgorithmSettings(_Section):
     overlong_factor: NonNegativeFloat | None = None
     overlong_tokens: PositiveInt | None = None
     overlong_tail: PositiveInt | None = None
+    truncated: Truncated | None = None
     reward: RewardSettings = RewardSettings()
+    filters: FilterSettings = FilterSettings()
 
     @property
     def learns_entropy(self) -> bool:

@@ -121,9 +121,10 @@ class TrainingLoop:
         batch, advantages = prepared.batch, prepared.advantages
         audits = audit_untrained(prepared)
         self.means = advantages.means
-        if advantages.all_zero and not (self._algorithm.has_teacher and batch.trajectories):
+        if not batch.trajectories or (advantages.all_zero and not self._algorithm.has_teacher):
             self._warn_of_levelled(prepared)
-            self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
+            skipped = prepared.explained([*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
+            self._keep(claimed.claim_id, skipped)
             return
 
         mini_batches = prepared.packed(self._memory.settings, self._algorithm, self._learner.packings)
@@ -133,15 +134,16 @@ class TrainingLoop:
         outcome = self._updated(prepared, mini_batches, taught)
         if not outcome.stepped:
             reason = Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
-            self._keep(claimed.claim_id, [*audits, *audit_all_skipped(batch, reason)])
+            self._keep(claimed.claim_id, prepared.explained([*audits, *audit_all_skipped(batch, reason)]))
             self._watch.learnt_nothing(self.head.version, outcome.gradient_norm)
             return
 
         self._watch.learnt()
         self._clock.begin("publish_and_commit")
-        audits += audit_trained(batch, advantages, outcome.tokens)
+        audits = prepared.explained([*audits, *audit_trained(batch, advantages, outcome.tokens)])
         seconds = self._clock.take()
         metrics = step_metrics(batch, advantages, mini_batches, outcome, audits, seconds)
+        metrics |= prepared.judged.metrics()
         metrics |= divergence_from_teacher(outcome, taught)
         metrics |= signal_metrics(prepared, extra_claims=len(self._claims.joined_to(claimed.claim_id)))
         metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)

@@ -201,7 +201,15 @@ def consumption(audits: Sequence[TrajectoryAudit]) -> dict[str, float]:
 
 def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
     rewards = torch.tensor([combined_reward(trajectory) for trajectory in batch.trajectories], dtype=torch.float64)
-    values = torch.tensor([value for turns in advantages.turns for value in turns], dtype=torch.float64)
+    values = torch.tensor(
+        [
+            value
+            for trajectory, turns in zip(batch.trajectories, advantages.turns, strict=True)
+            for turn, value in zip(trajectory.turns, turns, strict=True)
+            if is_trained(turn)
+        ],
+        dtype=torch.float64,
+    )
     trained = [turn for trajectory in batch.trajectories for turn in trajectory.turns if is_trained(turn)]
     superseded = sum(turn.superseded for trajectory in batch.trajectories for turn in trajectory.turns)
     cut = sum(turn.convention is LogprobConvention.UNTRUNCATED for turn in trained)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from proxy.contract.identifiers import ClaimId, SessionId
+from proxy.contract.identifiers import ClaimId, SessionId, TurnId
 from proxy.contract.policy import WeightsReference
 from proxy.contract.step import StepInputs, TokenAudit
 from proxy.contract.trajectory import TrajectoryGroup
@@ -75,10 +75,22 @@ class ReleasedClaims(msgspec.Struct, frozen=True, kw_only=True):
     claim_ids: tuple[ClaimId, ...]
 
 
-class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step did with one trajectory. Ratios are train over engine probability per trained token.
+class MaskedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that was not trained although it was drawn from the policy, and the reason.
 
-    `trained_tokens` 0 with a `skipped` reason: the trajectory was consumed and taught nothing.
+    The trainer's reasons are `length` and `interrupted` (the answer was cut), `repetition` and `gibberish` (a filter
+    caught it).
+    """
+
+    turn_id: TurnId
+    reason: str
+
+
+class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of one trajectory in a step. Ratios are train over engine probability per trained token.
+
+    `trained_tokens` 0 with a `skipped` reason: the trajectory was consumed and taught nothing. `masked` are the
+    answers that were left out of it; audits of older trainers have none.
     """
 
     session_id: SessionId
@@ -96,6 +108,7 @@ class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
     skipped: str | None = None
     ratio_p05: float | None = None
     ratio_p95: float | None = None
+    masked: tuple[MaskedTurn, ...] = ()
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,9 +96,10 @@ def test_the_documented_defaults_are_the_defaults(name: str) -> None:
 def test_the_documented_preset_parts_are_the_presets() -> None:
     table = {code(cells[0])[0]: cells[1:] for cells in rows(section("`[trainer.algorithm]`")) if len(cells) != 4}
     names = list(PRESETS)
-    parts = [part for part in Algorithm.__dataclass_fields__ if part != "reward"]
+    own_sections = ("reward", "filters")
+    parts = [part for part in Algorithm.__dataclass_fields__ if part not in own_sections]
     assert list(table) == parts
-    assert [part for part in AlgorithmSettings.model_fields if part not in ("preset", "reward")] == parts
+    assert [part for part in AlgorithmSettings.model_fields if part not in ("preset", *own_sections)] == parts
     for part, cells in table.items():
         for name, cell in zip(names, cells, strict=True):
             actual = getattr(PRESETS[name], part)

@@ -21,6 +21,7 @@ from sqlalchemy import update
 from proxy.app import begin_stop, create_app
 from proxy.clock import system_clock
 from proxy.contract.identifiers import GroupId, SessionId
+from proxy.contract.turn import FinishReason
 from proxy.database.tables import Base, SessionRow
 from proxy.runs.service import RunView
 from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, ServerSettings, Settings
@@ -155,6 +156,7 @@ class RealProxy:
         turn_reward: float | None = None,
         highest: int = VOCABULARY,
         run: str = RUN,
+        ends: tuple[FinishReason, FinishReason] = (FinishReason.STOP, FinishReason.STOP),
     ) -> SessionId:
         world, numbers = self._worlds[run], self._numbers[run]
 
@@ -165,7 +167,12 @@ class RealProxy:
         async def make() -> SessionId:
             session = await world.session(group=group)
             first = await world.turn(
-                session, prompt_ids=ids(3), output_ids=ids(4, highest), version=version, conversation="a"
+                session,
+                prompt_ids=ids(3),
+                output_ids=ids(4, highest),
+                version=version,
+                conversation="a",
+                finish_reason=ends[0],
             )
             second = await world.turn(
                 session,
@@ -175,6 +182,7 @@ class RealProxy:
                 output_ids=ids(5, highest),
                 version=version,
                 conversation="b",
+                finish_reason=ends[1],
             )
             if turn_reward is not None:
                 await world.reward(session, turn_reward, turn_id=second.turn.id, final=False)

@@ -13,7 +13,7 @@ from proxy.contract.policy import WeightsReference
 from proxy.contract.trajectory import TrajectoryGroup
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
-from tests.trainer.tiny import group_of, settings, trajectory, turn
+from tests.trainer.tiny import cut, group_of, settings, trajectory, turn
 from trainer.claims import MOST_KEPT
 from trainer.errors import HeadMoved
 
@@ -360,3 +360,42 @@ def test_a_step_tells_what_it_was_made_with(start: Start, tiny_model: Path, tmp_
     assert len({audit.session_id for audit in first.tokens}) == 2
     lengths = {audit.session_id: audit.trained_tokens for audit in first.audit}
     assert all(len(audit.logprobs) == lengths[audit.session_id] for audit in first.tokens)
+
+
+def test_a_session_of_cut_answers_is_skipped_with_the_reason(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    def source(version: int) -> TrajectoryGroup:
+        whole = [trajectory(turn([4, 5], version=version), reward=reward) for reward in (1.0, 0.5)]
+        return group_of([*whole, trajectory(cut(turn([6, 7], version=version)), reward=0.0)])
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=source)
+    trainer = start(proxy, settings(tmp_path, batch={"trajectories": 3}))
+    trainer.loop.resume()
+    trainer.loop.step()
+    (commit,) = proxy.commits
+    metrics, skipped = commit.step.metrics, [audit for audit in commit.step.audit if audit.skipped is not None]
+    assert [(audit.skipped, audit.trained_tokens) for audit in skipped] == [("truncated", 0)]
+    assert [turn.reason for turn in skipped[0].masked] == ["length"]
+    assert (metrics["skipped_truncated"], metrics["masked_length"], metrics["tokens"]) == (1.0, 1.0, 4.0)
+    assert metrics["cut_answer_share"] == pytest.approx(1 / 3)
+    # Rewards of 1.0, 0.5 and 0.0: the skipped one holds the mean at 0.5, at which the middle one has no advantage.
+    advantages = [audit.advantage for audit in commit.step.audit if audit.skipped is None]
+    assert advantages == [pytest.approx(0.5 / (0.5 * (2 / 3) ** 0.5 + 1e-4)), 0.0]
+
+
+@pytest.mark.parametrize("preset", ["grpo", "ppo"])
+def test_a_batch_of_cut_answers_is_kept(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
+    """With a critic too, which else learns from every batch."""
+
+    def source(version: int) -> TrajectoryGroup:
+        return group_of([trajectory(cut(turn([6, 7], version=version)), reward=reward) for reward in (0.0, 1.0)])
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=source)
+    trainer = start(proxy, settings(tmp_path, batch={"trajectories": 2}, algorithm={"preset": preset}))
+    trainer.loop.resume()
+    before = trainer.weights()
+    for _ in range(MOST_KEPT):
+        trainer.loop.step()
+    (commit,) = proxy.commits
+    assert same(before, trainer.weights())
+    assert {audit.skipped for audit in commit.step.audit} == {"truncated"}
+    assert all(audit.masked for audit in commit.step.audit)

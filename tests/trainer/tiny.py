@@ -11,12 +11,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
-from proxy.contract.turn import LogprobConvention, VersionSpan
+from proxy.contract.turn import FinishReason, LogprobConvention, TurnState, VersionSpan
 from tests.fakes.training_proxy import KEY, RUN, TrainingProxy
 from tests.small_models import small_qwen3
 from trainer.algorithm.logprobs import token_logprobs
@@ -82,6 +83,12 @@ def turn(
         reward=reward,
         superseded=superseded,
     )
+
+
+def cut(answer: TrajectoryTurn, *, left: bool = False) -> TrajectoryTurn:
+    """The same answer, cut by its bound on tokens, or by a client that left."""
+    state = TurnState.TRUNCATED if left else TurnState.COMPLETE
+    return msgspec.structs.replace(answer, finish_reason=FinishReason.LENGTH, state=state)
 
 
 def trajectory(*turns: TrajectoryTurn, reward: float | None = 1.0, group: str | None = None) -> Trajectory:

@@ -58,6 +58,20 @@ class Advantages:
             turns=tuple(self.turns[index] for index in indices),
         )
 
+    def where(self, trained: Sequence[Sequence[bool]]) -> Advantages:
+        """Return the advantages with 0 for turns that are not trained; `trained[i]` are the turns of trajectory i.
+
+        A critic's are rewards and keep their values: those of a turn without trained tokens come with the last token
+        before it.
+        """
+        if self.for_critic:
+            return self
+        turns = tuple(
+            tuple(value if learns else 0.0 for value, learns in zip(values, learn, strict=True))
+            for values, learn in zip(self.turns, trained, strict=True)
+        )
+        return dataclasses.replace(self, turns=turns)
+
     @property
     def all_zero(self) -> bool:
         """Whether nothing can be learnt. A critic learns from no reward too."""

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from trainer.algorithm.parts import Algorithm
-from trainer.config import AlgorithmSettings, Baseline, Denominator, Proximal, Scale, Surrogate, TeacherSettings
+from trainer.config import (
+    AlgorithmSettings,
+    Baseline,
+    Denominator,
+    Proximal,
+    Scale,
+    Surrogate,
+    TeacherSettings,
+    Truncated,
+)
 from trainer.errors import ConfigurationError
 
 _OF_REWARDS = (
@@ -69,6 +78,11 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
         raise ConfigurationError(
             f"trainer.algorithm.rl_coefficient: at 0 nothing is learnt with the {model} that this would have; to"
             ' learn from a teacher alone choose preset = "distillation"'
+        )
+    if not algorithm.learns_from_rewards and algorithm.truncated is Truncated.ZERO_REWARD:
+        raise ConfigurationError(
+            "trainer.algorithm.truncated: zero_reward changes nothing, as rewards teach nothing while rl_coefficient"
+            " is 0; choose train or mask"
         )
     tokens, tail = algorithm.overlong_tokens, algorithm.overlong_tail
     if tokens is not None and tail is not None and tail >= tokens:

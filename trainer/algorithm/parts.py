@@ -10,8 +10,20 @@ from typing import Any, cast
 from pydantic import TypeAdapter, ValidationError
 
 from trainer.algorithm.objective import Objective
-from trainer.config import Baseline, Denominator, Divergence, Proximal, RewardSettings, Scale, Surrogate
+from trainer.config import (
+    Baseline,
+    Denominator,
+    Divergence,
+    FilterSettings,
+    Proximal,
+    RewardSettings,
+    Scale,
+    Surrogate,
+    Truncated,
+)
 from trainer.errors import ConfigurationError
+
+_NO_FILTERS = FilterSettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +54,8 @@ class Algorithm:
       first `critic_warmup` steps only the critic is trained.
     - A session whose longest answer has more than `overlong_tokens` − `overlong_tail` tokens loses reward, up to
       `overlong_factor`. None: they follow the run's bound on answers (`algorithm/overlong.py`).
+    - `truncated` is what happens to answers that were cut, `filters` to repetitive ones and gibberish
+      (`intake/answers.py`).
     """
 
     surrogate: Surrogate = Surrogate.CLIP
@@ -76,7 +90,9 @@ class Algorithm:
     overlong_factor: float = 0.0
     overlong_tokens: int | None = None
     overlong_tail: int | None = None
+    truncated: Truncated = Truncated.TRAIN
     reward: RewardSettings
+    filters: FilterSettings = _NO_FILTERS
 
     @property
     def objective(self) -> Objective:

@@ -15,6 +15,7 @@ from trainer.config import (
     RewardSettings,
     Scale,
     Surrogate,
+    Truncated,
 )
 from trainer.errors import ConfigurationError
 
@@ -29,6 +30,7 @@ _GRPO = Algorithm(
     denominator=Denominator.TOKENS,
     turn_discount=1.0,
     running_mean_decay=0.99,
+    truncated=Truncated.MASK,
     reward=RewardSettings(),
 )
 
@@ -38,8 +40,9 @@ PRESETS: dict[str, Algorithm] = {
     # Shao et al. 2024 (DeepSeekMath), with the asymmetric clip and token mean of Yu et al. 2025 (DAPO) and the
     # decoupled objective of Fu et al. 2025 (AReaL) for trajectories of older versions.
     "grpo": _GRPO,
-    # Yu et al. 2025: groups that teach nothing do not count, answers near the bound are penalised.
-    "dapo": _row(_GRPO, drop_degenerate=True, fill=True, overlong_factor=1.0),
+    # Yu et al. 2025: groups that teach nothing do not count, answers near the bound are penalised. The penalty is
+    # largest for answers that were cut, so these are trained, as in the authors' final recipe.
+    "dapo": _row(_GRPO, drop_degenerate=True, fill=True, overlong_factor=1.0, truncated=Truncated.TRAIN),
     # Liu et al. 2025: neither the spread of a group nor the length of an answer changes what it weighs.
     "dr_grpo": _row(_GRPO, scale=Scale.NONE, denominator=Denominator.CONSTANT),
     # Zheng et al. 2025 (Qwen): one ratio per answer.
@@ -71,9 +74,14 @@ PRESETS: dict[str, Algorithm] = {
     # Schulman et al. 2017, with the estimate of Schulman et al. 2016: a critic says what each token was worth.
     "ppo": _row(_GRPO, baseline=Baseline.CRITIC, scale=Scale.BATCH_STD, mini_batches=2, value_clip=0.2),
     # Agarwal et al. 2024 (GKD, on-policy with the reverse divergence): what the policy said itself, judged token by
-    # token by a teacher. Rewards teach nothing.
+    # token by a teacher. Rewards teach nothing, and a token is judged without regard to how its answer ended.
     "distillation": _row(
-        _GRPO, baseline=Baseline.NONE, scale=Scale.NONE, rl_coefficient=0.0, distill_coefficient=1.0
+        _GRPO,
+        baseline=Baseline.NONE,
+        scale=Scale.NONE,
+        rl_coefficient=0.0,
+        distill_coefficient=1.0,
+        truncated=Truncated.TRAIN,
     ),
 }
 

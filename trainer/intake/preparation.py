@@ -5,15 +5,18 @@ These functions are pure, and they decide all that a step learns from, so that a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from proxy.contract.claim import ClaimedBatch
+import msgspec
+
+from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
 from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.advantages import Advantages, RunningMeans, assign
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.signal import levelled_groups, with_signal
 from trainer.config import BatchSettings, Packing
+from trainer.intake.answers import JudgedAnswers, judge
 from trainer.intake.grouping import Batch, flatten
 from trainer.intake.packing import MiniBatch, mini_batches
 from trainer.intake.sequences import linearise
@@ -22,14 +25,19 @@ from trainer.intake.staleness import Skip, drop_unusable
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """`batch` is what is trained, `dropped` what cannot be and why. `left_out` could be trained, and has no signal:
-    the algorithm has the part `fill`. `advantages` belong to the batch and hold the running means after it, which
-    have seen `left_out` too. `levelled` counts the groups whose rewards differed until the reward's bounds or the
-    overlong penalty made them equal."""
+    """A claim, ready for the learner.
+
+    `batch` holds the trajectories to train, with masked answers as context; `dropped` holds those that cannot be
+    trained and the reasons. `left_out` could be trained and has no signal: the algorithm has the part `fill`.
+    `advantages` belong to the batch and hold the running means after it, which have seen `left_out` too. `levelled`
+    counts the groups whose rewards differed until the reward's bounds or the overlong penalty made them equal.
+    `judged` says which answers were cut or caught by a filter.
+    """
 
     batch: Batch
     dropped: tuple[tuple[Trajectory, Skip], ...]
     advantages: Advantages
+    judged: JudgedAnswers
     left_out: tuple[Trajectory, ...] = ()
     levelled: int = 0
 
@@ -40,6 +48,11 @@ class Prepared:
         sequences, chosen = linearise(self.batch.trajectories), settings.taken_by(packings)
         return mini_batches(self.batch, self.advantages.turns, sequences, chosen, algorithm)
 
+    def explained(self, audits: Sequence[TrajectoryAudit]) -> list[TrajectoryAudit]:
+        """Return the audits, each with the answers of its session that were not trained."""
+        masked = self.judged.masked
+        return [msgspec.structs.replace(audit, masked=masked.get(audit.session_id, ())) for audit in audits]
+
 
 def prepare(
     claimed: ClaimedBatch,
@@ -49,17 +62,24 @@ def prepare(
     means: RunningMeans,
     vocabulary: int,
 ) -> Prepared:
-    """Return a claim as it is trained from `version`, after batches of these `means`. `vocabulary` is the model's
-    number of token ids."""
+    """Return a claim as it is trained from `version`, after batches of these `means`.
+
+    `vocabulary` is the model's number of token ids. Advantages are made before answers are masked: the reward of a
+    masked answer stays in the baseline of its group.
+    """
     whole = flatten(claimed.groups, version)
-    usable, dropped = drop_unusable(whole, settings.max_staleness, vocabulary)
-    advantages = assign(usable.trajectories, usable.groups, algorithm, means)
-    trained = with_signal(usable.groups, advantages.turns) if algorithm.fill else range(len(usable.groups))
-    rest = set(range(len(usable.groups))).difference(trained)
+    usable, unusable = drop_unusable(whole, settings.max_staleness, vocabulary)
+    judged = judge(usable, algorithm)
+    compared = assign(judged.compared, judged.batch.groups, algorithm, means)
+    batch, advantages, emptied = judged.without_masked(compared)
+    trained = with_signal(batch.groups, advantages.turns) if algorithm.fill else range(len(batch.groups))
+    rest = set(range(len(batch.groups))).difference(trained)
+    dropped = tuple((whole.trajectories[index], reason) for index, reason in unusable.items())
     return Prepared(
-        batch=usable.only(trained),
-        dropped=tuple((whole.trajectories[index], reason) for index, reason in dropped.items()),
+        batch=batch.only(trained),
+        dropped=(*dropped, *judged.dropped, *emptied),
         advantages=advantages.only(trained),
-        left_out=tuple(usable.trajectories[index] for index in sorted(rest)),
-        levelled=levelled_groups(usable.trajectories, usable.groups, algorithm),
+        judged=judged,
+        left_out=tuple(batch.trajectories[index] for index in sorted(rest)),
+        levelled=levelled_groups(judged.compared, judged.batch.groups, algorithm),
     )

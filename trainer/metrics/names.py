@@ -1,9 +1,10 @@
-"""The metrics of a step by name, with their units. What they mean: docs/reference.md."""
+"""The metrics of a step by name, with their units; docs/reference.md says what they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainer.intake.filters import Fault
 from trainer.intake.staleness import Skip
 
 _REWARD, _RATIO, _SHARE, _NATS, _COUNT, _SECONDS = "reward", "ratio", "share", "nats", "count", "seconds"
@@ -21,6 +22,9 @@ UNITS: Mapping[str, str] = {
     "levelled_groups": _COUNT,
     "baseline_fallbacks": _COUNT,
     "groups": _COUNT,
+    "answers": _COUNT,
+    "cut_answer_share": _SHARE,
+    **{f"masked_{fault.value}": _COUNT for fault in Fault},
     "untruncated_logprob_share": _SHARE,
     "constrained_turn_share": _SHARE,
     "superseded_turns": _COUNT,

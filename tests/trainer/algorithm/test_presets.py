@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from trainer.algorithm.parts import Algorithm, as_json, from_json
 from trainer.algorithm.presets import PRESETS, resolve
-from trainer.config import AlgorithmSettings, Surrogate
+from trainer.config import AlgorithmSettings, Surrogate, Truncated
 from trainer.errors import ConfigurationError
 
 
@@ -33,7 +34,8 @@ def test_an_algorithm_of_an_older_trainer_is_what_it_was() -> None:
         "reward",
     )
     written = as_json(PRESETS["grpo"])
-    assert from_json({name: written[name] for name in names}) == PRESETS["grpo"]
+    before = dataclasses.replace(PRESETS["grpo"], truncated=Truncated.TRAIN)  # cut answers were trained as whole ones
+    assert from_json({name: written[name] for name in names}) == before
 
 
 def test_a_part_that_is_not_known_is_refused() -> None:
@@ -77,6 +79,7 @@ def test_a_part_that_is_not_known_is_refused() -> None:
         ({"preset": "distillation", "distill_coefficient": 0.0}, "distill_coefficient: with rl_coefficient at 0 too"),
         ({"preset": "ppo", "rl_coefficient": 0, "distill_coefficient": 1}, "with the critic that"),
         ({"preset": "reinforce_pp", "rl_coefficient": 0, "distill_coefficient": 1}, "with the reference model that"),
+        ({"preset": "distillation", "truncated": "zero_reward"}, "truncated: zero_reward changes nothing"),
         ({"rl_coefficient": 0.5}, "rl_coefficient: there is no teacher"),
         ({"preset": "distillation", "entropy_coefficient": 0.1}, "entropy_coefficient: rewards teach nothing"),
         ({"preset": "distillation", "top_entropy_share": 0.2}, "top_entropy_share: rewards teach nothing"),

@@ -1,0 +1,81 @@
+"""Measures of a single answer that tell repetition and gibberish: pure functions of its tokens.
+
+Axes: L tokens of the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+from itertools import accumulate, groupby
+
+from proxy.contract.trajectory import TrajectoryTurn
+from proxy.contract.turn import LogprobConvention
+from trainer.config import FilterSettings
+
+
+class Fault(StrEnum):
+    """Why an answer is not trained as it is: it was cut, or a filter caught it. Audits carry it as the reason."""
+
+    LENGTH = "length"
+    INTERRUPTED = "interrupted"
+    REPETITION = "repetition"
+    GIBBERISH = "gibberish"
+
+
+def caught_by(turn: TrajectoryTurn, filters: FilterSettings) -> Fault | None:
+    """Return the fault for which a filter catches the turn's answer; None if none does.
+
+    Redacted tokens are placeholders and are not measured. The log-probabilities of a constrained answer belong to
+    what its constraint left, where a token without an alternative has probability 1: only its ids are measured.
+    """
+    if not filters.is_on:
+        return None
+    ids = [turn.output_ids[position] for position in turn.learnt]
+    logprobs: list[float] = []
+    if turn.convention is not LogprobConvention.CONSTRAINED:
+        logprobs = [turn.logprobs[position] for position in turn.learnt]
+    share, certain, unlikely = filters.repeated_share, filters.certain_tokens, filters.gibberish_logprob
+    if share is not None and repeated_share(ids, filters.repeated_ngram) > share:
+        return Fault.REPETITION
+    if certain is not None and longest_certain_run(logprobs, filters.certain_probability) >= certain:
+        return Fault.REPETITION
+    if unlikely is not None and logprobs and lowest_mean_logprob(logprobs, filters.gibberish_window) < unlikely:
+        return Fault.GIBBERISH
+    return None
+
+
+def repeated_share(ids: Sequence[int], n: int) -> float:
+    """Return the share of the answer's n-grams that stand earlier in it as well: 1 − distinct / all.
+
+    0 for an answer of less than n + 1 tokens. The value is that of an answer's ids, so it needs no tokenizer.
+    """
+    count = len(ids) - n + 1
+    if count < 2:
+        return 0.0
+    distinct = len(set(zip(*(ids[start : start + count] for start in range(n)), strict=True)))
+    return 1 - distinct / count
+
+
+def longest_certain_run(logprobs_L: Sequence[float], probability: float) -> int:
+    """Return the length of the longest run of tokens that each were drawn with more than this probability.
+
+    A model in a loop is nearly certain of every token, whatever the period of the loop (MiniMax-M1 2025, section 3.2,
+    which ends a generation after 3,000 such tokens).
+    """
+    bound = math.log(probability)
+    runs = groupby(logprobs_L, key=lambda logprob: logprob > bound)
+    return max((sum(1 for _ in run) for is_certain, run in runs if is_certain), default=0)
+
+
+def lowest_mean_logprob(logprobs_L: Sequence[float], window: int) -> float:
+    """Return the lowest mean log-probability, under the policy that drew them, of `window` consecutive tokens.
+
+    An answer that is shorter than the window has the mean of all its tokens. Raises ValueError for an empty one.
+    """
+    if not logprobs_L:
+        raise ValueError("an answer without tokens has no mean log-probability")
+    size = min(window, len(logprobs_L))
+    sums = [0.0, *accumulate(logprobs_L)]
+    return min(sums[end] - sums[end - size] for end in range(size, len(sums))) / size
