@@ -466,6 +466,8 @@ class TrainerSettings(_Section):
     """Of a layout with `p`; None: 1f1b."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = Precision.FLOAT32
+    head_precision: Precision | None = None
+    """What the output head multiplies in. None: float32, but on CUDA the model's `precision`."""
     attention: Attention = Attention.AUTO
     """In trees; on CUDA in packed rows too."""
     compile: bool = False
@@ -512,6 +514,10 @@ class TrainerSettings(_Section):
             raise ValueError(
                 "compile and pipeline_schedule = zbv do not go together: a compiled layer computes the gradients of"
                 " its weights and of what it reads at once, and zbv computes them apart; leave one of them out"
+            )
+        if self.precision is Precision.FLOAT32 and self.head_precision is Precision.BFLOAT16:
+            raise ValueError(
+                "head_precision = bfloat16 needs precision = bfloat16: the head of a float32 model is in float32"
             )
         if self.backend != "fsdp" and self.offload:
             raise ValueError(f'offload belongs to backend = "fsdp", and the backend is "{self.backend}"')

@@ -10,9 +10,9 @@ from typing import TypeVar, cast
 import structlog
 import torch
 
-from trainer.algorithm.logprobs import token_logprobs
+from trainer.algorithm.logprobs import exact_token_logprobs, token_logprobs
 from trainer.compiling import why_not
-from trainer.config import AdapterSettings, Attention, Packing, PipelineSchedule, TrainerSettings
+from trainer.config import AdapterSettings, Attention, Packing, PipelineSchedule, Precision, TrainerSettings
 from trainer.errors import ConfigurationError
 from trainer.models.adapters import AdaptedPolicy, Adapters, BasePolicy
 from trainer.models.archon.model import ArchonModel, Block
@@ -92,7 +92,7 @@ def reference_of(
 
 def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     """The same, never to be trained."""
-    model = _load(directory, settings, activation_checkpointing=False)
+    model = _load(directory, settings, ranks, activation_checkpointing=False)
     return _divided(model.requires_grad_(False).eval(), settings, ranks)
 
 
@@ -107,17 +107,27 @@ def load_critic(directory: Path, settings: TrainerSettings, ranks: Ranks) -> Val
 
 
 def _load_whole(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
-    model = _load(directory, settings, activation_checkpointing=settings.activation_checkpointing)
+    model = _load(directory, settings, ranks, activation_checkpointing=settings.activation_checkpointing)
     asked = settings.batch.packing
     if asked not in model.packings and ranks.is_first:
         _log.warning("the model does not take this packing", asked=asked.value, used=Packing.PADDED.value)
     return model
 
 
-def _load(directory: Path, settings: TrainerSettings, *, activation_checkpointing: bool) -> PolicyModel:
+def _load(directory: Path, settings: TrainerSettings, ranks: Ranks, *, activation_checkpointing: bool) -> PolicyModel:
     load = load_archon if settings.backend == "archon" else load_policy
-    scored = partial(token_logprobs, entropy_gradient=settings.algorithm.learns_entropy)
+    exact = head_precision_of(settings, ranks.device) is Precision.FLOAT32
+    scored = partial(
+        exact_token_logprobs if exact else token_logprobs, entropy_gradient=settings.algorithm.learns_entropy
+    )
     return load(directory, settings.precision, scored, activation_checkpointing=activation_checkpointing)
+
+
+def head_precision_of(settings: TrainerSettings, device: torch.device) -> Precision:
+    """Return what the output head multiplies in: what was chosen, else float32, but on CUDA the model's precision."""
+    if settings.head_precision is not None:
+        return settings.head_precision
+    return settings.precision if device.type == "cuda" else Precision.FLOAT32
 
 
 def _divided(model: PolicyModel, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:

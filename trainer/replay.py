@@ -321,7 +321,7 @@ def _configured(step: StepBatch, inputs: StepInputs) -> tuple[TrainerSettings, A
 
 def _built_by(settings: TrainerSettings) -> tuple[object, ...]:
     """What a model in memory depends on besides its weights."""
-    built = settings.backend, settings.layout, settings.pipeline_schedule, settings.precision
+    built = settings.backend, settings.layout, settings.pipeline_schedule, settings.precision, settings.head_precision
     return *built, settings.adapter, settings.offload, settings.algorithm.learns_entropy
 
 

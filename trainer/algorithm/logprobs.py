@@ -38,7 +38,7 @@ def token_logprobs(
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(log softmax(head(h) / temperature)[target], entropy in nats of the same distribution), shape N, float32.
+    """Return (log softmax(head(h) / temperature)[target], entropy in nats of the same distribution), N, float32.
 
     The entropy carries a gradient only with `entropy_gradient`, as its backward pass takes more memory and time. More
     tokens than fit a chunk are computed chunk by chunk, and once more in the backward pass, so that no more than one
@@ -65,6 +65,34 @@ def token_logprobs(
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+def exact_token_logprobs(
+    head: Callable[[Tensor], Tensor],
+    hidden_ND: Tensor,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    vocabulary: int,
+    *,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Compute `token_logprobs` with a head that multiplies in float32, within a model that computes in bfloat16.
+
+    A logit of 20 in bfloat16 is off by up to 0.06, and so is the log-probability
+    (MiniMax-M1, https://arxiv.org/abs/2506.13585, section 3.2).
+    """
+    # As many bytes of logits at a time as the same chunk has in bfloat16, where they are half as wide.
+    logits_per_chunk = LOGITS_PER_CHUNK_ON_CUDA // 2 if hidden_ND.is_cuda else None
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        return token_logprobs(
+            head,
+            hidden_ND.float(),
+            targets_N,
+            temperature_N,
+            vocabulary,
+            logits_per_chunk,
+            entropy_gradient=entropy_gradient,
+        )
 
 
 def _chunk(

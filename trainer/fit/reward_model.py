@@ -47,8 +47,9 @@ class RewardModel(Repeatable):
             hidden_BTD = classifier.base_model(
                 input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
             ).last_hidden_state
-            scores: Tensor = classifier.score(hidden_BTD.flatten(0, 1)[places_S])[:, 0]
-        return scores.float()
+        # Not in bfloat16: pairs are told apart by differences that its two or three digits do not have.
+        scores: Tensor = classifier.score(hidden_BTD.flatten(0, 1)[places_S].float())[:, 0]
+        return scores
 
 
 def load_reward_model(

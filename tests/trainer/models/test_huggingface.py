@@ -7,7 +7,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from tests.small_models import SMALL
+from tests.small_models import SMALL, small_qwen3
 from tests.trainer.tiny import ALONE, GRPO, load_tiny, trajectory, turn
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import BatchSettings, Packing, Precision, TrainerSettings
@@ -158,3 +158,39 @@ def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"no config\.json"):
         resolve_directory(str(tmp_path))
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "archon"])
+def test_a_float32_head_brings_a_bfloat16_model_closer_to_float32(tmp_path: Path, backend: str) -> None:
+    """The logits are large, as those of trained models are, and the layers add little: rounding in the head is most
+    of the error."""
+    model: Any = small_qwen3(vocab_size=64, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.normal_()
+        model.lm_head.weight.normal_(0, 3.0)
+    model.save_pretrained(tmp_path)
+    members = [trajectory(turn(torch.randint(0, 64, (40,)).tolist())) for _ in range(4)]
+    batch = Batch(trajectories=tuple(members), groups=(0, 1, 2, 3), base_version=0)
+    (micro_batch,) = pack(batch, [[1.0]] * 4, linearise(members), BatchSettings(), GRPO)
+
+    def scored(**changes: Any) -> torch.Tensor:
+        settings = TrainerSettings.model_validate({"backend": backend, **changes})
+        return score(load_trained(tmp_path, settings, ALONE), micro_batch)
+
+    exact = scored()
+    halved = {"precision": "bfloat16"}
+    coarse, fine, by_default = (
+        scored(**halved, head_precision="bfloat16"),
+        scored(**halved, head_precision="float32"),
+        scored(**halved),
+    )
+    assert fine.dtype == torch.float32
+    assert torch.equal(fine, by_default)
+    error, left = ((each - exact).abs().mean().item() for each in (coarse, fine))
+    assert 0 < left < error / 3
+    torch.autograd.backward(fine.sum())
+
+
+def test_a_bfloat16_head_belongs_to_a_bfloat16_model() -> None:
+    with pytest.raises(ValueError, match="head_precision = bfloat16 needs precision = bfloat16"):
+        TrainerSettings.model_validate({"head_precision": "bfloat16"})
