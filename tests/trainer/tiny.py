@@ -68,6 +68,7 @@ def turn(
     reward: float | None = None,
     convention: LogprobConvention = LogprobConvention.SAMPLED,
     superseded: bool = False,
+    state: TurnState = TurnState.COMPLETE,
 ) -> TrajectoryTurn:
     return TrajectoryTurn(
         id=TurnId(f"turn_{next(_numbers)}"),
@@ -82,6 +83,7 @@ def turn(
         trainable=trainable,
         reward=reward,
         superseded=superseded,
+        state=state,
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
+from proxy.contract.turn import TurnState
 from trainer.algorithm.baselines import RunningMean, baseline, scale
 from trainer.algorithm.choices import against_siblings
 from trainer.algorithm.overlong import overlong_penalty
@@ -165,12 +166,23 @@ def continued(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
 
     A call may begin before the end of the turn that it is stored behind: a sub-agent that shares only its prompt, an
     edited past, a template that strips an earlier answer. Of what it does not keep it is not a later turn, so that no
-    reward of its path is discounted there on its account. None where it keeps no output at all, and for superseded
-    turns, which weigh on nothing before them. Parents stand before their children.
+    reward of its path is discounted there on its account. None where it keeps no output at all. None as well for
+    answers that the agent did nothing with, which weigh on nothing before them: superseded ones, those of failed
+    calls, and truncated ones of which no later turn keeps a token. Parents stand before their children.
     """
+    found = _keeping_output(turns)
+    used = set(found)
+    return [
+        None if turn.superseded or (turn.state is not TurnState.COMPLETE and place not in used) else owner
+        for place, (turn, owner) in enumerate(zip(turns, found, strict=True))
+    ]
+
+
+def _keeping_output(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
+    """Return for each turn the nearest before it on its path of whose output it keeps a token."""
     found: list[int | None] = []
     for turn in turns:
-        kept, owner = turn.prefix_tokens, None if turn.superseded else turn.parent
+        kept, owner = turn.prefix_tokens, turn.parent
         while owner is not None and kept <= turns[owner].prefix_tokens + len(turns[owner].prompt_ids):
             kept, owner = min(kept, turns[owner].prefix_tokens), turns[owner].parent
         found.append(owner)
