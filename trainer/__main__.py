@@ -143,6 +143,7 @@ def _check(settings: TrainerSettings, name: str | None) -> None:
     several."""
     try:
         check_teacher(settings.teacher, resolve(settings.algorithm))
+        settings.optimizer.check_end()
         check_installed(settings.metrics.sinks)
         layout = layout_of(settings)
         if layout is not None and settings.nproc is not None:

@@ -47,7 +47,7 @@ class Critic:
         self._settings = settings
         self._ranks = ranks
         self._parameters = list(model.parameters())
-        self._optimizer = adamw(self._parameters, settings)
+        self._optimizer = adamw(model, settings)
 
     @property
     def learns_alone(self) -> bool:

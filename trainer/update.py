@@ -120,7 +120,7 @@ class Learner:
         self._settings = settings
         self._ranks = ranks
         self._parameters = list(model.parameters())
-        self._optimizer = adamw(self._parameters, settings)
+        self._optimizer = adamw(model, settings)
         self.critic = None if critic is None else Critic(critic, algorithm, settings, ranks)
 
     @property

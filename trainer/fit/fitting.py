@@ -28,7 +28,7 @@ from trainer.intake.grouping import Batch
 from trainer.intake.packing import MicroBatch, pack
 from trainer.intake.sequences import linearise
 from trainer.models.policy import Policy
-from trainer.optimizer import learning_rate_at
+from trainer.optimizer import adamw, learning_rate_at, step_at
 
 _Item = TypeVar("_Item", Example, Pair)
 _Learnt_contra = TypeVar("_Learnt_contra", Example, Pair, contravariant=True)
@@ -83,17 +83,12 @@ def train(
 ) -> Course:
     """AdamW, as new, over the items in another order each epoch. Raises NothingToFit where no gradient was finite."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        eps=settings.eps,
-        weight_decay=settings.weight_decay,
-        fused=True,
-    )
+    optimizer = adamw(model, settings)
     generator = torch.Generator().manual_seed(seed)
     number, steps, skipped, largest, rate = 0, 0, 0, 0.0, 0.0
     total = epochs * math.ceil(len(items) / batch)
+    if settings.total_steps is None:
+        settings = settings.model_copy(update={"total_steps": total})
     losses: list[float] = []
     for epoch in range(epochs):
         losses = []
@@ -105,9 +100,7 @@ def train(
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.clip_norm))
             if math.isfinite(norm):
                 rate = learning_rate_at(steps, settings)
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                optimizer.step()
+                step_at(optimizer, rate)
                 steps, largest = steps + 1, max(largest, norm)
             else:
                 skipped += 1

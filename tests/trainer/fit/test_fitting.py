@@ -15,7 +15,7 @@ from proxy.contract.policy import Head
 from proxy.contract.trajectory import Trajectory
 from tests.trainer.tiny import load_tiny, save_tiny_model, trajectory, turn
 from trainer.algorithm.preferences import PreferenceInputs, preference_loss
-from trainer.config import BatchSettings, OptimizerSettings, Packing, Precision, PreferenceForm
+from trainer.config import BatchSettings, LearningRate, OptimizerSettings, Packing, Precision, PreferenceForm
 from trainer.errors import NothingToFit
 from trainer.fit.fitting import Imitation, Preferences, Progress, Ranking, train
 from trainer.fit.records import Example, Pair, held_out
@@ -205,6 +205,15 @@ def test_steps_and_their_order_follow_from_the_seed(tiny_model: Path) -> None:
     ]
     assert told[0] == told[1] != told[2]
     assert torch.equal(weights[0], weights[1])
+
+
+def test_a_learning_rate_goes_down_over_the_steps_that_a_fit_takes(tiny_model: Path) -> None:
+    examples = [Example(id=str(index), trajectory=branching((10 + index, 11))) for index in range(4)]
+    model = load_tiny(tiny_model)
+    told: list[Progress] = []
+    settings = OptimizerSettings(learning_rate=1e-3, schedule=LearningRate.LINEAR, minimum_share=0.0)
+    train(model, Imitation(model, SMALL, CPU), examples, settings, epochs=2, batch=2, seed=0, report=told.append)
+    assert [each.learning_rate for each in told] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing(tiny_model: Path) -> None:
