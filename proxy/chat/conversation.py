@@ -8,13 +8,13 @@ bytes; only that answer and what follows are decoded, checked and hashed.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any, overload
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.contract.identifiers import TurnId, turn_of_part
 from proxy.tokens.canonical import EMPTY, extend_hash, text_of
 
@@ -284,9 +284,8 @@ class ConversationIndex:
     forgotten is computed again. Threads may share it."""
 
     def __init__(self, kept: int = _KEPT) -> None:
-        self._kept = kept
-        self._lock = threading.Lock()  # an entry that is found may be dropped before it is moved to the end
-        self._known: OrderedDict[bytes, KnownMessages] = OrderedDict()
+        self._lock = threading.Lock()  # an entry that is found may be dropped before it is counted as used
+        self._known: BoundedCache[bytes, KnownMessages] = BoundedCache(kept)
 
     def read(self, messages: Sequence[Message]) -> ReadConversation:
         """Check every message that was not checked before in these very bytes. Raises InvalidRequest."""
@@ -306,18 +305,12 @@ class ConversationIndex:
         if conversation.digest is None:
             return
         with self._lock:
-            self._known[conversation.digest] = KnownMessages(
-                conversation.hash, conversation.plain, conversation.named
-            )
-            if len(self._known) > self._kept:
-                self._known.popitem(last=False)
+            known = KnownMessages(conversation.hash, conversation.plain, conversation.named)
+            self._known.put(conversation.digest, known)
 
     def _find(self, digest: bytes) -> KnownMessages | None:
         with self._lock:
-            known = self._known.get(digest)
-            if known is not None:
-                self._known.move_to_end(digest)
-            return known
+            return self._known.get(digest)
 
 
 def _last_answer(messages: Sequence[Message]) -> int:

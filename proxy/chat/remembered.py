@@ -8,12 +8,13 @@ read from there.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Generic, TypeVar
 
 import msgspec
+
+from proxy.bounded_cache import BoundedCache
 
 _State = TypeVar("_State")
 
@@ -40,9 +41,8 @@ class Remembered(Generic[_State]):
 
     def __init__(self, most_bytes: int = 1 << 26) -> None:
         self._most_bytes = most_bytes
-        self._lock = threading.Lock()  # the sum of bytes and the states change together
-        self._bytes = 0
-        self._states: OrderedDict[bytes, tuple[int, _State]] = OrderedDict()
+        self._lock = threading.Lock()  # the states and their order change together
+        self._states: BoundedCache[bytes, tuple[int, _State]] = BoundedCache(most_bytes, weigh=lambda entry: entry[0])
 
     def beginning(self, seed: bytes, elements: Sequence[msgspec.Raw]) -> Beginning[_State]:
         """The longest beginning that is known. `seed` is what the reader began with."""
@@ -65,23 +65,15 @@ class Remembered(Generic[_State]):
     def get(self, key: bytes) -> _State | None:
         with self._lock:
             known = self._states.get(key)
-            if known is None:
-                return None
-            self._states.move_to_end(key)
-            return known[1]
+            return known[1] if known is not None else None
 
     def clear(self) -> None:
         with self._lock:
             self._states.clear()
-            self._bytes = 0
 
     def put(self, key: bytes, state: _State, *, size: int) -> None:
         """Remember the state of the list, or of what else the key stands for, unless one is known already; nobody may
         change what it holds. A state of a very long list is not worth the many that it would push out."""
         with self._lock:
-            if key in self._states or size > min(self._most_bytes, _LARGEST):
-                return
-            self._states[key] = (size, state)
-            self._bytes += size
-            while self._bytes > self._most_bytes:
-                self._bytes -= self._states.popitem(last=False)[1][0]
+            if key not in self._states and size <= min(self._most_bytes, _LARGEST):
+                self._states.put(key, (size, state))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.chat.call import Answer
 from proxy.chat.generation import Generation
 from proxy.clock import Clock
@@ -44,7 +44,7 @@ class RecentAnswers:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._known: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._known: BoundedCache[Hashable, _Kept] = BoundedCache(_KEPT)
         self._keys: dict[Generation, list[Hashable]] = {}
         self._turnstiles: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
@@ -73,7 +73,7 @@ class RecentAnswers:
         return (session_id, body_digest) in self._known
 
     def keep(self, key: Hashable, body_digest: bytes, generation: Generation) -> None:
-        self._put(key, _Kept(self._clock(), body_digest, generation))
+        self._known.put(key, _Kept(self._clock(), body_digest, generation))
         self._keys.setdefault(generation, []).append(key)
 
     def finished(self, generation: Generation) -> None:
@@ -83,24 +83,18 @@ class RecentAnswers:
             if kept is None or kept.answer is not generation:
                 continue
             if generation.answer is None or generation.abandoned:
-                del self._known[key]
+                self._known.drop(key)
             else:
-                self._known[key] = msgspec.structs.replace(kept, answer=Replayed(answer=generation.answer))
+                self._known.put(key, msgspec.structs.replace(kept, answer=Replayed(answer=generation.answer)))
 
     def drop(self, key: Hashable) -> None:
         """What is sent again under it from now on is another request, equal to the one that was kept."""
-        self._known.pop(key, None)
+        self._known.drop(key)
 
     def forget(self, session_ids: Collection[str]) -> None:
         """Answers that these sessions gave, or are giving."""
         for key in [key for key, kept in self._known.items() if _session_of(kept.answer) in session_ids]:
-            del self._known[key]
-
-    def _put(self, key: Hashable, kept: _Kept) -> None:
-        self._known[key] = kept
-        self._known.move_to_end(key)
-        while len(self._known) > _KEPT:
-            self._known.popitem(last=False)
+            self._known.drop(key)
 
 
 def _session_of(answer: Generation | Replayed) -> str:
@@ -132,9 +126,9 @@ class UnnamedCalls:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._attempts: OrderedDict[Hashable, list[_Attempt]] = OrderedDict()
+        self._attempts: BoundedCache[Hashable, list[_Attempt]] = BoundedCache(_KEPT)
         self._running: dict[Generation, _Attempt] = {}
-        self._repeated: OrderedDict[str, None] = OrderedDict()
+        self._repeated: BoundedCache[str, bool] = BoundedCache(_KEPT)
         """Sessions in which a repeated call goes on, while the first attempt may still be ending."""
 
     def give_up(self, session_id: str) -> bool:
@@ -152,12 +146,10 @@ class UnnamedCalls:
         attempts = [one for one in self._recent(key) if one.retry_count < retry_count]
         lost = next((one for one in attempts if one.is_lost), None)
         if lost is not None:
-            self._attempts[key].remove(lost)
+            self._attempts.put(key, [one for one in self._attempts.get(key) or () if one is not lost])
             if lost.session is None:
                 return None
-            self._repeated[lost.session.id] = None
-            if len(self._repeated) > _KEPT:
-                self._repeated.popitem(last=False)
+            self._repeated.put(lost.session.id, True)
             return msgspec.structs.replace(lost.session, is_new=False)
         if len(attempts) != 1:
             return None
@@ -184,7 +176,7 @@ class UnnamedCalls:
         attempt.ended_at = self._clock()
         answer = generation.answer
         attempt.answer = None if answer is None or generation.abandoned else Replayed(answer=answer)
-        equal = self._attempts.get(attempt.key, [])
+        equal = self._attempts.get(attempt.key) or []
         answered = [one for one in equal if isinstance(one.answer, Replayed)]
         for one in answered[:-_UNCERTAIN]:
             equal.remove(one)
@@ -194,16 +186,13 @@ class UnnamedCalls:
         for key, attempts in list(self._attempts.items()):
             kept = [one for one in attempts if one.session is None or one.session.id not in session_ids]
             if not kept:
-                del self._attempts[key]
+                self._attempts.drop(key)
             elif len(kept) < len(attempts):
-                self._attempts[key] = kept
+                self._attempts.put(key, kept)
 
     def _add(self, attempt: _Attempt) -> None:
-        self._attempts[attempt.key] = [*self._recent(attempt.key)[1 - _EQUAL_CALLS :], attempt]
-        self._attempts.move_to_end(attempt.key)
-        while len(self._attempts) > _KEPT:
-            self._attempts.popitem(last=False)
+        self._attempts.put(attempt.key, [*self._recent(attempt.key)[1 - _EQUAL_CALLS :], attempt])
 
     def _recent(self, key: Hashable) -> list[_Attempt]:
         since = self._clock() - _RETRIED_WITHIN
-        return [one for one in self._attempts.get(key, ()) if one.ended_at is None or one.ended_at >= since]
+        return [one for one in self._attempts.get(key) or () if one.ended_at is None or one.ended_at >= since]

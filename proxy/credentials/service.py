@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection
 
+from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, RunId, SessionId, new_key_id
 from proxy.credentials.repository import KeyRepository, KeyRow
@@ -113,7 +113,7 @@ class Credentials:
         self._database = database
         self._hmac = hmac.new(secret, digestmod="sha256")
         self._clock = clock
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._known: BoundedCache[bytes, _Known] = BoundedCache(_CACHED_KEYS)
         self._used: dict[str, float] = {}
 
     async def authenticate(self, token: str) -> Principal:
@@ -128,18 +128,15 @@ class Credentials:
         except StoreUnavailable:
             if not self._outlive_store or known is None or not _lasts(known.revoked_at, now):
                 raise
-            self._known[digest] = _known(known.principal, known.revoked_at, now + _ASKED_AGAIN_SECONDS)
+            self._known.put(digest, _known(known.principal, known.revoked_at, now + _ASKED_AGAIN_SECONDS))
             return known.principal
         if row is None or not _lasts(row.revoked_at, now):
-            self._known.pop(digest, None)
+            self._known.drop(digest)
             raise AuthenticationFailed("the API key is not known here or was revoked")
         principal = _principal(row)
         if principal.kind is not PrincipalKind.SESSION:
             self._used[principal.key_id] = now
-        self._known[digest] = _known(principal, row.revoked_at, now + _CACHED_SECONDS)
-        self._known.move_to_end(digest)
-        if len(self._known) > _CACHED_KEYS:
-            self._known.popitem(last=False)
+        self._known.put(digest, _known(principal, row.revoked_at, now + _CACHED_SECONDS))
         return principal
 
     async def create(
@@ -311,7 +308,7 @@ class Credentials:
     def _forget(self, *key_ids: str) -> None:
         """Drop keys from the cache, so that their end is obeyed here at once."""
         for digest in [digest for digest, known in self._known.items() if known.principal.key_id in key_ids]:
-            del self._known[digest]
+            self._known.drop(digest)
 
     def _digest(self, text: str) -> bytes:
         keyed = self._hmac.copy()  # to begin one anew costs a model call more than all of the rest here

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import llguidance
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.engines.structural_tag import LARK_HEAD
 
@@ -82,18 +82,14 @@ class GrammarCompiler:
         self._eos_ids = sorted(eos_ids)
         self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=self._eos_ids)
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
-        self._compiled: OrderedDict[Constraint, llguidance.LLMatcher] = OrderedDict()
+        self._compiled: BoundedCache[Constraint, llguidance.LLMatcher] = BoundedCache(KEPT)
 
     async def compile(self, constraint: Constraint, stop_ids: Collection[int]) -> GrammarState:
         """A fresh state. Raises GrammarRefused, with the reason, for what is no grammar or too large a one."""
         matcher = self._compiled.get(constraint)
         if matcher is None:
             matcher = await self._compile_elsewhere(constraint)
-            self._compiled[constraint] = matcher
-            while len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-        else:
-            self._compiled.move_to_end(constraint)
+            self._compiled.put(constraint, matcher)
         return GrammarState(
             matcher.deep_copy(), self._eos_ids, [each for each in stop_ids if each < self._vocabulary]
         )

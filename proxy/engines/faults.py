@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 
 _SHOWN_SECONDS = 600.0
@@ -27,17 +26,15 @@ class EngineFaults:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._faults: OrderedDict[str, EngineFault] = OrderedDict()
+        self._faults: BoundedCache[str, EngineFault] = BoundedCache(_ENGINES)
 
     def note(self, engine: str, reason: str) -> None:
         now = self._clock()
-        before = self._faults.pop(engine, None)
+        before = self._faults.get(engine)
         count = before.count if before is not None and now - before.at <= _SHOWN_SECONDS else 0
-        self._faults[engine] = EngineFault(engine=engine, count=count + 1, reason=reason, at=now)
-        if len(self._faults) > _ENGINES:
-            self._faults.popitem(last=False)
+        self._faults.put(engine, EngineFault(engine=engine, count=count + 1, reason=reason, at=now))
 
     def recent(self) -> list[EngineFault]:
         """The faults of the last ten minutes, by engine."""
         since = self._clock() - _SHOWN_SECONDS
-        return [fault for fault in self._faults.values() if fault.at >= since]
+        return [fault for _, fault in self._faults.items() if fault.at >= since]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.overview import assembly
@@ -102,7 +102,7 @@ class RunFigures:
         self._has_weights = has_weights
         self._remembered = Remembered(hold_seconds, elapsed)
         self._rates: dict[str, RateHistory] = {}
-        self._facts: OrderedDict[tuple[str, int], StepFacts] = OrderedDict()
+        self._facts: BoundedCache[tuple[str, int], StepFacts] = BoundedCache(_KEPT_STEPS)
 
     def close(self) -> None:
         self._remembered.close()
@@ -258,15 +258,14 @@ class RunFigures:
         self, repository: OverviewRepository, run_id: str, versions: Sequence[int]
     ) -> dict[int, StepFacts]:
         """A step's audit never changes: it is read once."""
-        unknown = [version for version in versions if (run_id, version) not in self._facts]
-        found = {version: self._facts[run_id, version] for version in versions if (run_id, version) in self._facts}
+        known = {version: self._facts.get((run_id, version)) for version in versions}
+        found = {version: facts for version, facts in known.items() if facts is not None}
+        unknown = [version for version in versions if version not in found]
         for start in range(0, len(unknown), _AUDITS_AT_ONCE):
             audits = await repository.audits(run_id, unknown[start : start + _AUDITS_AT_ONCE])
             for version, audit in audits.items():
                 found[version] = assembly.stored_step_facts(audit)
-                self._facts[run_id, version] = found[version]
-        while len(self._facts) > _KEPT_STEPS:
-            self._facts.popitem(last=False)
+                self._facts.put((run_id, version), found[version])
         return found
 
 

@@ -7,12 +7,11 @@ longer than `FRESH_SECONDS` after it was last seen open.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
-from typing import Generic, TypeVar
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 from proxy.contract.identifiers import KeyId, RunId, SessionId, TurnId
 from proxy.sessions.identification import SessionContext
@@ -26,9 +25,6 @@ _EQUAL_CONVERSATIONS = 256
 """How many sessions that hold one conversation are remembered, the newest."""
 
 _FORGOTTEN = 0.0
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
 
 
 class KnownSession(msgspec.Struct, kw_only=True):
@@ -73,12 +69,14 @@ class SessionMemory:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._times_forgotten = 0
-        self._forgotten: _Bounded[str, int] = _Bounded(_SESSIONS)
-        self._erased: _Bounded[str, bool] = _Bounded(_SESSIONS)
-        self._sessions: _Bounded[SessionId, KnownSession] = _Bounded(_SESSIONS)
-        self._names: _Bounded[tuple[RunId, str], tuple[SessionId, float]] = _Bounded(_SESSIONS)
-        self._conversations: _Bounded[tuple[KeyId, bytes], dict[SessionId, _Holder]] = _Bounded(_CONVERSATIONS)
-        self._turns: _Bounded[TurnId, SessionId] = _Bounded(_TURNS)
+        self._forgotten: BoundedCache[str, int] = BoundedCache(_SESSIONS)
+        self._erased: BoundedCache[str, bool] = BoundedCache(_SESSIONS)
+        self._sessions: BoundedCache[SessionId, KnownSession] = BoundedCache(_SESSIONS)
+        self._names: BoundedCache[tuple[RunId, str], tuple[SessionId, float]] = BoundedCache(_SESSIONS)
+        self._conversations: BoundedCache[tuple[KeyId, bytes], dict[SessionId, _Holder]] = BoundedCache(
+            _CONVERSATIONS
+        )
+        self._turns: BoundedCache[TurnId, SessionId] = BoundedCache(_TURNS)
 
     def look(self) -> Look:
         """Return the token for a query that begins now: pass it to the method that takes in the result."""
@@ -240,26 +238,3 @@ class SessionMemory:
 
     def _is_fresh(self, known: KnownSession) -> bool:
         return known.seen_open_at is None or self._clock() - known.seen_open_at < FRESH_SECONDS
-
-
-class _Bounded(Generic[_Key, _Value]):
-    """A mapping of bounded size; the least recently used entries leave first."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._values: OrderedDict[_Key, _Value] = OrderedDict()
-
-    def get(self, key: _Key) -> _Value | None:
-        value = self._values.get(key)
-        if value is not None:
-            self._values.move_to_end(key)
-        return value
-
-    def drop(self, key: _Key) -> None:
-        self._values.pop(key, None)
-
-    def put(self, key: _Key, value: _Value) -> None:
-        self._values[key] = value
-        self._values.move_to_end(key)
-        if len(self._values) > self._size:
-            self._values.popitem(last=False)

@@ -8,12 +8,12 @@ known are compared. Text that was generated is never tokenised again: the prompt
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation
 from proxy.errors import InvalidRequest
@@ -83,8 +83,7 @@ class CompletionIndex:
     """Digests of completions, by what they begin with: nothing about clients, so that it is one for all. Bounded."""
 
     def __init__(self, kept: int = _KEPT) -> None:
-        self._kept = kept
-        self._heads: OrderedDict[bytes, bytes] = OrderedDict()
+        self._heads: BoundedCache[bytes, bytes] = BoundedCache(kept, evicted=self._forget)
         self._lengths: dict[bytes, dict[int, int]] = {}
 
     def keep(self, completion: RawPrompt) -> None:
@@ -109,14 +108,11 @@ class CompletionIndex:
         return tuple(reversed(found))
 
     def _keep(self, digest: bytes, head: bytes) -> None:
-        if digest in self._heads:
-            self._heads.move_to_end(digest)
+        if self._heads.get(digest) is not None:
             return
-        self._heads[digest] = head
         counts = self._lengths.setdefault(head, {})
         counts[length_of(digest)] = counts.get(length_of(digest), 0) + 1
-        if len(self._heads) > self._kept:
-            self._forget(*self._heads.popitem(last=False))
+        self._heads.put(digest, head)
 
     def _forget(self, digest: bytes, head: bytes) -> None:
         counts = self._lengths[head]

@@ -8,12 +8,14 @@ compared with the whole one at every doubling of a conversation's length; of sho
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.errors import InvalidRequest
 from proxy.log import logger
 from proxy.tokens.messages import Message
@@ -56,18 +58,23 @@ class Shortcuts:
     def __init__(self, template: ChatTemplate, behind: Behind) -> None:
         self._template = template
         self._behind = behind
-        self._proofs: OrderedDict[bytes, bool] = OrderedDict()
+        self._lock = threading.Lock()  # a proof that is found may be evicted before it is counted as used
+        self._proofs: BoundedCache[bytes, bool] = BoundedCache(_KEPT_PROOFS)
         self._seen: Counter[int] = Counter()
+
+    def _remember(self, key: bytes, proved: bool) -> None:
+        with self._lock:
+            self._proofs.put(key, proved)
 
     def behind(self, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
         """The text behind the answer, the short way. None where that is not known to be right."""
         thoughtful = has_stand_in(messages[covered - 1])
         key = _key(rendering, thoughtful=thoughtful)
-        proved = self._proofs.get(key)
+        with self._lock:
+            proved = self._proofs.get(key)
         if proved is None:
-            proved = self._proofs[key] = self._prove(rendering, thoughtful=thoughtful)
-            if len(self._proofs) > _KEPT_PROOFS:
-                self._proofs.popitem(last=False)
+            proved = self._prove(rendering, thoughtful=thoughtful)
+            self._remember(key, proved)
         if not proved:
             return None
         try:
@@ -76,7 +83,7 @@ class Shortcuts:
             return None
         if self._is_compared(covered) and text != self._behind(self._template, messages, rendering, covered):
             _LOG.warning("the chat template depends on earlier messages: conversations are rendered whole")
-            self._proofs[key] = False
+            self._remember(key, False)
             return None
         return text
 

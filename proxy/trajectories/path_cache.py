@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.contract.token_ids import TokenIds
 from proxy.trajectories.assembly import Lineage
 
@@ -42,37 +42,33 @@ class PathCache:
     adds 128 for itself."""
 
     def __init__(self, tokens: int = _TOKENS) -> None:
-        self._tokens_left = tokens
-        self._turns: OrderedDict[str, CachedTurn] = OrderedDict()
+        self._turns: BoundedCache[str, CachedTurn] = BoundedCache(
+            tokens, weigh=lambda turn: len(turn.path) + _TURN_TOKENS, evicted=lambda _, turn: self._forget(turn)
+        )
         self._by_conversation: dict[tuple[str, bytes], str] = {}
 
     def put(self, turn: CachedTurn) -> None:
         if turn.id in self._turns:
             return
-        self._turns[turn.id] = turn
         self._by_conversation[turn.session_id, turn.conversation_hash] = turn.id
-        self._tokens_left -= len(turn.path) + _TURN_TOKENS
-        while self._tokens_left < 0 and self._turns:
-            _, oldest = self._turns.popitem(last=False)
-            self._tokens_left += len(oldest.path) + _TURN_TOKENS
-            key = (oldest.session_id, oldest.conversation_hash)
-            if self._by_conversation.get(key) == oldest.id:
-                del self._by_conversation[key]
+        self._turns.put(turn.id, turn)
 
     def forget(self, session_ids: Collection[str]) -> None:
         """Of these sessions, nothing stays. Walks all that is kept."""
-        for turn in [turn for turn in self._turns.values() if turn.session_id in session_ids]:
-            del self._turns[turn.id]
-            self._tokens_left += len(turn.path) + _TURN_TOKENS
+        for turn in [turn for _, turn in self._turns.items() if turn.session_id in session_ids]:
+            self._turns.drop(turn.id)
             self._by_conversation.pop((turn.session_id, turn.conversation_hash), None)
 
     def get(self, turn_id: str) -> CachedTurn | None:
-        turn = self._turns.get(turn_id)
-        if turn is not None:
-            self._turns.move_to_end(turn_id)
-        return turn
+        return self._turns.get(turn_id)
 
     def of_conversation(self, session_id: str, conversation_hash: bytes) -> CachedTurn | None:
         """The newest kept turn of a session that ended with this conversation."""
         turn_id = self._by_conversation.get((session_id, conversation_hash))
         return self.get(turn_id) if turn_id is not None else None
+
+    def _forget(self, turn: CachedTurn) -> None:
+        """Forget which conversation the turn ended with, unless a newer turn ended with the same."""
+        key = (turn.session_id, turn.conversation_hash)
+        if self._by_conversation.get(key) == turn.id:
+            del self._by_conversation[key]

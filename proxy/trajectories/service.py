@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -11,6 +10,7 @@ from typing import Any, Self
 import msgspec
 from sqlalchemy import Connection
 
+from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import RunId, SessionId, TurnId
@@ -75,7 +75,7 @@ class TrajectoryStore:
         self._clock = clock
         self._signals = signals
         self._paths = paths or PathCache()
-        self._users: OrderedDict[tuple[SessionId, bytes], None] = OrderedDict()
+        self._users: BoundedCache[tuple[SessionId, bytes], bool] = BoundedCache(_KNOWN_USERS)
         signals.erasures.listen(self._paths.forget)
 
     async def record(self, *records: TurnRecord) -> bool:
@@ -93,9 +93,7 @@ class TrajectoryStore:
         recording = _Recording(turns, users, self._clock())
         recorded = await self._database.transact(recording, about=records[0].turn.session_id if records else None)
         for digest in users:
-            self._users[records[0].turn.session_id, digest] = None
-            if len(self._users) > _KNOWN_USERS:
-                self._users.popitem(last=False)
+            self._users.put((records[0].turn.session_id, digest), True)
         for path in paths:
             if path is not None:
                 self._paths.put(path)

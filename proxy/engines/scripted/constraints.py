@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 
 import llguidance
 
+from proxy.bounded_cache import BoundedCache
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.engines.compiled_grammars import GrammarCompiler
 from proxy.engines.scripted.wire import RequestRefused
@@ -27,7 +27,8 @@ class ConstraintCheck:
             template.tokenizer.to_str(), vocabulary=template.vocabulary_size, eos_ids=template.stop_ids
         )
         self._decode = template.tokenizer.decode
-        self._found: OrderedDict[tuple[Constraint, tuple[int, ...], bool], str | None] = OrderedDict()
+        self._faults: BoundedCache[tuple[Constraint, tuple[int, ...], bool], str] = BoundedCache(_KEPT)
+        """What is wrong with an answer, empty where nothing is."""
 
     async def check(self, constraint: Constraint, ids: tuple[int, ...], *, number: int, whole: bool) -> None:
         """Check that an answer obeys the constraint; one that is not `whole` must be a beginning of one that does.
@@ -35,13 +36,12 @@ class ConstraintCheck:
         Raises RequestRefused, with the place, and GrammarRefused for a constraint that is invalid.
         """
         key = (constraint, ids, whole)
-        if key not in self._found:
+        fault = self._faults.get(key)
+        if fault is None:
             state = await self._compiler.compile(constraint, ())
-            fault = await asyncio.to_thread(self._fault, state.matcher, ids, whole=whole)
-            self._found[key] = fault
-            while len(self._found) > _KEPT:
-                self._found.popitem(last=False)
-        if (fault := self._found[key]) is not None:
+            fault = await asyncio.to_thread(self._fault, state.matcher, ids, whole=whole) or ""
+            self._faults.put(key, fault)
+        if fault:
             raise RequestRefused(
                 f"the script answers this by rule {number}, which breaks the {constraint.kind.value} that the "
                 f"request asks for: {fault}. {_cause(constraint.kind)}"

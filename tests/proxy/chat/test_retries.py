@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.bounded_cache import BoundedCache
 from proxy.chat import generation, retries
 from proxy.credentials.service import PrincipalKind
 from proxy.errors import EngineFailed
@@ -220,13 +221,13 @@ async def test_a_call_without_a_name_is_not_repeated_for_ever_or_for_others(worl
 
 
 async def test_equal_calls_are_kept_in_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_KEPT", 2)
+    kept = world.app.state.chat._unnamed
+    monkeypatch.setattr(kept, "_attempts", BoundedCache(2))
     monkeypatch.setattr(retries, "_EQUAL_CALLS", 3)
     for seed in range(3):
         for _ in range(4):
             await world.post({"seed": seed}, **FIRST)
-    kept = world.app.state.chat._unnamed
-    assert [len(attempts) for attempts in kept._attempts.values()] == [2, 2]
+    assert [len(attempts) for _, attempts in kept._attempts.items()] == [2, 2]
     assert kept._running == {}
 
 
