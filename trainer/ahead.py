@@ -15,7 +15,7 @@ from functools import partial
 from threading import Condition, Thread
 
 from proxy.contract.claim import ClaimedBatch
-from trainer.algorithm.advantages import RunningMeans
+from trainer.algorithm.running import RunningMeans
 from trainer.claims import ClaimsInHand
 from trainer.errors import ProxySilent
 from trainer.filling import BatchSource

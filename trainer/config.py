@@ -73,6 +73,7 @@ class Scale(StrEnum):
 
     GROUP_STD = "group_std"
     BATCH_STD = "batch_std"
+    RUNNING_STD = "running_std"
     NONE = "none"
 
 

@@ -14,8 +14,8 @@ import time
 import structlog
 
 from proxy.contract.claim import ClaimedBatch
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.running import RunningMeans
 from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
 from trainer.errors import ProxySilent

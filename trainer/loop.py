@@ -21,8 +21,8 @@ import torch
 
 from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.running import RunningMeans
 from trainer.claims import ClaimsInHand
 from trainer.config import BatchSettings
 from trainer.errors import Superseded

@@ -21,8 +21,8 @@ from proxy.contract.claim import ClaimedBatch
 from proxy.contract.policy import Head, WeightsFormat
 from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.parts import Algorithm, from_json
+from trainer.algorithm.running import RunningMeans
 from trainer.conditions import conditions, differences
 from trainer.config import Packing, TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable

@@ -12,8 +12,8 @@ from proxy.contract.claim import CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import Head, PruneRequest
 from proxy.contract.step import StepInputs, TokenAudit
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.parts import Algorithm, as_json
+from trainer.algorithm.running import RunningMeans, lacks_spreads
 from trainer.claims import ClaimsInHand
 from trainer.conditions import conditions
 from trainer.config import TrainerSettings
@@ -72,6 +72,8 @@ class Versions:
         self._learner.restore(state)
         self._fresh = state is None
         means = means_of(state, self._algorithm)
+        if state is not None and lacks_spreads(state["means"]):
+            _log.warning("the trainer state has no spread of rewards: it is estimated anew", version=head.version)
         _log.info("training from", version=head.version, optimizer_steps=self._learner.steps, removed=garbage)
         return head, means
 
@@ -154,13 +156,19 @@ def state_after(learner: Learner, means: RunningMeans) -> TrainerState:
     """What the step after this one depends on besides the weights, as this rank has it; no copies."""
     return {
         "format": _STATE_FORMAT,
-        "means": {"session": means.session.value, "turn": means.turn.value},
+        "means": means.as_json(),
         **learner.capture(),
     }
 
 
 def means_of(state: TrainerState | None, algorithm: Algorithm) -> RunningMeans:
-    return RunningMeans.fresh(algorithm.running_mean_decay, **(state["means"] if state is not None else {}))
+    """Return the running estimates of rewards that a trainer state holds; fresh ones without a state.
+
+    Raise WeightsUnusable for a state that holds something else.
+    """
+    if state is None:
+        return RunningMeans.fresh(algorithm.running_mean_decay)
+    return RunningMeans.from_json(algorithm.running_mean_decay, state["means"])
 
 
 def check_format(state: TrainerState | None, head: Head) -> None:

@@ -15,8 +15,8 @@ import torch
 from benchmarks.learning.tasks import GROUPS, MEMBERS, TASKS
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.identifiers import ClaimId
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.config import TrainerSettings
 from trainer.intake.preparation import prepare
 from trainer.loading import load_critic, load_reference, load_trained

@@ -15,8 +15,8 @@ from benchmarks.learning.run import Curve, Run
 from benchmarks.learning.tasks import GROUPS, MEMBERS, TASKS
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.identifiers import ClaimId
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.presets import PRESETS, resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, TrainerSettings
 from trainer.intake.preparation import prepare
 from trainer.loading import load_reference, load_trained

@@ -9,9 +9,10 @@ import torch
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
 from tests.trainer.tiny import ALONE, draw, learner_of, load_tiny, save_tiny_model, trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, assign
+from trainer.algorithm.advantages import assign
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS, resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.config import (
     AlgorithmSettings,
     BatchSettings,

@@ -13,8 +13,8 @@ from proxy.contract.claim import ClaimedBatch, EngineReading
 from proxy.contract.identifiers import ClaimId
 from tests.trainer.models.archon.shapes import save_random
 from tests.trainer.tiny import GRPO, group_of, settings, trajectory, turn
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.logprobs import token_logprobs
+from trainer.algorithm.running import RunningMeans
 from trainer.config import Packing, Precision
 from trainer.intake.packing import MicroBatch, idle_micro_batch
 from trainer.intake.preparation import prepare

@@ -1,9 +1,16 @@
 """From rewards to one advantage per turn: pure functions over trajectories.
 
-A session's reward belongs to the whole path to each leaf of its token tree, a turn's reward to that turn alone. A
-critic is given the rewards where they came in, at the end of a turn, and says what each token had to do with them.
-Answers that the agent did not go on with (`superseded`) get nothing of the session's reward: a reward of their own is
-compared with those of the other answers to their prompt.
+The return of a session is the sum of its rewards, all in the user's unit. Two parts of it are compared apart:
+
+- the session's reward, which belongs to the whole path to each leaf of the token tree;
+- turns' rewards, which belong to their turn and those before it on its path, as returns-to-go.
+
+    A[t] = γ^(turns between t and its leaf) · (R − baseline) / scale + (G[t] − baseline at t's position) / scale
+
+`algorithm/baselines.py` says what the baselines and the scale are. Answers that the agent did not go on with
+(`superseded`) get nothing of the session's reward. Rewards of several answers to one prompt are compared with each
+other; only what follows the one that the agent went on with is compared by position. A critic is given the rewards
+where they came in, at the end of a turn, and says what each token had to do with them.
 """
 
 from __future__ import annotations
@@ -17,37 +24,33 @@ from torch import Tensor
 
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from proxy.contract.turn import TurnState
-from trainer.algorithm.baselines import RunningMean, baseline, scale
-from trainer.algorithm.choices import against_siblings
+from trainer.algorithm.baselines import Compared, Rewarded, compare
+from trainer.algorithm.choices import against_siblings, rewarded_siblings
 from trainer.algorithm.overlong import overlong_penalty
 from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.returns import positions, what_follows
+from trainer.algorithm.running import SESSION, RunningMeans
 from trainer.config import RewardSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunningMeans:
-    """What earlier batches were worth: of session rewards, and of turn rewards. Part of the trainer's state."""
+class Fallbacks:
+    """How many rewards a group or batch baseline had no cohort for. `trajectories` had none for any of their rewards;
+    `without_task` of these met the whole run's estimates; `turns` are returns without a cohort at their position."""
 
-    session: RunningMean
-    turn: RunningMean
-
-    @staticmethod
-    def fresh(decay: float, session: float | None = None, turn: float | None = None) -> RunningMeans:
-        """Means that start at the given values; None: nothing was seen yet."""
-        return RunningMeans(
-            session=RunningMean(decay=decay, value=session), turn=RunningMean(decay=decay, value=turn)
-        )
+    trajectories: int = 0
+    without_task: int = 0
+    turns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
-    """`session[i]` is trajectory i's own, `turns[i][t]` that of its turn t. `fallbacks` counts trajectories without
-    a cohort, which met the running mean. `means` are the running means after this batch. `for_critic`: they are
-    rewards, `turns[i][t]` what came with the end of turn t."""
+    """`session[i]` is trajectory i's own, `turns[i][t]` that of its turn t. `means` are the running estimates after
+    this batch. With `for_critic` they are rewards, `turns[i][t]` those that came with the end of turn t."""
 
     session: tuple[float, ...]
     turns: tuple[tuple[float, ...], ...]
-    fallbacks: int
+    fallbacks: Fallbacks
     means: RunningMeans
     for_critic: bool = False
 
@@ -75,65 +78,114 @@ class Advantages:
 
     @property
     def all_zero(self) -> bool:
-        """Whether nothing can be learnt. A critic learns from no reward too."""
+        """Whether nothing can be learnt. A critic learns from rewards of 0 as well."""
         return not self.for_critic and not any(value for turns in self.turns for value in turns)
 
 
 def assign(
     trajectories: Sequence[Trajectory], groups: Sequence[int], algorithm: Algorithm, means: RunningMeans
 ) -> Advantages:
-    """Advantages of a batch. `groups` holds one index per trajectory, equal within a group.
+    """Return the advantages of a batch. `groups` holds one index per trajectory, equal within a group.
 
-    A trajectory without a session reward takes no part in any baseline, and its session advantage is 0.
+    A trajectory without a session reward takes no part in the baseline of sessions, and its session advantage is 0;
+    a turn without a reward at or after it takes no part in that of turns.
     """
-    rewarded = [index for index, trajectory in enumerate(trajectories) if trajectory.reward is not None]
-    rewards_N = session_rewards([trajectories[index] for index in rewarded], algorithm)
-    groups_N = torch.tensor([groups[index] for index in rewarded], dtype=torch.long)
-    compared = baseline(algorithm.baseline, rewards_N, groups_N, means.session)
-    advantages_N = rewards_N - compared.baseline_N
-    if not algorithm.has_critic:
-        advantages_N = advantages_N / scale(algorithm.scale, rewards_N, groups_N)
-    session = [0.0] * len(trajectories)
-    for index, advantage in zip(rewarded, advantages_N.tolist(), strict=True):
-        session[index] = advantage
+    places = _rewarded_sessions(trajectories, groups, algorithm)
+    for index, trajectory in enumerate(trajectories):
+        places += _rewarded_turns(index, trajectory, groups[index], algorithm)
+    rewards = [each for _, each in places]
+    compared = compare(rewards, algorithm.baseline, algorithm.scale, means)
 
-    turn_rewards = [
-        turn.reward for trajectory in trajectories for turn in trajectory.turns if turn.reward is not None
-    ]
-    turns = tuple(
-        as_they_came(trajectory, advantage, algorithm.reward)
-        if algorithm.has_critic
-        else credit(trajectory, advantage, algorithm, means.turn)
-        for trajectory, advantage in zip(trajectories, session, strict=True)
-    )
+    session = [0.0] * len(trajectories)
+    own = [[0.0] * len(trajectory.turns) for trajectory in trajectories]
+    for (turn, each), advantage in zip(places, compared.advantages, strict=True):
+        if turn is None:
+            session[each.trajectory] = advantage
+        else:
+            own[each.trajectory][turn] += advantage
     return Advantages(
         session=tuple(session),
-        turns=turns,
-        fallbacks=int(compared.fallback_N.sum()),
-        means=RunningMeans(
-            session=means.session.updated(rewards_N),
-            turn=means.turn.updated(shaped(turn_rewards, algorithm.reward)),
+        turns=tuple(
+            as_they_came(trajectory, session[index], algorithm.reward)
+            if algorithm.has_critic
+            else credit(trajectory, session[index], own[index], algorithm.turn_discount)
+            for index, trajectory in enumerate(trajectories)
         ),
+        fallbacks=_fallbacks(rewards, compared),
+        means=compared.means,
         for_critic=algorithm.has_critic,
     )
 
 
+_Place = tuple[int | None, Rewarded]
+"""A reward and the turn that it belongs to; None for a session's."""
+
+
+def _rewarded_sessions(
+    trajectories: Sequence[Trajectory], groups: Sequence[int], algorithm: Algorithm
+) -> list[_Place]:
+    rewarded = [index for index, trajectory in enumerate(trajectories) if trajectory.reward is not None]
+    values = session_rewards([trajectories[index] for index in rewarded], algorithm).tolist()
+    return [
+        (
+            None,
+            Rewarded(
+                trajectory=index, group=groups[index], task=trajectories[index].task, place=SESSION, value=value
+            ),
+        )
+        for index, value in zip(rewarded, values, strict=True)
+    ]
+
+
+def _rewarded_turns(index: int, trajectory: Trajectory, group: int, algorithm: Algorithm) -> list[_Place]:
+    """Return what is compared of a trajectory's turns: returns-to-go, and rewards of several answers to one prompt.
+
+    A turn whose reward is compared with those of its siblings has only what follows it compared by position.
+    """
+    turns = trajectory.turns
+    own = _turn_rewards(trajectory, algorithm.reward)
+    among = rewarded_siblings(turns, own)
+    following = what_follows([own.get(turn) for turn in range(len(turns))], continued(turns), algorithm.turn_discount)
+    at = positions(_keeping_output(turns))
+    found: list[_Place] = []
+
+    def add(turn: int, value: float, siblings: int | None = None) -> None:
+        place = Rewarded(
+            trajectory=index, group=group, task=trajectory.task, place=at[turn], value=value, siblings=siblings
+        )
+        found.append((turn, place))
+
+    for turn, later in enumerate(following):
+        if turn in among:
+            add(turn, own[turn], among[turn])
+            if later is not None:
+                add(turn, later)
+        elif turn in own or later is not None:
+            add(turn, own.get(turn, 0.0) + (later or 0.0))
+    return found
+
+
+def _fallbacks(rewards: Sequence[Rewarded], compared: Compared) -> Fallbacks:
+    alone = [each for each, lone in zip(rewards, compared.alone, strict=True) if lone]
+    met = {each.trajectory for each, lone in zip(rewards, compared.alone, strict=True) if not lone}
+    lonely = {each.trajectory: each.task for each in alone if each.trajectory not in met}
+    return Fallbacks(
+        trajectories=len(lonely),
+        without_task=sum(task is None for task in lonely.values()),
+        turns=sum(each.place != SESSION for each in alone),
+    )
+
+
 def credit(
-    trajectory: Trajectory, session_advantage: float, algorithm: Algorithm, turn_mean: RunningMean
+    trajectory: Trajectory, session_advantage: float, own: Sequence[float], turn_discount: float
 ) -> tuple[float, ...]:
-    """Return one advantage per turn: the session's, discounted by the turn's distance to its leaves, plus the turn's
-    own. A superseded turn has only its own."""
-    weights = discounts(continued(trajectory.turns), algorithm.turn_discount)
-    compared = against_siblings(trajectory.turns, _turn_rewards(trajectory, algorithm.reward))
-    advantages = []
-    for index, turn in enumerate(trajectory.turns):
-        advantage = 0.0 if turn.superseded else session_advantage * weights[index]
-        if index in compared:
-            advantage += compared[index]
-        elif turn.reward is not None:
-            advantage += shaped([turn.reward], algorithm.reward).item() - turn_mean.baseline
-        advantages.append(advantage)
-    return tuple(advantages)
+    """Return one advantage per turn: the session's, discounted by the turn's distance to its leaves, plus its `own`.
+    A superseded turn has only its own."""
+    weights = discounts(continued(trajectory.turns), turn_discount)
+    return tuple(
+        advantage if turn.superseded else session_advantage * weight + advantage
+        for turn, weight, advantage in zip(trajectory.turns, weights, own, strict=True)
+    )
 
 
 def _turn_rewards(trajectory: Trajectory, settings: RewardSettings) -> dict[int, float]:

@@ -1,102 +1,173 @@
-"""What a reward is compared with, and in which unit: pure functions over the rewards of one batch.
+"""Advantages of a batch's rewards: their deviations from a baseline, divided by a scale. Pure, in float64.
 
-Axes: N rewarded trajectories. `groups_N` holds one index per trajectory, equal for members of one group; a
-trajectory of no group has an index of its own. Groups may be ragged. All reals are float64.
+A reward stands at a place of its trajectory: its session's, or the return-to-go of a turn at a position of its path.
+It is compared with its cohort: the rewards at the same place of its group, or of the batch. Where a cohort is of one
+trajectory, the reward meets the running estimates instead (`algorithm/running.py`), baseline and scale. Rewards of
+several answers to one prompt are a cohort of their own, under every baseline.
+
+One scale belongs to a trajectory, for its session's reward and its turns' returns alike:
+
+    scale² = mean squared deviation of the sessions' rewards + that of the turns' returns, all positions pooled
+
+over its group with `group_std`, over the batch with `batch_std`, over the run (and its task) with `running_std`. Both
+kinds of reward are in one unit, the user's: a point given to a turn weighs as much as a point given to a session.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
+from trainer.algorithm.rounding import deviations
+from trainer.algorithm.running import SESSION, Met, Observation, RunningMeans
 from trainer.config import Baseline, Scale
 
-_STD_FLOOR = 1e-4
+_OF_GROUPS = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
+_OF_COHORTS = (*_OF_GROUPS, Baseline.BATCH_MEAN)
+_NOT_MET = Met(0.0, 0.0)
+"""Answers to one prompt meet each other, not the running estimates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunningMean:
-    """Exponential mean over trajectories, in order of training. `value` None: nothing was seen yet."""
+class Rewarded:
+    """A session's reward (`place` is SESSION) or a turn's return (`place` is its position), already shaped.
+    `trajectory` is an index into the batch, `group` equal for members of one group. `siblings` is equal for answers
+    to one prompt of the trajectory, which are compared with each other; None for a reward compared by place."""
 
-    decay: float
-    value: float | None = None
+    trajectory: int
+    group: int
+    task: str | None
+    place: int
+    value: float
+    siblings: int | None = None
 
-    @property
-    def baseline(self) -> float:
-        """0 before anything was seen, so that the first reward pushes in the direction of its sign."""
-        return 0.0 if self.value is None else self.value
 
-    def updated(self, rewards_N: Tensor) -> RunningMean:
-        """After a batch, whose N rewards count alike: its mean enters with weight 1 − decayᴺ."""
-        count = rewards_N.numel()
-        if count == 0:
-            return self
-        mean = rewards_N.double().mean().item()
-        kept = self.decay**count
-        return RunningMean(
-            decay=self.decay, value=mean if self.value is None else kept * self.value + (1 - kept) * mean
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """`advantages[i]` belongs to the i-th reward; `alone[i]`: it had no cohort and met the running estimates.
+    `means` are the running estimates after the batch."""
+
+    advantages: tuple[float, ...]
+    alone: tuple[bool, ...]
+    means: RunningMeans
+
+
+def compare(rewards: Sequence[Rewarded], baseline: Baseline, scale: Scale, means: RunningMeans) -> Compared:
+    """Return the advantages of a batch's rewards. Rewards that equal their baseline have exactly 0."""
+    batch = [Observation(each.task, each.place, each.value) for each in rewards if each.siblings is None]
+    in_order = iter(means.meet(batch))
+    met = [next(in_order) if each.siblings is None else _NOT_MET for each in rewards]
+    found, alone = _deviations(rewards, baseline, met)
+    scales = _scales(rewards, baseline, scale, found, alone, met)
+    return Compared(
+        advantages=tuple(
+            each / divisor if each and divisor else 0.0 for each, divisor in zip(found, scales, strict=True)
+        ),
+        alone=tuple(alone),
+        means=means.after(batch),
+    )
+
+
+def _deviations(
+    rewards: Sequence[Rewarded], baseline: Baseline, met: Sequence[Met]
+) -> tuple[list[float], list[bool]]:
+    """Return each reward's deviation from its baseline, and whether it had no cohort.
+
+    The mean of the others differs from the mean of all n by a factor: r − mean of others = (r − mean)·n / (n − 1).
+    """
+    by_place = baseline in _OF_COHORTS
+    if by_place or baseline is Baseline.RUNNING_MEAN:
+        found = [one.deviation for one in met]
+    else:  # A critic's baseline is per token, and taken away later.
+        found = [each.value for each in rewards]
+    alone = [by_place] * len(rewards)
+    for cohort, members in _cohorts(rewards, grouped=baseline in _OF_GROUPS).items():
+        if by_place or cohort.siblings is not None:
+            factor = len(members) / (len(members) - 1) if baseline is Baseline.LEAVE_ONE_OUT else 1.0
+            for index, each in zip(members, deviations([rewards[at].value for at in members]), strict=True):
+                found[index], alone[index] = factor * each, False
+    return found, alone
+
+
+def _scales(
+    rewards: Sequence[Rewarded],
+    baseline: Baseline,
+    scale: Scale,
+    found: Sequence[float],
+    alone: Sequence[bool],
+    met: Sequence[Met],
+) -> list[float]:
+    """Return the divisor of each deviation.
+
+    A reward without a cohort takes the running scale: its deviation is no part of a cohort's spread, and could be any
+    multiple of it. For the same reason answers to one prompt never take the running scale, but their group's.
+    """
+    if scale is Scale.NONE or baseline is Baseline.CRITIC:
+        return [1.0] * len(rewards)
+    trajectories = len({each.trajectory for each in rewards})
+    if scale is Scale.BATCH_STD and baseline not in _OF_COHORTS and (baseline is Baseline.NONE or trajectories > 1):
+        return [_around(rewards, found)] * len(rewards)
+    runs = scale is Scale.RUNNING_STD or baseline is Baseline.RUNNING_MEAN
+    grouped = runs or scale is Scale.GROUP_STD
+    spreads = _spreads(rewards, grouped=grouped)
+    return [
+        one.scale if lone or (runs and each.siblings is None) else spreads[each.group if grouped else None]
+        for each, lone, one in zip(rewards, alone, met, strict=True)
+    ]
+
+
+def _around(rewards: Sequence[Rewarded], found: Sequence[float]) -> float:
+    """Return the scale of a batch whose baseline is not its own mean: root mean squares of the deviations."""
+    sessions, turns = (
+        [one**2 for each, one in zip(rewards, found, strict=True) if (each.place == SESSION) is of_session]
+        for of_session in (True, False)
+    )
+    return _root(sessions, turns)
+
+
+def _spreads(rewards: Sequence[Rewarded], *, grouped: bool) -> dict[int | None, float]:
+    """Return the scale of each group, or of the batch under None."""
+    squares: dict[int | None, tuple[list[float], list[float]]] = {
+        each.group if grouped else None: ([], []) for each in rewards
+    }
+    for cohort, members in _cohorts(rewards, grouped=grouped).items():
+        group = rewards[members[0]].group if grouped else None
+        squares[group][cohort.place != SESSION].extend(
+            each**2 for each in deviations([rewards[at].value for at in members])
         )
+    return {group: _root(*both) for group, both in squares.items()}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """`fallback_N` marks trajectories that had nobody to be compared with and met the running mean instead."""
-
-    baseline_N: Tensor
-    fallback_N: Tensor
+def _root(sessions: Sequence[float], turns: Sequence[float]) -> float:
+    """Return the root of the sum of both mean squares."""
+    return math.sqrt(sum(math.fsum(squares) / max(1, len(squares)) for squares in (sessions, turns)))
 
 
-def baseline(kind: Baseline, rewards_N: Tensor, groups_N: Tensor, running: RunningMean) -> Comparison:
-    """The baseline of every trajectory.
+class _Cohort(NamedTuple):
+    """`group` is None for a cohort of the whole batch, `siblings` for one that is compared by place."""
 
-    `group_mean` and `batch_mean` include the trajectory itself, `leave_one_out` does not. A group (or batch) of one
-    falls back to the running mean of earlier batches, as its own mean would make every advantage zero.
+    group: int | None
+    place: int
+    trajectory: int | None = None
+    siblings: int | None = None
+
+
+def _cohorts(rewards: Sequence[Rewarded], *, grouped: bool) -> dict[_Cohort, list[int]]:
+    """Return the indices of the rewards that are compared with each other.
+
+    Rewards by place need several trajectories: the branches of one session do not compete.
     """
-    count = rewards_N.numel()
-    running_N = torch.full_like(rewards_N, running.baseline)
-    nobody_N = torch.zeros(count, dtype=torch.bool)
-    if kind in (Baseline.NONE, Baseline.CRITIC):  # a critic's is per token, and taken away later
-        return Comparison(baseline_N=torch.zeros_like(rewards_N), fallback_N=nobody_N)
-    if kind is Baseline.RUNNING_MEAN:
-        return Comparison(baseline_N=running_N, fallback_N=nobody_N)
-    if kind is Baseline.BATCH_MEAN:
-        alone_N = torch.full((count,), count == 1)
-        return Comparison(baseline_N=torch.where(alone_N, running_N, rewards_N.mean()), fallback_N=alone_N)
-    sizes_N, means_N, _ = _group_statistics(rewards_N, groups_N)
-    alone_N = sizes_N == 1
-    if kind is Baseline.LEAVE_ONE_OUT:
-        means_N = (means_N * sizes_N - rewards_N) / (sizes_N - 1).clamp(min=1)
-    return Comparison(baseline_N=torch.where(alone_N, running_N, means_N), fallback_N=alone_N)
-
-
-def scale(kind: Scale, rewards_N: Tensor, groups_N: Tensor) -> Tensor:
-    """What to divide by, per trajectory: a population standard deviation plus a floor of 1e-4, or 1.
-
-    A group or batch of one has no spread and is not scaled.
-    """
-    ones_N = torch.ones_like(rewards_N)
-    if kind is Scale.NONE or rewards_N.numel() == 0:
-        return ones_N
-    if kind is Scale.BATCH_STD:
-        return ones_N if rewards_N.numel() == 1 else ones_N * (rewards_N.std(correction=0) + _STD_FLOOR)
-    sizes_N, _, std_N = _group_statistics(rewards_N, groups_N)
-    return torch.where(sizes_N == 1, ones_N, std_N + _STD_FLOOR)
-
-
-def _group_statistics(rewards_N: Tensor, groups_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Size, mean and population standard deviation of each trajectory's group.
-
-    A group of equal rewards has exactly their value as its mean: rounding must not invent an advantage.
-    """
-    _, index_N, sizes_G = torch.unique(groups_N, return_inverse=True, return_counts=True)
-    groups = sizes_G.numel()
-
-    def per_group(values_N: Tensor) -> Tensor:
-        return torch.zeros(groups, dtype=rewards_N.dtype).index_add_(0, index_N, values_N)
-
-    lowest_G = torch.full((groups,), torch.inf, dtype=rewards_N.dtype).scatter_reduce_(0, index_N, rewards_N, "amin")
-    means_G = lowest_G + per_group(rewards_N - lowest_G[index_N]) / sizes_G
-    std_G = (per_group((rewards_N - means_G[index_N]) ** 2) / sizes_G).sqrt()
-    return sizes_G[index_N].to(rewards_N.dtype), means_G[index_N], std_G[index_N]
+    found: dict[_Cohort, list[int]] = {}
+    for index, each in enumerate(rewards):
+        if each.siblings is None:
+            cohort = _Cohort(each.group if grouped else None, each.place)
+        else:
+            cohort = _Cohort(each.group, each.place, each.trajectory, each.siblings)
+        found.setdefault(cohort, []).append(index)
+    return {
+        cohort: members
+        for cohort, members in found.items()
+        if cohort.siblings is not None or len({rewards[index].trajectory for index in members}) > 1
+    }

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from proxy.contract.choices import Prompt, prompts_alike
 from proxy.contract.trajectory import TrajectoryTurn
+from trainer.algorithm.rounding import deviations
 
 
 def siblings(turns: Sequence[TrajectoryTurn]) -> list[int]:
@@ -19,22 +20,26 @@ def siblings(turns: Sequence[TrajectoryTurn]) -> list[int]:
     )
 
 
+def rewarded_siblings(turns: Sequence[TrajectoryTurn], rewards: Mapping[int, float]) -> dict[int, int]:
+    """Return for each reward that has another answer's to its prompt beside it the first turn with that prompt.
+
+    `rewards` are those of turns, by place. A reward without another beside it is left out: there is nothing to
+    compare it with.
+    """
+    prompts = siblings(turns)
+    counts = Counter(prompts[place] for place in rewards)
+    return {place: prompts[place] for place in rewards if counts[prompts[place]] > 1}
+
+
 def against_siblings(turns: Sequence[TrajectoryTurn], rewards: Mapping[int, float]) -> dict[int, float]:
     """Return each reward less the mean of the rewards of all answers to its prompt, by the place of its turn.
 
-    `rewards` are those of turns, by place. One that no other answer to its prompt has beside it is left out: there is
-    nothing to compare it with.
+    `rewards` are those of turns, by place; those without siblings are left out (`rewarded_siblings`).
     """
     groups: dict[int, list[int]] = defaultdict(list)
-    for place, first in enumerate(siblings(turns)):
-        if place in rewards:
-            groups[first].append(place)
+    for place, first in rewarded_siblings(turns, rewards).items():
+        groups[first].append(place)
     found: dict[int, float] = {}
     for places in groups.values():
-        if len(places) == 1:
-            continue
-        # Distances to the lowest are summed, so that equal rewards differ from their mean by exactly zero.
-        lowest = min(rewards[place] for place in places)
-        mean = lowest + sum(rewards[place] - lowest for place in places) / len(places)
-        found |= {place: rewards[place] - mean for place in places}
+        found |= zip(places, deviations([rewards[place] for place in places]), strict=True)
     return found

@@ -50,6 +50,11 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
             f"trainer.algorithm.scale: group_std divides by the spread around a group's own mean, which baseline"
             f" {algorithm.baseline.value} does not use; choose batch_std or none, or a group baseline"
         )
+    if algorithm.scale is Scale.RUNNING_STD and algorithm.baseline in (Baseline.CRITIC, Baseline.NONE):
+        raise ConfigurationError(
+            f"trainer.algorithm.scale: running_std divides by the spread around a mean, which baseline"
+            f" {algorithm.baseline.value} does not use; choose batch_std or none, or baseline running_mean"
+        )
     if algorithm.dual_clip is not None and algorithm.dual_clip <= 1 + algorithm.clip_high:
         raise ConfigurationError(
             f"trainer.algorithm.dual_clip: {algorithm.dual_clip} must be above 1 + clip_high"

@@ -12,8 +12,9 @@ import msgspec
 
 from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
 from proxy.contract.trajectory import Trajectory
-from trainer.algorithm.advantages import Advantages, RunningMeans, assign
+from trainer.algorithm.advantages import Advantages, assign
 from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.running import RunningMeans
 from trainer.algorithm.signal import levelled_groups, with_signal
 from trainer.config import BatchSettings, Packing
 from trainer.intake.answers import JudgedAnswers, judge

@@ -21,6 +21,8 @@ UNITS: Mapping[str, str] = {
     "extra_claims": _COUNT,
     "levelled_groups": _COUNT,
     "baseline_fallbacks": _COUNT,
+    "baseline_fallbacks_without_task": _COUNT,
+    "baseline_fallback_turns": _COUNT,
     "groups": _COUNT,
     "answers": _COUNT,
     "cut_answer_share": _SHARE,

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import math
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contract.trajectory import TrajectoryTurn
+from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from tests.trainer.tiny import trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, assign, continued, credit, discounts, shaped
-from trainer.algorithm.baselines import RunningMean
-from trainer.algorithm.presets import resolve
-from trainer.config import AlgorithmSettings, RewardSettings
+from trainer.algorithm.advantages import Fallbacks, assign, continued, discounts, shaped
+from trainer.algorithm.presets import PRESETS, resolve
+from trainer.algorithm.running import SESSION, RunningMeans
+from trainer.config import AlgorithmSettings, Baseline, RewardSettings, Scale
 
 GRPO = resolve(AlgorithmSettings())
 MEANS = RunningMeans.fresh(0.9)
@@ -131,38 +134,124 @@ def test_parallel_sub_agents_are_discounted_by_their_own_turns_alone() -> None:
 def test_parallel_branches_do_not_leak_into_each_other() -> None:
     rewarded = turn([5], parent=0, prefix=0, reward=1.0)
     tree = trajectory(turn([4]), rewarded, turn([6], parent=0, prefix=0), reward=None)
-    assert credit(tree, 0.0, GRPO, RunningMean(decay=0.9)) == (0.0, 1.0, 0.0)
+    assert assign([tree], [0], GRPO, MEANS).turns == ((0.0, 1.0, 0.0),)
 
 
-def test_turn_rewards_have_a_baseline_of_their_own() -> None:
-    first = trajectory(turn([4], reward=1.0), reward=None)
-    advantages = assign([first], [0], GRPO, MEANS)
-    assert advantages.turns == ((1.0,),)
-    assert (advantages.means.turn.value, advantages.means.session.value) == (1.0, None)
-    again = assign([first], [0], GRPO, advantages.means)
-    assert again.turns == ((0.0,),)
+def chain(*rewards: float | None, session: float | None = None, task: str | None = None) -> Trajectory:
+    """One turn after the other, each with its reward."""
+    turns = [turn([4], prompt=[1], parent=None if at == 0 else at - 1, prefix=2 * at) for at in range(len(rewards))]
+    turns = [msgspec.structs.replace(each, reward=reward) for each, reward in zip(turns, rewards, strict=True)]
+    return msgspec.structs.replace(trajectory(*turns, reward=session), task=task)
+
+
+def test_turn_rewards_are_compared_at_their_position_of_the_group() -> None:
+    """In a group of its own, 100 and 0 at the first turn weigh as much as 1 and 0 in another group."""
+    batch = [chain(100.0), chain(0.0), chain(1.0), chain(0.0)]
+    found = assign(batch, [0, 0, 1, 1], GRPO, MEANS)
+    assert found.turns == ((1.0,), (-1.0,), (1.0,), (-1.0,))
+    assert found.fallbacks == Fallbacks()
+
+
+def test_turn_rewards_beside_a_session_reward_are_in_its_unit() -> None:
+    """A sum of rewards: 100 beside 1 counts a hundred times as much, and their sum has about the scale of either."""
+    ((first,), (second,)) = assign([chain(100.0, session=1.0), chain(0.0, session=0.0)], [0, 0], GRPO, MEANS).turns
+    assert first == -second == pytest.approx(50.5 / math.sqrt(50**2 + 0.5**2))
+
+
+@pytest.mark.parametrize("preset", ["grpo", "rloo", "reinforce_pp", "dr_grpo"])
+def test_turn_rewards_enter_the_preset(preset: str) -> None:
+    algorithm = resolve(AlgorithmSettings(preset=preset))
+    batch = [chain(3.0), chain(1.0), chain(1.0), chain(0.0), chain(2.0), chain(2.0)]
+    found = [turns[0] for turns in assign(batch, [0, 0, 0, 0, 1, 1], algorithm, MEANS).turns]
+    group, spread = [1.75, -0.25, -0.25, -1.25], math.sqrt((1.75**2 + 2 * 0.25**2 + 1.25**2) / 4)
+    batch_spread = math.sqrt((1.5**2 + 3 * 0.5**2 + 1.5**2 + 0.5**2) / 6)
+    wanted = {
+        "grpo": [each / spread for each in group] + [0, 0],
+        "rloo": [4 / 3 * each for each in group] + [0, 0],
+        "dr_grpo": [*group, 0, 0],
+        "reinforce_pp": [each / batch_spread for each in (1.5, -0.5, -0.5, -1.5, 0.5, 0.5)],
+    }
+    assert found == pytest.approx(wanted[preset], abs=1e-12)
+
+
+def test_turn_rewards_are_returns_to_go() -> None:
+    algorithm = resolve(AlgorithmSettings(baseline=Baseline.NONE, scale=Scale.NONE, turn_discount=0.5))
+    assert assign([chain(1.0, None, 4.0, None)], [0], algorithm, MEANS).turns == ((2.0, 2.0, 4.0, 0.0),)
+
+
+def test_turn_rewards_meet_running_estimates_of_their_position_where_there_is_no_group() -> None:
+    algorithm = resolve(AlgorithmSettings(turn_discount=0.5))
+    first = assign([chain(1.0, 4.0)], [0], algorithm, MEANS)
+    assert first.turns[0] == pytest.approx((3 / math.sqrt(12.5), 4 / math.sqrt(12.5)))
+    assert [first.means.baseline(None, place) for place in (SESSION, 0, 1)] == [0.0, 3.0, 4.0]
+    again = assign([chain(1.0, 4.0)], [0], algorithm, first.means)
+    assert again.turns == ((0.0, 0.0),)
     assert again.all_zero
+    assert again.fallbacks == Fallbacks(trajectories=1, without_task=1, turns=2)
 
 
 def test_groups_are_compared_within_themselves() -> None:
     batch = [trajectory(turn([4]), reward=reward) for reward in (1.0, 0.0, 5.0, 5.0)]
     advantages = assign(batch, [0, 0, 1, 1], GRPO, MEANS)
-    assert advantages.session == pytest.approx((1.0, -1.0, 0.0, 0.0), abs=1e-3)
-    assert advantages.fallbacks == 0
+    assert advantages.session == (1.0, -1.0, 0.0, 0.0)
+    assert advantages.fallbacks == Fallbacks()
 
 
-def test_a_group_of_one_falls_back_to_the_running_mean_and_says_so() -> None:
-    means = RunningMeans.fresh(0.9, session=0.25)
-    advantages = assign([trajectory(turn([4]), reward=1.0)], [0], GRPO, means)
-    assert advantages.session == (0.75,)
-    assert advantages.fallbacks == 1
+def test_a_single_beside_groups_has_their_scale() -> None:
+    """Rewards of 0 to 100: the single meets the run's mean and its spread, as the members meet their group's."""
+    seen = [trajectory(turn([4]), reward=reward) for reward in (20.0, 100.0, 100.0, 20.0)]
+    means = assign(seen, [0, 1, 2, 3], GRPO, MEANS).means
+    assert means.baseline(None, SESSION) == 60.0
+    batch = [trajectory(turn([4]), reward=reward) for reward in (100.0, 0.0, 0.0, 0.0, 0.0)]
+    found = assign(batch, [0, 0, 0, 0, 1], GRPO, means)
+    assert found.session[:4] == pytest.approx((math.sqrt(3), *[-1 / math.sqrt(3)] * 3))
+    kept, added = 0.9**5 * (1 - 0.9**4), 1 - 0.9**5
+    spread = math.sqrt((kept * 40**2 + added * (40**2 + 4 * 60**2) / 5) / (kept + added))
+    assert found.session[4] == pytest.approx(-60 / spread)
+    assert -2 < found.session[4] < -1
+    assert found.fallbacks == Fallbacks(trajectories=1, without_task=1)
+
+
+def test_the_first_reward_of_a_run_pushes_in_the_direction_of_its_sign() -> None:
+    for reward in (60.0, -0.001):
+        assert assign([trajectory(turn([4]), reward=reward)], [0], GRPO, MEANS).session == (math.copysign(1, reward),)
+
+
+@pytest.mark.parametrize(
+    "preset", [name for name, each in PRESETS.items() if each.learns_from_rewards and name != "ppo"]
+)
+@pytest.mark.parametrize("value", [0.1, -7.3, 100.0, 1e-9, 1 / 3])
+def test_equal_rewards_teach_exactly_nothing(preset: str, value: float) -> None:
+    algorithm = resolve(AlgorithmSettings(preset=preset))
+    batch = [chain(value, value, session=value) for _ in range(3)]
+    for groups in ([0, 0, 0], [0, 1, 2]):
+        means = assign(batch, groups, algorithm, MEANS).means
+        found = assign([*batch, *batch], [*groups, *(each + 3 for each in groups)], algorithm, means)
+        assert found.all_zero
+
+
+def test_rewards_that_only_rounding_separates_are_equal() -> None:
+    batch = [trajectory(turn([4]), reward=reward) for reward in (0.1 + 0.2, 0.3, 0.3)]
+    assert batch[0].reward != batch[1].reward
+    assert assign(batch, [0, 0, 0], GRPO, MEANS).all_zero
 
 
 def test_an_absent_reward_is_not_zero() -> None:
     batch = [trajectory(turn([4]), reward=reward) for reward in (1.0, None, 1.0)]
     advantages = assign(batch, [0, 0, 0], GRPO, MEANS)
     assert advantages.all_zero
-    assert advantages.means.session.value == 1.0
+    assert advantages.means.baseline(None, SESSION) == 1.0
+
+
+def test_a_session_meets_the_estimates_of_its_task() -> None:
+    seen = [chain(None, session=reward, task=task) for task, reward in [("easy", 90.0), ("hard", 10.0)] * 40]
+    means = assign(seen, list(range(80)), GRPO, MEANS).means
+    good, poor = chain(None, session=30.0, task="hard"), chain(None, session=70.0, task="easy")
+    found = assign([good, poor, chain(None, session=50.0)], [0, 1, 2], GRPO, means)
+    assert found.session[0] > 0.5
+    assert found.session[1] < -0.5
+    assert found.session[2] == pytest.approx(0.0, abs=0.1)
+    assert found.fallbacks == Fallbacks(trajectories=3, without_task=1)
 
 
 def test_rewards_are_clipped_shifted_and_scaled() -> None:

@@ -1,86 +1,149 @@
+"""Advantages of batches against their definition, cohort by cohort, in plain float64 arithmetic."""
+
 from __future__ import annotations
 
 import math
 import statistics
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.algorithm.baselines import RunningMean, baseline, scale
+from trainer.algorithm.baselines import Rewarded, compare
+from trainer.algorithm.running import SESSION, Observation, RunningMeans
 from trainer.config import Baseline, Scale
 
-Cohorts = list[list[float]]
+SEEN = [Observation(None, place, value) for place in (SESSION, 0, 1) for value in (2.0, 5.0)]
+MEANS = RunningMeans.fresh(0.9).after(SEEN)
+COHORTS = [
+    (baseline, scale)
+    for baseline in (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT, Baseline.BATCH_MEAN)
+    for scale in Scale
+    if not (baseline is Baseline.BATCH_MEAN and scale is Scale.GROUP_STD)
+]
+OTHERS = [
+    *((Baseline.RUNNING_MEAN, scale) for scale in (Scale.RUNNING_STD, Scale.BATCH_STD, Scale.NONE)),
+    *((Baseline.NONE, scale) for scale in (Scale.BATCH_STD, Scale.NONE)),
+    (Baseline.CRITIC, Scale.BATCH_STD),
+]
 
-rewards = st.floats(-10, 10)
-cohorts = st.lists(st.lists(rewards, min_size=1, max_size=6), min_size=1, max_size=5)
-
-
-def tensors(groups: Cohorts) -> tuple[torch.Tensor, torch.Tensor]:
-    values = [value for group in groups for value in group]
-    indices = [index for index, group in enumerate(groups) for _ in group]
-    return torch.tensor(values, dtype=torch.float64), torch.tensor(indices)
-
-
-@given(groups=cohorts, running=rewards)
-def test_group_baselines_against_plain_arithmetic(groups: Cohorts, running: float) -> None:
-    rewards_N, groups_N = tensors(groups)
-    mean = baseline(Baseline.GROUP_MEAN, rewards_N, groups_N, RunningMean(decay=0.9, value=running))
-    others = baseline(Baseline.LEAVE_ONE_OUT, rewards_N, groups_N, RunningMean(decay=0.9, value=running))
-    spread = scale(Scale.GROUP_STD, rewards_N, groups_N)
-    position = 0
-    for group in groups:
-        for number, _ in enumerate(group):
-            rest = group[:number] + group[number + 1 :]
-            alone = not rest
-            assert mean.baseline_N[position] == pytest.approx(running if alone else statistics.fmean(group), abs=1e-9)
-            assert others.baseline_N[position] == pytest.approx(
-                running if alone else statistics.fmean(rest), abs=1e-9
-            )
-            assert bool(mean.fallback_N[position]) is bool(others.fallback_N[position]) is alone
-            wanted = 1.0 if alone else statistics.pstdev(group) + 1e-4
-            assert spread[position] == pytest.approx(wanted, rel=1e-6, abs=1e-6)
-            position += 1
+values = st.floats(-10, 10).map(lambda value: round(value, 2))
 
 
-@given(value=rewards, sizes=st.lists(st.integers(2, 6), min_size=1, max_size=4))
-def test_equal_rewards_have_exactly_no_advantage(value: float, sizes: list[int]) -> None:
-    rewards_N, groups_N = tensors([[value] * size for size in sizes])
-    compared = baseline(Baseline.GROUP_MEAN, rewards_N, groups_N, RunningMean(decay=0.9))
-    assert torch.equal(compared.baseline_N, rewards_N)
+@st.composite
+def rewards(draw: st.DrawFn) -> list[Rewarded]:
+    """Groups of any size; sessions and turns with rewards and without."""
+    found = []
+    trajectory = 0
+    for group, size in enumerate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))):
+        for _ in range(size):
+            for place in sorted(draw(st.sets(st.sampled_from([SESSION, 0, 1, 2])))):
+                found.append(Rewarded(trajectory=trajectory, group=group, task=None, place=place, value=draw(values)))
+            trajectory += 1
+    return found
 
 
-@given(values=st.lists(rewards, min_size=1, max_size=8), running=rewards)
-def test_batch_baselines(values: list[float], running: float) -> None:
-    rewards_N, groups_N = tensors([values])
-    state = RunningMean(decay=0.9, value=running)
-    compared = baseline(Baseline.BATCH_MEAN, rewards_N, groups_N, state)
-    wanted = running if len(values) == 1 else statistics.fmean(values)
-    assert compared.baseline_N.tolist() == pytest.approx([wanted] * len(values), abs=1e-9)
-    spread = 1.0 if len(values) == 1 else statistics.pstdev(values) + 1e-4
-    assert scale(Scale.BATCH_STD, rewards_N, groups_N).tolist() == pytest.approx([spread] * len(values), abs=1e-6)
-    assert baseline(Baseline.RUNNING_MEAN, rewards_N, groups_N, state).baseline_N.tolist() == [running] * len(values)
-    assert baseline(Baseline.NONE, rewards_N, groups_N, state).baseline_N.tolist() == [0.0] * len(values)
+def spread(cohorts: dict[int, list[float]]) -> float:
+    """Population variances by place, with one reward or more per trajectory: the session's, and the turns' pooled."""
+    compared = {place: each for place, each in cohorts.items() if len(each) > 1}
+    variance = statistics.pvariance(compared[SESSION]) if SESSION in compared else 0.0
+    turns = [each for place, each in compared.items() if place != SESSION]
+    if turns:
+        variance += sum(len(each) * statistics.pvariance(each) for each in turns) / sum(map(len, turns))
+    return math.sqrt(variance)
 
 
-@given(batches=st.lists(st.lists(rewards, max_size=5), max_size=5))
-def test_the_running_mean_weighs_trajectories_not_batches(batches: Cohorts) -> None:
-    mean = RunningMean(decay=0.8)
-    assert mean.baseline == 0.0
-    value: float | None = None
-    for batch in batches:
-        mean = mean.updated(torch.tensor(batch, dtype=torch.float64))
-        if batch:
-            average = math.fsum(batch) / len(batch)
-            kept = 0.8 ** len(batch)
-            value = average if value is None else kept * value + (1 - kept) * average
-    assert mean.value == (None if value is None else pytest.approx(value, abs=1e-9))
+@given(rewards(), st.sampled_from(COHORTS))
+def test_cohorts_against_the_definition(batch: list[Rewarded], parts: tuple[Baseline, Scale]) -> None:
+    baseline, scale = parts
+    compared = compare(batch, baseline, scale, MEANS)
+    running = MEANS.meet([Observation(None, each.place, each.value) for each in batch])
+    for index, each in enumerate(batch):
+        mates = [one for one in batch if baseline is Baseline.BATCH_MEAN or one.group == each.group]
+        cohort = [one.value for one in mates if one.place == each.place]
+        alone = len(cohort) == 1
+        assert compared.alone[index] is alone
+        others = [one.value for one in mates if one.place == each.place and one is not each]
+        mean = statistics.fmean((others or cohort) if baseline is Baseline.LEAVE_ONE_OUT else cohort)
+        deviation = running[index].deviation if alone else each.value - mean
+        whole = [one for one in batch if scale is Scale.BATCH_STD or one.group == each.group]
+        divisor = 1.0
+        if scale is Scale.RUNNING_STD or (alone and scale is not Scale.NONE):
+            divisor = running[index].scale
+        elif scale is not Scale.NONE:
+            divisor = spread({place: [one.value for one in whole if one.place == place] for place in range(-1, 3)})
+        wanted = deviation / divisor if abs(deviation) > 1e-9 else 0.0
+        assert compared.advantages[index] == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", list(Baseline))
-@pytest.mark.parametrize("unit", list(Scale))
-def test_an_empty_batch_is_no_error(kind: Baseline, unit: Scale) -> None:
-    rewards_N, groups_N = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
-    assert baseline(kind, rewards_N, groups_N, RunningMean(decay=0.9)).baseline_N.numel() == 0
-    assert scale(unit, rewards_N, groups_N).numel() == 0
+@given(rewards(), st.sampled_from(OTHERS))
+def test_baselines_without_cohorts_against_the_definition(
+    batch: list[Rewarded], parts: tuple[Baseline, Scale]
+) -> None:
+    baseline, scale = parts
+    compared = compare(batch, baseline, scale, MEANS)
+    assert not any(compared.alone)
+    running = MEANS.meet([Observation(None, each.place, each.value) for each in batch])
+    found = [
+        met.deviation if baseline is Baseline.RUNNING_MEAN else each.value
+        for each, met in zip(batch, running, strict=True)
+    ]
+    squares: dict[bool, list[float]] = {True: [], False: []}
+    for each, one in zip(batch, found, strict=True):
+        squares[each.place == SESSION].append(one**2)
+    means = [statistics.fmean(each or [0.0]) for each in squares.values()]
+    lone = len({each.trajectory for each in batch}) == 1 and baseline is Baseline.RUNNING_MEAN
+    for index, one in enumerate(found):
+        divisor = math.sqrt(sum(means)) or 1.0
+        if scale is Scale.RUNNING_STD or (lone and scale is Scale.BATCH_STD):
+            divisor = running[index].scale
+        elif scale is Scale.NONE or baseline is Baseline.CRITIC:
+            divisor = 1.0
+        assert compared.advantages[index] == pytest.approx(one / divisor, rel=1e-6, abs=1e-6)
+
+
+@given(rewards(), st.sampled_from([*COHORTS, *OTHERS]))
+def test_no_advantage_is_out_of_scale(batch: list[Rewarded], parts: tuple[Baseline, Scale]) -> None:
+    """Of n rewards none is further from their mean than √n standard deviations; one alone, than √11 of this run."""
+    baseline, scale = parts
+    if scale in (Scale.NONE, Scale.RUNNING_STD) or baseline is Baseline.CRITIC:
+        return
+    for each in compare(batch, baseline, scale, MEANS).advantages:
+        assert abs(each) <= 2 * math.sqrt(len(batch) + 11)
+
+
+@given(rewards(), st.sampled_from(COHORTS), st.floats(1e-6, 1e6), st.floats(-1e3, 1e3))
+def test_what_is_divided_by_its_spread_has_no_unit_and_no_zero(
+    batch: list[Rewarded], parts: tuple[Baseline, Scale], factor: float, shift: float
+) -> None:
+    baseline, scale = parts
+    if scale in (Scale.NONE, Scale.RUNNING_STD):
+        return
+    moved = [
+        Rewarded(
+            trajectory=each.trajectory,
+            group=each.group,
+            task=None,
+            place=each.place,
+            value=factor * (each.value + shift),
+        )
+        for each in batch
+    ]
+    mine, theirs = compare(batch, baseline, scale, MEANS), compare(moved, baseline, scale, MEANS)
+    for plain, other, alone in zip(mine.advantages, theirs.advantages, mine.alone, strict=True):
+        assert alone or other == pytest.approx(plain, abs=1e-9)
+
+
+@pytest.mark.parametrize("baseline", list(Baseline))
+@pytest.mark.parametrize("scale", list(Scale))
+def test_an_empty_batch_is_no_error(baseline: Baseline, scale: Scale) -> None:
+    compared = compare([], baseline, scale, MEANS)
+    assert (compared.advantages, compared.means) == ((), MEANS)
+
+
+def test_branches_of_one_session_do_not_compete() -> None:
+    """Two turns at one position of one trajectory are no cohort; the other member's makes them one."""
+    mine = [Rewarded(trajectory=0, group=0, task=None, place=1, value=value) for value in (1.0, 3.0)]
+    other = Rewarded(trajectory=1, group=0, task=None, place=1, value=5.0)
+    assert compare(mine, Baseline.GROUP_MEAN, Scale.NONE, MEANS).alone == (True, True)
+    assert compare([*mine, other], Baseline.GROUP_MEAN, Scale.NONE, MEANS).advantages == (-2.0, 0.0, 2.0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isclose
+from statistics import pstdev
 
 import pytest
 from hypothesis import given
@@ -9,10 +10,11 @@ from hypothesis import strategies as st
 
 from proxy.contract.trajectory import Trajectory
 from tests.trainer.tiny import trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, as_they_came, assign, continued, discounts
+from trainer.algorithm.advantages import as_they_came, assign, continued, discounts
 from trainer.algorithm.choices import against_siblings, siblings
 from trainer.algorithm.gae import Discounts, RewardTree, tree_advantages
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.config import AlgorithmSettings, RewardSettings
 from trainer.intake.sequences import linearise
 
@@ -48,12 +50,12 @@ def test_the_sessions_reward_is_not_given_to_choices_that_were_left_behind() -> 
 @pytest.mark.parametrize("rewards", [(1.0, 0.0, 0.5), (0.1, 0.1, 0.1), (100.0, None, 50.0)])
 def test_choices_with_rewards_are_compared_with_each_other(rewards: tuple[float | None, ...]) -> None:
     member = three_choices(*rewards, session=None)
-    found = assign([member], [0], GRPO, RunningMeans.fresh(0.9, turn=7.0)).turns[0]
+    found = assign([member], [0], GRPO, MEANS).turns[0]
     given_ = [reward for reward in rewards if reward is not None]
-    mean = sum(given_) / len(given_)
+    mean, spread = sum(given_) / len(given_), pstdev(given_)
     for advantage, reward in zip(found[1:4], rewards, strict=True):
-        wanted = 0.0 if reward is None or len(set(given_)) == 1 else reward - mean
-        assert advantage == wanted
+        wanted = 0.0 if reward is None or len(set(given_)) == 1 else (reward - mean) / spread
+        assert advantage == (pytest.approx(wanted) if wanted else 0.0)
     trained = {span.turn for sequence in linearise([member]) for span in sequence.spans}
     assert trained == {0, 2, 4, *(place for place, reward in enumerate(rewards, 1) if reward is not None)}
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.tiny import trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, as_they_came, assign, continued, credit
+from trainer.algorithm.advantages import Fallbacks, as_they_came, assign, continued
 from trainer.algorithm.gae import Discounts, RewardTree, batch_advantages, scaled, tree_advantages
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.config import AlgorithmSettings, Baseline, RewardSettings, Scale
 
 numbers = st.floats(-2, 2)
@@ -123,14 +124,20 @@ def test_with_lambda_zero_it_is_the_error_of_one_step(
 
 
 @given(case=trees(least=1), turn_discount=st.floats(0.1, 1), reward=numbers)
-def test_a_session_reward_goes_where_it_goes_without_a_critic(
+def test_rewards_go_where_they_go_without_a_critic(
     case: tuple[RewardTree, list[list[float]], list[list[float]]], turn_discount: float, reward: float
 ) -> None:
     """A critic that knows nothing, γ = λ = 1: the credit of the other baselines."""
     tree, values, _ = case
     turns = [
-        turn([7] * len(own), parent=parent, prefix=0 if parent is None else 3 + len(values[parent]))
-        for parent, own in zip(tree.parents, values, strict=True)
+        turn(
+            [7] * len(own),
+            prompt=(1, 2, 10 + number),  # No two are alike: answers to one prompt would be compared with each other.
+            parent=parent,
+            prefix=0 if parent is None else 3 + len(values[parent]),
+            reward=each,
+        )
+        for number, (parent, own, each) in enumerate(zip(tree.parents, values, tree.rewards, strict=True))
     ]
     member = trajectory(*turns, reward=reward)
     rewards = as_they_came(member, reward, RewardSettings())
@@ -139,7 +146,7 @@ def test_a_session_reward_goes_where_it_goes_without_a_critic(
     parents = tuple(continued(turns))
     found = tree_advantages(RewardTree(parents=parents, rewards=rewards), nothing, nothing, given)
     algorithm = resolve(AlgorithmSettings(baseline=Baseline.NONE, scale=Scale.NONE, turn_discount=turn_discount))
-    wanted = credit(member, reward, algorithm, RunningMeans.fresh(0.9).turn)
+    wanted = assign([member], [0], algorithm, RunningMeans.fresh(0.9)).turns[0]
     for own, each in zip(found, wanted, strict=True):
         assert own == pytest.approx([each] * len(own), abs=1e-9)
 
@@ -156,7 +163,7 @@ def test_rewards_come_at_the_end_of_their_turns() -> None:
     assert found.session == (3.0, 0.0)
     assert found.for_critic
     assert not found.all_zero
-    assert found.fallbacks == 0
+    assert found.fallbacks == Fallbacks()
 
 
 def test_a_batch_is_put_together_whatever_the_order_of_its_turns() -> None:

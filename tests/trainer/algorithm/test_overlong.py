@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.tiny import trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, assign
+from trainer.algorithm.advantages import assign
 from trainer.algorithm.overlong import bounded, overlong_penalty
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.algorithm.signal import levelled_groups
 from trainer.config import AlgorithmSettings
 from trainer.errors import ConfigurationError

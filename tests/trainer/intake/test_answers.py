@@ -26,9 +26,9 @@ from tests.trainer.tiny import (
     trajectory,
     turn,
 )
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
+from trainer.algorithm.running import SESSION, Observation, RunningMeans
 from trainer.config import (
     BatchSettings,
     Denominator,
@@ -44,7 +44,7 @@ from trainer.intake.sequences import linearise
 from trainer.intake.staleness import Skip
 from trainer.report import audit_skipped
 
-MEANS = RunningMeans.fresh(0.9, session=0.25, turn=0.5)
+MEANS = RunningMeans.fresh(0.9).after([Observation(None, SESSION, 0.25), Observation(None, 0, 0.5)])
 PARTS = BatchSettings(packing=Packing.PADDED)
 
 
@@ -96,8 +96,8 @@ def groups(draw: st.DrawFn) -> list[Trajectory]:
 def test_a_masked_answer_is_context_and_the_others_keep_their_advantages(
     members: list[Trajectory], preset: str
 ) -> None:
-    whole = prepared(members, PRESETS[preset], truncated=Truncated.TRAIN)
-    masked = prepared(members, PRESETS[preset], truncated=Truncated.MASK)
+    whole = prepared(members, PRESETS[preset], truncated=Truncated.TRAIN, fill=False)
+    masked = prepared(members, PRESETS[preset], truncated=Truncated.MASK, fill=False)
     uncut = {
         (member.session_id, number)
         for member in members
@@ -126,7 +126,7 @@ def test_dropped_trajectories_are_in_no_comparison(members: list[Trajectory]) ->
         each.session_id for each in whole
     }
     if whole:
-        alone = prepared(whole, truncated=Truncated.TRAIN)
+        alone = prepared(whole, truncated=Truncated.TRAIN, fill=False)
         assert (found.batch, found.advantages) == (alone.batch, alone.advantages)
     assert found.advantages.all_zero or whole
 
@@ -241,7 +241,7 @@ def test_masked_tokens_are_in_no_denominator(denominator: Denominator, tmp_path:
 
     mean = sum(rewards) / 3
     deviation = (sum((reward - mean) ** 2 for reward in rewards) / 3) ** 0.5
-    advantages = [(reward - mean) / (deviation + 1e-4) for reward in rewards]
+    advantages = [(reward - mean) / deviation for reward in rewards]
     whole = [(0, 2), (0, 1), (1, 2)]  # (trajectory, length) of the answers that ended by themselves
     counts = {Denominator.TOKENS: 5, Denominator.SEQUENCES: 2, Denominator.ANSWERS: 3, Denominator.CONSTANT: 30}
     weights = [1 if denominator is Denominator.ANSWERS else length for _, length in whole]

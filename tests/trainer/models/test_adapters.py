@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.trainer.tiny import ALONE, GRPO, load_tiny, trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, assign
+from trainer.algorithm.advantages import assign
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.config import (
     AdapterSettings,
     AlgorithmSettings,

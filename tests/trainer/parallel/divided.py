@@ -13,8 +13,8 @@ import pytest
 
 from proxy.contract.policy import Head
 from tests.trainer.models.archon.steps import batch_of, two_updates
-from trainer.algorithm.advantages import RunningMeans
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import SESSION, Observation, RunningMeans
 from trainer.config import TrainerSettings
 from trainer.errors import WeightsUnusable
 from trainer.loading import load_critic, load_learnt
@@ -25,6 +25,8 @@ from trainer.parallel.state_files import StateWriter
 from trainer.update import Learner
 from trainer.versions import state_after
 from trainer.weights.disk import DiskPublisher
+
+MEANS = RunningMeans.fresh(0.9).after([Observation("a task", place, 0.1) for place in (SESSION, 0, 1)])
 
 
 def divided(ranks: Ranks, directory: Path, settings: TrainerSettings) -> dict[str, Any] | None:
@@ -96,6 +98,6 @@ def _resumed(ranks: Ranks, base: Path, settings: TrainerSettings, publisher: Dis
 def _next(ranks: Ranks, settings: TrainerSettings, publisher: DiskPublisher, head: Head, learner: Learner) -> Head:
     assert learner.update(batch_of(settings)).stepped
     tensors = whole_weights(learner.model.named_weights(), ranks)
-    staged = publisher.stage(head, tensors, state_after(learner, RunningMeans.fresh(0.9, session=0.1)))
+    staged = publisher.stage(head, tensors, state_after(learner, MEANS))
     ranks.from_first(lambda: publisher.settle(staged))
     return msgspec.structs.replace(head, version=head.version + 1, weights=staged.weights)

@@ -10,8 +10,9 @@ import torch
 
 from tests.trainer.models.archon.shapes import VOCABULARY
 from tests.trainer.tiny import ALONE, trajectory, turn
-from trainer.algorithm.advantages import RunningMeans, assign
+from trainer.algorithm.advantages import assign
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
 from trainer.config import TrainerSettings
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MiniBatch, mini_batches

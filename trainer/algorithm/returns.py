@@ -1,0 +1,54 @@
+"""What follows a turn: the returns-to-go of turn rewards, along the token tree.
+
+`parents[t]` is the turn that turn t goes on from (None: none); parents stand before their children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def positions(parents: Sequence[int | None]) -> list[int]:
+    """Return for each turn how many turns stand before it on its path."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(0 if parent is None else found[parent] + 1)
+    return found
+
+
+def returns_to_go(
+    rewards: Sequence[float | None], parents: Sequence[int | None], turn_discount: float
+) -> list[float | None]:
+    """Return for each turn G = q + γ·G(next), with q its own reward, 0 where it has none.
+
+    None for a turn that has no reward and no rewarded turn after it: absent is not zero.
+    """
+    return [
+        None if reward is None and later is None else (reward or 0.0) + (later or 0.0)
+        for reward, later in zip(rewards, what_follows(rewards, parents, turn_discount), strict=True)
+    ]
+
+
+def what_follows(
+    rewards: Sequence[float | None], parents: Sequence[int | None], turn_discount: float
+) -> list[float | None]:
+    """Return for each turn γ·G(next), without its own reward; None where no later turn has a reward.
+
+    Where several turns go on from one, G(next) is the mean over the leaves below them, so that branching does not
+    count twice.
+    """
+    leaves = [0] * len(parents)
+    below = [0.0] * len(parents)
+    rewarded = [False] * len(parents)
+    found: list[float | None] = [None] * len(parents)
+    for turn in reversed(range(len(parents))):
+        count = max(1, leaves[turn])
+        later = below[turn] / count
+        if rewarded[turn]:
+            found[turn] = later
+        parent = parents[turn]
+        if parent is not None:
+            leaves[parent] += count
+            below[parent] += turn_discount * count * ((rewards[turn] or 0.0) + later)
+            rewarded[parent] |= rewarded[turn] or rewards[turn] is not None
+    return found

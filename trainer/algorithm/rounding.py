@@ -1,0 +1,43 @@
+"""Means and deviations in which equal rewards are exactly equal: rounding must not invent an advantage.
+
+Adam divides a gradient by its own size, so an advantage of 1e-17 moves the weights as far as one of 1. Three times
+0.1, summed and divided by three, is not 0.1 in binary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+_ROUNDING = 2.0**-46
+"""Relative difference that summing some dozens of float64 numbers may leave. Rewards are such sums of entries."""
+
+
+def equal_but_for_rounding(values: Sequence[float]) -> bool:
+    """Return whether all values are one number, as far as float64 sums can tell."""
+    lowest, highest = min(values), max(values)
+    return highest - lowest <= _ROUNDING * max(abs(lowest), abs(highest))
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """Return the mean; of equal values exactly their value."""
+    lowest = min(values)
+    return lowest + math.fsum(value - lowest for value in values) / len(values)
+
+
+def mean_square(values: Sequence[float], centre: float) -> float:
+    """Return the mean of the squared deviations from `centre`."""
+    return math.fsum(deviation(value, centre) ** 2 for value in values) / len(values)
+
+
+def deviation(value: float, centre: float) -> float:
+    """Return value − centre; exactly 0 where only rounding separates them."""
+    return 0.0 if equal_but_for_rounding((value, centre)) else value - centre
+
+
+def deviations(values: Sequence[float]) -> list[float]:
+    """Return the deviations from the mean of the values; all exactly 0 where only rounding separates the values."""
+    if equal_but_for_rounding(values):
+        return [0.0] * len(values)
+    mean = mean_of(values)
+    return [deviation(value, mean) for value in values]

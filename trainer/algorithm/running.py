@@ -1,0 +1,250 @@
+"""Running estimates of rewards over a run: what a reward meets that has no group to be compared with.
+
+A reward belongs to a place: the session's (`SESSION`), or the return-to-go of a turn, by its position on its path.
+Each place has an exponential mean and an exponential mean of squared deviations, for the run and for each task.
+With decay δ, a batch of N values of a place enters with the weight w = (1 − δᴺ) / (1 − δ), beside what is known,
+whose weight W becomes δᴺ·W:
+
+    W' = δᴺ·W + w        mean' = mean + (w / W')·(mean of the N − mean)        V' alike, of (value − baseline)²
+
+A task's estimates are shrunk towards the run's while they stand for few values; n is how many the task ever had, n'
+with this batch's:
+
+    baseline = (n·mean_task + k·mean_run) / (n + k)        log V = (n'·log V_task + k·log V_run) / (n' + k)
+
+Spreads are shrunk by their logarithm since they differ by factors: a task with rewards of 0 to 1 beside one of 0 to
+100 would otherwise never be measured in its own unit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+
+from trainer.algorithm.rounding import deviation, mean_of, mean_square
+from trainer.errors import WeightsUnusable
+
+SESSION = -1
+"""The place of a session's reward; the place of a turn's return is its position, from 0."""
+
+SHRINKAGE = 8.0
+"""k: a task's own mean counts half once this many of its trajectories are known, as many as a usual group has."""
+
+MOST_TASKS = 1024
+"""Tasks that a state holds; the one that was not seen for the longest time is dropped. It bounds the checkpoint."""
+
+MOST_POSITIONS = 16
+"""Positions with estimates of their own; turns further on their path share those of the last. It bounds the
+checkpoint as well."""
+
+
+class Observation(NamedTuple):
+    """A reward or return of one trajectory at a place. `task` is the trajectory's, None where it names none."""
+
+    task: str | None
+    place: int
+    value: float
+
+
+class Met(NamedTuple):
+    """The running baseline that an observation meets, its deviation from it, and the scale of its trajectory."""
+
+    deviation: float
+    scale: float
+
+
+class Estimate(msgspec.Struct, frozen=True, array_like=True):
+    """Mean of the values seen and mean of their squared deviations. `weight` is the number of values that these stand
+    for, which the decay bounds; `seen` is the number of all values."""
+
+    weight: float = 0.0
+    mean: float = 0.0
+    square: float = 0.0
+    seen: int = 0
+
+    def updated(self, values: Sequence[float], baseline: float, decay: float) -> Estimate:
+        """Return the estimate after a batch, whose values count alike and met this `baseline`.
+
+        The first batch of a place met no baseline of its own, so its squares are taken around its own mean.
+        """
+        kept = decay ** len(values)
+        added = (1 - kept) / (1 - decay)
+        mean = mean_of(values)
+        if self.weight == 0:
+            return Estimate(added, mean, mean_square(values, mean), len(values))
+        weight = kept * self.weight + added
+        share = added / weight
+        return Estimate(
+            weight,
+            self.mean + share * (mean - self.mean),
+            self.square + share * (mean_square(values, baseline) - self.square),
+            self.seen + len(values),
+        )
+
+    def square_with(self, values: Sequence[float], baseline: float, decay: float) -> float:
+        """Return the mean square after a batch, its deviations all from `baseline`, for a place's first batch too.
+
+        It counts the batch itself, so no deviation of the batch is divided by much less than itself.
+        """
+        if self.weight == 0:
+            return mean_square(values, baseline)
+        return self.updated(values, baseline, decay).square
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """The estimates of a run or of one task, by place. `turns[p]` is of position p."""
+
+    session: Estimate = Estimate()
+    turns: tuple[Estimate, ...] = ()
+
+    def at(self, place: int) -> Estimate:
+        """Return the estimate of a place; an empty one where nothing was seen yet."""
+        if place == SESSION:
+            return self.session
+        place = min(place, MOST_POSITIONS - 1)
+        return self.turns[place] if place < len(self.turns) else Estimate()
+
+    def updated(self, values: Mapping[int, Sequence[float]], baseline: Callable[[int], float], decay: float) -> Scope:
+        """Return the estimates after a batch with these values by place, where each place met its `baseline`."""
+        after = {place: self.at(place).updated(each, baseline(place), decay) for place, each in values.items()}
+        positions = max(len(self.turns), *(place + 1 for place in after), 0)
+        return Scope(
+            session=after.get(SESSION, self.session),
+            turns=tuple(after.get(place, self.at(place)) for place in range(positions)),
+        )
+
+
+class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
+    """The estimates of a run and of its tasks, in the order in which the tasks were last seen. Part of the trainer's
+    state. Tasks stand under a digest of their name: names may be long texts, and may have to be erased."""
+
+    decay: float
+    run: Scope = Scope()
+    tasks: dict[str, Scope] = {}
+
+    @staticmethod
+    def fresh(decay: float) -> RunningMeans:
+        """Return the estimates of a run that has seen no reward."""
+        return RunningMeans(decay=decay)
+
+    def baseline(self, task: str | None, place: int) -> float:
+        """Return what a reward meets. 0 before anything was seen, so that the first one pushes in the direction of
+        its sign."""
+        run = self.run.at(place).mean
+        own = self._scope(task).at(place)
+        if own.weight == 0:
+            return run
+        return own.mean + SHRINKAGE / (own.seen + SHRINKAGE) * deviation(run, own.mean)
+
+    def after(self, batch: Sequence[Observation]) -> RunningMeans:
+        """Return the estimates after a batch."""
+        run = self.run.updated(_by_place(batch), partial(self.baseline, None), self.decay)
+        tasks = dict(self.tasks)
+        for task, members in _by_task(batch).items():
+            name = digest(task)
+            before = tasks.pop(name, Scope())  # It goes to the end: dicts keep the order of insertion.
+            tasks[name] = before.updated(_by_place(members), partial(self.baseline, task), self.decay)
+        while len(tasks) > MOST_TASKS:
+            tasks.pop(next(iter(tasks)))
+        return RunningMeans(decay=self.decay, run=run, tasks=tasks)
+
+    def meet(self, batch: Sequence[Observation]) -> list[Met]:
+        """Return what each observation of a batch meets: its deviation from its baseline, and its trajectory's scale.
+
+        The scale counts the batch itself. It is 0 only where the deviations are 0 too.
+        """
+        run = self._squares(None, _by_place(batch))
+        scales: dict[str | None, float] = {None: math.sqrt(sum(part.square for part in run))}
+        for task, members in _by_task(batch).items():
+            own = self._squares(task, _by_place(members))
+            scales[task] = math.sqrt(sum(_shrunk(mine, whole) for mine, whole in zip(own, run, strict=True)))
+        return [Met(deviation(each.value, self.baseline(each.task, each.place)), scales[each.task]) for each in batch]
+
+    def _scope(self, task: str | None) -> Scope:
+        """Return a task's own estimates; empty ones for a task that is not known, and for no task."""
+        return Scope() if task is None else self.tasks.get(digest(task), Scope())
+
+    def _squares(self, task: str | None, values: Mapping[int, Sequence[float]]) -> tuple[_Part, _Part]:
+        """Return the mean squares of a task (None: of the run) with those of the batch: of sessions, and of the turns
+        of all positions together."""
+        scope = self.run if task is None else self._scope(task)
+        parts: dict[int, _Part] = {}
+        for place in (SESSION, *range(MOST_POSITIONS)):
+            before, baseline = scope.at(place), self.baseline(task, place)
+            if place in values:
+                after = before.updated(values[place], baseline, self.decay)
+                square = before.square_with(values[place], baseline, self.decay)
+                parts[place] = _Part(after.weight, square, after.seen)
+            else:
+                parts[place] = _Part(before.weight, before.square, before.seen)
+        session = parts.pop(SESSION)
+        total = math.fsum(part.weight for part in parts.values())
+        pooled = math.fsum(part.weight * part.square for part in parts.values()) / total if total else 0.0
+        return session, _Part(total, pooled, max(part.seen for part in parts.values()))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the estimates for the trainer's state, without the decay, which is the configuration's. JSON keeps
+        the order of the tasks."""
+        return {"run": msgspec.to_builtins(self.run), "tasks": msgspec.to_builtins(self.tasks)}
+
+    @staticmethod
+    def from_json(decay: float, plain: Mapping[str, Any]) -> RunningMeans:
+        """Return the estimates of a trainer's state. Raise WeightsUnusable for one that holds no such thing.
+
+        A state from before there were spreads has means alone. Its session mean counts as one trajectory, so the
+        first batch makes mean and spread anew; its turn mean was of rewards without what follows, and is left out.
+        """
+        try:
+            if lacks_spreads(plain):
+                known = plain["session"]
+                session = Estimate() if known is None else Estimate(1.0, float(known), 0.0, 1)
+                return RunningMeans(decay=decay, run=Scope(session=session))
+            return msgspec.convert({"decay": decay, "run": plain["run"], "tasks": plain["tasks"]}, RunningMeans)
+        except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+            raise WeightsUnusable(f"the running means of the trainer state cannot be read: {error}") from error
+
+
+def lacks_spreads(plain: Mapping[str, Any]) -> bool:
+    """Return whether a trainer that kept means alone wrote these estimates."""
+    return "run" not in plain
+
+
+def digest(task: str) -> str:
+    """Return the name under which a task's estimates stand."""
+    return hashlib.sha256(task.encode()).hexdigest()[:32]
+
+
+class _Part(NamedTuple):
+    weight: float
+    square: float
+    seen: int
+
+
+def _shrunk(own: _Part, run: _Part) -> float:
+    """Return a task's mean square, its logarithm shrunk towards the run's."""
+    if own.seen == 0:
+        return run.square
+    if own.square == 0 or run.square == 0:  # Nothing differs yet, in the task or in the run: no logarithm.
+        return own.square
+    share = own.seen / (own.seen + SHRINKAGE)
+    return math.exp(share * math.log(own.square) + (1 - share) * math.log(run.square))
+
+
+def _by_place(batch: Sequence[Observation]) -> dict[int, list[float]]:
+    values: dict[int, list[float]] = {}
+    for each in batch:
+        values.setdefault(min(each.place, MOST_POSITIONS - 1), []).append(each.value)
+    return values
+
+
+def _by_task(batch: Sequence[Observation]) -> dict[str, list[Observation]]:
+    members: dict[str, list[Observation]] = {}
+    for each in batch:
+        if each.task is not None:
+            members.setdefault(each.task, []).append(each)
+    return members
