@@ -94,8 +94,8 @@ bench-hostile: setup  ## what others notice of one hostile client -> benchmarks/
 bench-store: setup  ## both databases from nothing to a million turns -> benchmarks/results/store.json (TURNS=n, DATABASE=sqlite; SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.store $(if $(TURNS),--turns $(TURNS)) $(if $(DATABASE),--database $(DATABASE)) $(if $(SHORT),--short)
 
-bench-learning: setup-dev  ## every preset that rewards teach, on two tasks, three seeds, staleness 0, 2 and 4 -> benchmarks/results/learning.json (SHORT=1: one seed, staleness 0 and 2)
-	$(BIN)/python -m benchmarks.learning $(if $(SHORT),--short)
+bench-learning: setup-dev  ## every preset that rewards teach, on three tasks, three seeds, staleness 0, 2 and 4 -> benchmarks/results/learning.json (SHORT=1: one seed, staleness 0 and 2; ARGS="--tasks live": a part)
+	$(BIN)/python -m benchmarks.learning $(if $(SHORT),--short) $(ARGS)
 
 bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.asynchrony $(if $(SHORT),--short)

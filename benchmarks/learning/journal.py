@@ -1,8 +1,9 @@
-"""What was measured so far, so that a measurement that was interrupted goes on where it was."""
+"""The runs that are finished, so that a measurement that was interrupted goes on where it was."""
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 from pathlib import Path
@@ -14,8 +15,8 @@ _LEARNT_BY = ("trainer", "benchmarks/learning", "agents_examples/calculator")
 
 
 class Journal:
-    """One line a finished run, flushed as it is written. Lines of other code than today's, and a last one that was
-    cut off, are passed over."""
+    """One line for each finished run. Several processes may add to it. Lines of other code than today's are passed
+    over, and so is a line that was cut off."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,16 +39,18 @@ class Journal:
         entry = {"code": self._code, "run": dataclasses.asdict(run), "curve": dataclasses.asdict(curve)}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # a line is longer than what the system appends in one piece
             if file.tell() and not self._path.read_bytes().endswith(b"\n"):
                 file.write("\n")  # behind a line that was cut off
             file.write(f"{json.dumps(entry)}\n")
+            file.flush()  # before the lock goes
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
 
 
 def code_digest(root: Path) -> str:
-    """Of everything that decides what a run gives."""
+    """Return the hash of all code and data that decide how a run goes."""
     digest = hashlib.sha256()
     for part in _LEARNT_BY:
         for file in sorted((root / part).rglob("*")):

@@ -13,26 +13,35 @@ LEAST = 0.85
 _JUDGED = ("staleness_0", "staleness_2")
 
 
-def figures_in(at: dict[str, Any], task: str) -> dict[str, Any]:
-    """The figures of a task among those of a preset and a staleness: the first task's are these themselves."""
-    if task == next(iter(TASKS)):
-        return at
+_FIRST = next(iter(TASKS))
+
+
+def figures_in(at: dict[str, Any], task: str) -> list[dict[str, Any]]:
+    """Return the places for a task's figures in those of a preset and a staleness: under its name, and for the first
+    task beside the names too."""
     found: dict[str, Any] = at.setdefault(task, {})
-    return found
+    return [found, at] if task == _FIRST else [found]
 
 
 def by_preset(result: dict[str, Any], task: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """The figures of a task: preset, staleness, figures; of the presets that have some."""
-    presets = {name: found for name, found in result.items() if name in PRESETS}
-    return {
-        preset: {staleness: figures_in(at, task) for staleness, at in found.items()}
-        for preset, found in presets.items()
-        if all(figures_in(dict(at), task).get("final") for at in found.values())
+    """Return the figures of a task: preset, staleness, figures. Presets and stalenesses without any are left out."""
+    found = {
+        preset: {staleness: figures for staleness, at in of_preset.items() if (figures := _figures(at, task))}
+        for preset, of_preset in result.items()
+        if preset in PRESETS
     }
+    return {preset: figures for preset, figures in found.items() if figures}
+
+
+def _figures(at: dict[str, Any], task: str) -> dict[str, Any] | None:
+    """Return the task's figures; results of before there were several tasks have those of the first without its
+    name."""
+    found: dict[str, Any] | None = at.get(task, at if task == _FIRST and "final" in at else None)
+    return found
 
 
 def judged(result: dict[str, Any]) -> list[Target]:
-    """The worst seed of every preset, where little of what it learns from is stale."""
+    """Return the worst seed of every preset, at the stalenesses that have a target."""
     return [
         Target(what=f"{task}, {preset}, {staleness}", measured=min(found["final"]), bound=LEAST, at_least=True)
         for task in TASKS
@@ -43,7 +52,7 @@ def judged(result: dict[str, Any]) -> list[Target]:
 
 
 def page_rows(result: dict[str, Any], task: str) -> list[list[str]]:
-    """One row a preset: for each staleness the steps to 0.9 of all seeds, and the median of the final reward."""
+    """Return a row for each preset: by staleness the steps to 0.9 of all seeds and the median final reward."""
     return [
         [f"`{preset}`", *(cell for found in by_staleness.values() for cell in _cells(found))]
         for preset, by_staleness in by_preset(result, task).items()
@@ -53,6 +62,20 @@ def page_rows(result: dict[str, Any], task: str) -> list[list[str]]:
 def _cells(found: dict[str, Any]) -> tuple[str, str]:
     steps = ", ".join("–" if count is None else str(count) for count in found["steps_to_090"])
     return steps, f"{statistics.median(found['final']):.2f}"
+
+
+def page(result: dict[str, Any]) -> str:
+    """Return the tables of `docs/performance.md`, one for each task that was measured."""
+    tables = []
+    for task in TASKS:
+        rows = page_rows(result, task)
+        if rows:
+            ages = [name.removeprefix("staleness_") for name in next(iter(by_preset(result, task).values()))]
+            head = ["preset", *(cell for age in ages for cell in (f"staleness {age}: steps to 0.9", "final"))]
+            lines = [head, ["---"] * len(head), *rows]
+            tables.append(f"{task}:\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines))
+    worst = min((target.measured for target in judged(result)), default=0.0)
+    return "\n\n".join([*tables, f"The lowest final reward at staleness 0 and 2 is {worst:.2f}"])
 
 
 def shown(result: dict[str, Any]) -> str:

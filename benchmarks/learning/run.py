@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import tempfile
+import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from trainer.update import Learner
 
 GOOD = 0.9
 WINDOW = 4
-"""Batches whose mean reward is told as one."""
+"""How many batches a reported mean is over."""
 AFTER = 12
 """Steps after the reward was good, to see whether it stays."""
 
@@ -40,16 +41,19 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """`rewards` are means of batches, in order. `steps_to_090`: optimisation steps until the mean of `WINDOW` batches
-    was 0.9, None where it never was. `final` is the mean of the last `WINDOW`."""
+    """`rewards` are means of batches, in order, each from 0 to 1. `steps_to_090`: optimisation steps until the mean
+    of `WINDOW` batches was 0.9, None where it never was. `final` is the mean of the last `WINDOW`."""
 
     rewards: tuple[float, ...]
     steps_to_090: int | None
     final: float
+    seconds: float = 0.0
+    """Time of a core that the run took."""
 
 
 def learn(run: Run) -> Curve:
     torch.set_num_threads(1)
+    began = time.process_time()
     task = TASKS[run.task]()
     with tempfile.TemporaryDirectory(prefix="base-rl-learning-") as directory:
         base = task.prepare(Path(directory), run.seed)
@@ -73,8 +77,8 @@ def learn(run: Run) -> Curve:
     head, reached = 0, None
     for step in range(task.steps):
         actor.load_state_dict(behind[0], strict=False)
-        groups = task.attempt(actor, rng, generator, head - len(behind) + 1)
-        rewards.append(statistics.fmean(one.reward or 0.0 for group in groups for one in group.trajectories))
+        groups, scores = task.attempt(actor, rng, generator, head - len(behind) + 1)
+        rewards.append(statistics.fmean(scores))
         if reached is None and len(rewards) >= WINDOW and statistics.fmean(rewards[-WINDOW:]) >= GOOD:
             reached = step
         if reached is not None and step >= reached + AFTER:
@@ -91,7 +95,12 @@ def learn(run: Run) -> Curve:
         learner.update(prepared.packed(settings.batch, algorithm))
         head += 1
         behind.append(_weights(model))
-    return Curve(rewards=tuple(rewards), steps_to_090=reached, final=statistics.fmean(rewards[-WINDOW:]))
+    return Curve(
+        rewards=tuple(rewards),
+        steps_to_090=reached,
+        final=statistics.fmean(rewards[-WINDOW:]),
+        seconds=round(time.process_time() - began, 1),
+    )
 
 
 def _weights(model: Any) -> dict[str, torch.Tensor]:

@@ -1,18 +1,20 @@
-"""What is learnt: attempts of an agent as trajectories with exact token ids and log-probabilities.
+"""The tasks that are learnt: attempts of an agent as trajectories with exact token ids and log-probabilities.
 
-Nothing here knows of algorithms. An attempt is what the proxy would record of it: each turn's prompt goes on from the
+Nothing here knows of algorithms. An attempt is recorded as the proxy would: each turn's prompt goes on from the
 tokens of the turn before, and the output includes the token that ended it.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import torch
 
 from agents_examples.calculator.sampling import Attempt, Completion, read_answer, sample
@@ -24,31 +26,38 @@ from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTur
 from proxy.contract.turn import LogprobConvention, VersionSpan
 
 GROUPS, MEMBERS = 16, 8
-"""Of a batch."""
+"""Sizes of a batch; ungrouped traffic has as many sessions as these groups together."""
 
 CHECKPOINT = Path(__file__).parents[2] / "agents_examples" / "calculator" / "checkpoint"
 
 _LONGEST = 48
 _MAX_TURNS = 3
+_FULL_MARKS = 100.0
 
-Groups = list[TrajectoryGroup]
+
+class Attempted(NamedTuple):
+    """A batch of attempts, and how well each went, from 0 to 1: the rewards that the trainer is told may be other
+    numbers, or missing."""
+
+    groups: list[TrajectoryGroup]
+    scores: list[float]
 
 
 class Task(Protocol):
-    """`learning_rate` and `steps` are what the task takes, whatever the algorithm."""
+    """`learning_rate` and the bound on `steps` are those of the task, whatever the algorithm. A run takes about
+    `seconds` of a core."""
 
     name: str
+    seconds: float
     learning_rate: float
     steps: int
 
     def prepare(self, directory: Path, seed: int) -> Path:
-        """The directory of the model that begins; may be made in `directory`."""
+        """Return the directory of the model that begins; it may be made in `directory`."""
         ...
 
-    def attempt(
-        self, model: Any, rng: random.Random, generator: torch.Generator, version: int
-    ) -> list[TrajectoryGroup]:
-        """A batch of attempts by a policy that is this version."""
+    def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
+        """Return a batch of attempts by a policy that is this version."""
         ...
 
 
@@ -61,7 +70,7 @@ class _Recorded:
     turns: list[TrajectoryTurn] = field(default_factory=list)
 
     def record(self, prompt: Sequence[int], said: Completion) -> None:
-        """`prompt` is what comes after the path so far."""
+        """Add a turn. `prompt` holds the tokens that follow the path so far."""
         self.turns.append(
             TrajectoryTurn(
                 id=TurnId(f"turn_{next(_numbers)}"),
@@ -78,7 +87,7 @@ class _Recorded:
         )
         self.path += [*prompt, *said.ids]
 
-    def finished(self, group: GroupId, reward: float) -> Trajectory:
+    def finished(self, group: GroupId | None, reward: float | None) -> Trajectory:
         session = SessionId(f"ses_{next(_numbers)}")
         return Trajectory(session_id=session, group_id=group, task=None, turns=tuple(self.turns), reward=reward)
 
@@ -90,6 +99,7 @@ class Calculator:
     """The demo's agent: it may call a calculator, and is rewarded for `The answer is N.` with the right number."""
 
     name = "calculator"
+    seconds = 14.0
     learning_rate = 2.5e-4
     steps = 60
 
@@ -99,9 +109,18 @@ class Calculator:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(CHECKPOINT)
         return CHECKPOINT
 
-    def attempt(
-        self, model: Any, rng: random.Random, generator: torch.Generator, version: int
-    ) -> list[TrajectoryGroup]:
+    def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
+        problems = [problem for problem in [random_problem(rng) for _ in range(GROUPS)] for _ in range(MEMBERS)]
+        attempts = self._conversations(problems, model, generator, version)
+        return _grouped(
+            [attempt.recorded for attempt in attempts],
+            [score(attempt.problem, attempt.answer or "") for attempt in attempts],
+        )
+
+    def _conversations(
+        self, problems: Sequence[Problem], model: Any, generator: torch.Generator, version: int
+    ) -> list[_Conversation]:
+        """Return an attempt at each problem, ended by its answer or its last turn."""
         tokenizer = self._tokenizer
         stop = tokenizer.eos_token_id
 
@@ -116,11 +135,7 @@ class Calculator:
                 generator=generator,
             )
 
-        attempts = [
-            _Conversation(problem, _Recorded(version))
-            for problem in [random_problem(rng) for _ in range(GROUPS)]
-            for _ in range(MEMBERS)
-        ]
+        attempts = [_Conversation(problem, _Recorded(version)) for problem in problems]
         for _ in range(_MAX_TURNS):
             going = [attempt for attempt in attempts if attempt.answer is None]
             prompts = [tokenizer.encode(attempt.unread(tokenizer)) for attempt in going]
@@ -128,14 +143,11 @@ class Calculator:
             for attempt, prompt, said in zip(going, prompts, draw(paths) if going else [], strict=True):
                 attempt.recorded.record(prompt, said)
                 attempt.hear(str(tokenizer.decode(said.without(stop))), tokenizer)
-        return _grouped(
-            [attempt.recorded for attempt in attempts],
-            [score(attempt.problem, attempt.answer or "") for attempt in attempts],
-        )
+        return attempts
 
 
 class _Conversation(Attempt):
-    """One that is recorded. `read` characters of the rendered conversation are on the path already."""
+    """A recorded attempt. `read` characters of the rendered conversation are on the path already."""
 
     def __init__(self, problem: Problem, recorded: _Recorded) -> None:
         super().__init__(problem)
@@ -145,11 +157,57 @@ class _Conversation(Attempt):
     def unread(self, tokenizer: Any) -> str:
         return render(tokenizer, self.messages, generation_prompt=True)[self.read :]
 
+    def turn_marks(self, full: float) -> list[float]:
+        """Return a mark for each turn, of `full` at most."""
+        said = [message for message in self.messages if message["role"] == "assistant"]
+        return [full * self._worth(message, number) for number, message in enumerate(said)]
+
+    def _worth(self, message: dict[str, Any], number: int) -> float:
+        if "tool_calls" not in message:
+            return score(self.problem, message["content"])
+        function = message["tool_calls"][0]["function"]
+        if number > 0 or function["name"] != "calculator":
+            return 0.0
+        asked = {"a": self.problem.a, "b": self.problem.b, "op": self.problem.op}
+        return 1.0 if json.loads(function["arguments"]) == asked else 0.5
+
     def hear(self, text: str, tokenizer: Any) -> None:
+        """Take what the model said, and what the tool answers to it."""
         said = len(self.messages) + 1
         self.receive(read_answer(text))
         # The model ends its own turn; the line break after it belongs to the frame.
         self.read = len(render(tokenizer, self.messages[:said]).removesuffix("\n"))
+
+
+class Live(Calculator):
+    """The same agent as live traffic: every session has a problem of its own, and none belongs to a group.
+
+    Rewards are marks from 0 to 100, and not all of one kind: a third of the sessions has one for the session, a third
+    one for every turn, and a third one for the session and one for the first turn. A turn's mark is for the right
+    call of the calculator at the beginning, half of it for a call with other arguments, or for the right answer.
+    """
+
+    name = "live"
+    seconds = 16.0
+
+    def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
+        problems = [random_problem(rng) for _ in range(GROUPS * MEMBERS)]
+        attempts = self._conversations(problems, model, generator, version)
+        scores = [score(attempt.problem, attempt.answer or "") for attempt in attempts]
+        groups = [
+            TrajectoryGroup(id=None, trajectories=(self._marked(attempt, right, rng.randrange(3)),))
+            for attempt, right in zip(attempts, scores, strict=True)
+        ]
+        return Attempted(groups, scores)
+
+    def _marked(self, attempt: _Conversation, right: float, kind: int) -> Trajectory:
+        by_session, judged = kind != 1, (0, len(attempt.recorded.turns), 1)[kind]
+        marks = attempt.turn_marks(_FULL_MARKS)
+        attempt.recorded.turns = [
+            msgspec.structs.replace(turn, reward=mark) if number < judged else turn
+            for number, (turn, mark) in enumerate(zip(attempt.recorded.turns, marks, strict=True))
+        ]
+        return attempt.recorded.finished(None, _FULL_MARKS * right if by_session else None)
 
 
 class Lock:
@@ -161,6 +219,7 @@ class Lock:
     """
 
     name = "lock"
+    seconds = 12.0
     learning_rate = 3e-4
     steps = 400
 
@@ -189,9 +248,7 @@ class Lock:
         Qwen3ForCausalLM(config).save_pretrained(directory)
         return directory
 
-    def attempt(
-        self, model: Any, rng: random.Random, generator: torch.Generator, version: int
-    ) -> list[TrajectoryGroup]:
+    def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
         locks = [lock for lock in (rng.randrange(self._SYMBOLS) for _ in range(GROUPS)) for _ in range(MEMBERS)]
         attempts = [_Recorded(version) for _ in locks]
         for turn in range(self._TURNS):
@@ -207,7 +264,7 @@ class Lock:
         return _grouped(attempts, [count / self._TURNS for count in right])
 
 
-def _grouped(attempts: Sequence[_Recorded], rewards: Sequence[float]) -> list[TrajectoryGroup]:
+def _grouped(attempts: Sequence[_Recorded], rewards: Sequence[float]) -> Attempted:
     groups = []
     for start in range(0, len(attempts), MEMBERS):
         group = GroupId(f"grp_{next(_numbers)}")
@@ -215,7 +272,7 @@ def _grouped(attempts: Sequence[_Recorded], rewards: Sequence[float]) -> list[Tr
         groups.append(
             TrajectoryGroup(id=group, trajectories=tuple(one.finished(group, reward) for one, reward in members))
         )
-    return groups
+    return Attempted(groups, list(rewards))
 
 
-TASKS: dict[str, Callable[[], Task]] = {"calculator": Calculator, "lock": Lock}
+TASKS: dict[str, type[Task]] = {"calculator": Calculator, "lock": Lock, "live": Live}

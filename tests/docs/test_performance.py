@@ -142,7 +142,7 @@ def test_what_presets_learn() -> None:
     assert rows(told) == [row for task in TASKS for row in learning_report.page_rows(measured, task)]
     worst = min(target.measured for target in learning_report.judged(measured))
     assert f"The lowest final reward at staleness 0 and 2 is {worst:.2f}" in " ".join(told.split())
-    for task in TASKS:
+    for task in (task for task in TASKS if learning_report.by_preset(measured, task)):
         assert (ROOT / "docs" / "images" / f"learning-{task}.svg").exists()
         assert f"(images/learning-{task}.svg)" in told
 
