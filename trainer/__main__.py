@@ -29,7 +29,7 @@ import structlog
 
 from proxy.contract.visible import visible
 from trainer import log
-from trainer.algorithm.contradictions import check_teacher
+from trainer.algorithm.contradictions import check_reference, check_teacher
 from trainer.algorithm.parts import as_json
 from trainer.algorithm.presets import resolve
 from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
@@ -142,7 +142,9 @@ def _check(settings: TrainerSettings, name: str | None) -> None:
     """What can be told before torch is there. Raises ConfigurationError, about the run `name` where it is one of
     several."""
     try:
-        check_teacher(settings.teacher, resolve(settings.algorithm))
+        algorithm = resolve(settings.algorithm)
+        check_teacher(settings.teacher, algorithm)
+        check_reference(settings.reference, algorithm)
         settings.optimizer.check_end()
         check_installed(settings.metrics.sinks)
         layout = layout_of(settings)

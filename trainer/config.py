@@ -332,6 +332,26 @@ class AlgorithmSettings(_Section):
         return bool(self.entropy_coefficient)
 
 
+class ReferenceSettings(_Section):
+    """What the policy is held to where `kl_coefficient` is above 0. Neither chosen: the base model, for ever."""
+
+    reset_every: PositiveInt | None = None
+    """Optimiser steps after which the reference becomes the policy as it then is."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The reference is an average of the policy: each optimiser step leaves it this share of itself."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether the reference moves with the policy."""
+        return self.reset_every is not None or self.ema is not None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ReferenceSettings:
+        if self.reset_every is not None and self.ema is not None:
+            raise ValueError("reset_every and ema are two ways to move the reference; leave one of them out")
+        return self
+
+
 class LearningRate(StrEnum):
     """How the learning rate goes down behind the warm-up: not at all, along a line, or along half a cosine."""
 
@@ -525,6 +545,7 @@ class TrainerSettings(_Section):
     batch: BatchSettings = BatchSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+    reference: ReferenceSettings = ReferenceSettings()
     adapter: AdapterSettings | None = None
     """None: all weights are trained."""
     audit: AuditSettings = AuditSettings()

@@ -23,6 +23,7 @@ from trainer.models.kernels import take_blocks
 from trainer.models.policy import Policy
 from trainer.models.value import ValueModel, load_value
 from trainer.parallel.mesh import Ranks
+from trainer.reference import FollowingReference
 
 _log = structlog.get_logger("trainer")
 
@@ -83,15 +84,18 @@ def load_adapters(
 
 def reference_of(
     policy: Policy, directory: Path, settings: TrainerSettings, ranks: Ranks
-) -> PolicyModel | BasePolicy:
-    """What a policy is held to: the base that its adapter is over, or a second model. A collective."""
+) -> PolicyModel | BasePolicy | FollowingReference:
+    """Return what a policy is held to: a second set of its weights that follows it, if that was chosen; else the base
+    that its adapter is over, or a second model. A collective."""
+    if settings.reference.follows:
+        return FollowingReference(policy, settings.reference)
     if isinstance(policy, AdaptedPolicy):
         return policy.adapters.base
     return load_reference(directory, settings, ranks)
 
 
 def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
-    """The same, never to be trained."""
+    """Load the model of a directory as `load_trained` does, never to be trained. A collective."""
     model = _load(directory, settings, ranks, activation_checkpointing=False)
     return _divided(model.requires_grad_(False).eval(), settings, ranks)
 

@@ -29,9 +29,9 @@ from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
 from trainer.intake.grouping import joined
 from trainer.intake.preparation import prepare
 from trainer.loading import load_critic, load_learnt, reference_of
-from trainer.models.adapters import AdaptedPolicy, BasePolicy
-from trainer.models.huggingface import PolicyModel, resolve_directory
-from trainer.models.policy import Policy
+from trainer.models.adapters import AdaptedPolicy
+from trainer.models.huggingface import resolve_directory
+from trainer.models.policy import Policy, Scorer
 from trainer.models.state_dict import digest, put_weights, read_weights, save_weights, whole_weights
 from trainer.models.value import ValueModel
 from trainer.parallel.checkpoint import load_state, save_state
@@ -164,7 +164,7 @@ class Replay:
         self._model: Policy | None = None
         self._model_key: tuple[object, ...] = ()
         self._model_ranks = ranks
-        self._reference: PolicyModel | BasePolicy | None = None
+        self._reference: Scorer | None = None
         self._reference_key: tuple[object, ...] = ()
         self._critic: ValueModel | None = None
         self._critic_key: tuple[object, ...] = ()
@@ -256,8 +256,10 @@ class Replay:
             self._model, self._model_key, self._model_ranks = model, key, self._ranks
         return self._model
 
-    def _held_to(self, head: Head, settings: TrainerSettings, model: Policy) -> PolicyModel | BasePolicy:
-        """The reference of a step, loaded once for all that have the same."""
+    def _held_to(self, head: Head, settings: TrainerSettings, model: Policy) -> Scorer:
+        """Return the reference of a step, loaded once for all that have the same."""
+        if settings.reference.follows:
+            return reference_of(model, resolve_directory(head.base_model), settings, self._ranks)
         if isinstance(model, AdaptedPolicy):
             return model.adapters.base
         key = (head.base_model, *_built_by(settings))

@@ -28,6 +28,7 @@ from trainer.models.value import ValueModel
 from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at
 from trainer.parallel.checkpoint import below, capture_optimizer, restore_optimizer
 from trainer.parallel.mesh import Ranks
+from trainer.reference import FollowingReference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +112,7 @@ class Learner:
             raise ValueError("a critic belongs to algorithms with that baseline, and to no other")
         self.model = model
         self._reference = reference
+        self._following = reference if isinstance(reference, FollowingReference) else None
         self._taught: Taught | None = None
         self.steps = 0
         """Optimiser steps taken since version 0."""
@@ -194,6 +196,8 @@ class Learner:
         if not self._waits:
             step_at(self._optimizer, learning_rate)
             self.steps += 1
+            if self._following is not None:
+                self._following.follow(self.steps)
         if self.critic is not None:
             self.critic.step()
 
@@ -387,23 +391,31 @@ class Learner:
         return even_N / torch.bincount(batch.answer_N)[batch.answer_N]
 
     def capture(self) -> dict[str, Any]:
-        """The optimiser's state and its place in the schedule, and the critic, as this rank has them; no copies."""
+        """Return the optimiser's state and its place in the schedule, the critic, and a reference that follows the
+        policy, as this rank has them, without copies."""
         optimizer = capture_optimizer(self.model.named_weights(), self._optimizer)
         critic = {} if self.critic is None else {"critic": self.critic.capture()}
-        return {"steps": self.steps, "optimizer": optimizer, **critic}
+        reference = {} if self._following is None else {"reference": self._following.capture()}
+        return {"steps": self.steps, "optimizer": optimizer, **critic, **reference}
 
     def divided(self) -> dict[str, Tensor | None]:
-        """By their place in what is captured, tensors that are sharded as those at the place, or below it, are; None
-        where those are another rank's."""
+        """Return tensors that are sharded as the captured ones at their place, or below it, are; None where those are
+        another rank's or not wanted."""
         critic = {} if self.critic is None else below("critic", self.critic.divided())
         weights = {**dict.fromkeys(self.model.elsewhere), **dict(self.model.named_weights())}
-        return {**below("optimizer", weights), **critic}
+        # A reference that was captured is left out where the policy is now held to another one.
+        reference = weights if self._following is not None else dict.fromkeys(weights)
+        return {**below("optimizer", weights), **below("reference", reference), **critic}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """As captured; None makes the optimiser and the critic as new, a state without a critic the critic. Raises
-        WeightsUnusable."""
+        """Take over what was captured, after the policy's weights. Without a state the optimiser, the critic and the
+        reference begin anew; a state without a critic or a reference makes that part begin anew.
+
+        Raises WeightsUnusable."""
         if self.critic is not None:
             self.critic.restore(None if state is None else state.get("critic"))
+        if self._following is not None:
+            self._following.restore(None if state is None else state.get("reference"))
         self.steps = 0 if state is None else int(state["steps"])
         optimizer = {} if state is None else state["optimizer"]
         here = {name: values for name, values in optimizer.items() if name not in self.model.elsewhere}

@@ -8,6 +8,7 @@ from trainer.config import (
     Baseline,
     Denominator,
     Proximal,
+    ReferenceSettings,
     Scale,
     Surrogate,
     TeacherSettings,
@@ -137,6 +138,16 @@ def refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
     for name, (used, reason) in uses.items():
         if not used and getattr(settings, name) != AlgorithmSettings.model_fields[name].default:
             raise ConfigurationError(f"trainer.algorithm.{name}: {reason}")
+
+
+def check_reference(settings: ReferenceSettings, algorithm: Algorithm) -> None:
+    """Raise ConfigurationError if a reference is to move and the algorithm has none."""
+    if settings.follows and not algorithm.has_reference:
+        option = "reset_every" if settings.reset_every is not None else "ema"
+        raise ConfigurationError(
+            f"trainer.reference.{option}: there is no reference while kl_coefficient is 0; set"
+            " trainer.algorithm.kl_coefficient, or leave it out"
+        )
 
 
 def check_teacher(settings: TeacherSettings, algorithm: Algorithm) -> None:

@@ -58,3 +58,12 @@ def test_bfloat16_is_as_coarse_sharded_as_it_is_whole(checkpoint: Path, alone: A
     for name, weight in whole["weights"].items():
         assert (found["weights"][name] - weight).abs().max() < 2e-3, name
     assert 1e-5 < (found["logprobs"][0] - exact["logprobs"][0]).abs().max() < 0.1
+
+
+def test_a_reference_that_follows_is_sharded_as_the_policy_is(checkpoint: Path, alone: Any) -> None:
+    """Its average is part of the state that goes over the disk between the updates."""
+    moving = settings_of(backend="fsdp", reference={"ema": 0.5})
+    wanted = two_updates(checkpoint, moving, ALONE)
+    assert wanted is not None
+    assert wanted["norms"] != alone()["norms"]
+    compare(together(2, divided, checkpoint, moving), wanted)

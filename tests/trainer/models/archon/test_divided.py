@@ -103,3 +103,12 @@ def test_every_rank_refuses_what_does_not_fit(checkpoint: Any) -> None:
     assert "t may be 1 or 2" in said
     assert "for 2 processes, and 4 joined" in together(4, refused, checkpoint("qwen3"), settings_of(layout="d2"))
     assert "no experts" in together(4, refused, checkpoint("qwen3"), settings_of(layout="d4e2"))
+
+
+@pytest.mark.parametrize("layout", ["d2t2", "p2"])
+def test_a_reference_that_follows_is_divided_as_the_policy_is(checkpoint: Any, layout: str) -> None:
+    directory, moving = checkpoint("qwen3"), {"reference": {"reset_every": 3}}
+    wanted = two_updates(directory, settings_of(**moving), ALONE)
+    assert wanted is not None
+    size = 4 if layout == "d2t2" else 2
+    compare(together(size, divided, directory, settings_of(layout=layout, **moving)), wanted)
