@@ -232,7 +232,7 @@ async def session(session_id: str, overview: Overview, visitor: Guest, tokens: b
     found = await overview.session(session_id, with_tokens=tokens)
     if not visitor.may_see(found.session.run_id):
         raise NotFound(f"there is no session {session_id!r}")
-    turns = draw(found.turns, found.rewards)
+    turns = draw(found.turns, found.rewards, found.untrained_turns)
     page = render("session.html", visitor=visitor, view=found, turns=turns, tokens=tokens, now=overview.now())
     return HTMLResponse(page)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from proxy.admin.formatting import heat, probability
 from proxy.contract.choices import Asked, Prompt, superseded_turns
-from proxy.contract.turn import Continuation, TurnPlace, TurnState, abandoned_turns
+from proxy.contract.turn import Continuation, FinishReason, TurnState
 from proxy.overview.rewards.views import RewardItem
 from proxy.overview.views import TurnView
 
@@ -51,9 +51,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn as drawn. `branch` says where it begins, if it does not continue the turn before. `abandoned`: the agent
-    never saw the answer, or did nothing with it. `superseded`: the agent went on with another answer to the same
-    prompt."""
+    """A turn as drawn. `branch` says where it begins, if it does not continue the turn before. `untrained_because` is
+    why it is not trained, as a clause; None where it can be. `is_cut`: the answer did not end by itself.
+    `superseded`: the agent went on with another answer to the same prompt."""
 
     number: int
     view: TurnView
@@ -61,16 +61,17 @@ class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
     branch: str | None
     rewards: tuple[RewardItem, ...]
     tokens: tuple[Token, ...]
-    abandoned: bool = False
+    untrained_because: str | None = None
+    is_cut: bool = False
     superseded: bool = False
 
 
-def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[DrawnTurn, ...]:
+def draw(
+    turns: Sequence[TurnView], rewards: Sequence[RewardItem], untrained: Mapping[str, str] | None = None
+) -> tuple[DrawnTurn, ...]:
+    """Return a session's turns, in order of arrival, ready for the template. `untrained` says why some are not
+    trained, by id."""
     numbered = {turn.id: (number, turn) for number, turn in enumerate(turns, start=1)}
-    abandoned = abandoned_turns(
-        TurnPlace(turn.id, turn.parent_id, turn.prefix_tokens, turn.prompt_tokens, TurnState(turn.state))
-        for turn in turns
-    )
     superseded = superseded_turns(_asked(turns))
     tool_names: dict[str, str] = {}
     drawn: list[DrawnTurn] = []
@@ -86,7 +87,8 @@ def draw(turns: Sequence[TurnView], rewards: Sequence[RewardItem]) -> tuple[Draw
                 branch=_branch(number, turn, numbered.get(turn.parent_id or "")),
                 rewards=tuple(reward for reward in rewards if reward.turn_id == turn.id),
                 tokens=tuple(_tokens(turn)),
-                abandoned=turn.id in abandoned,
+                untrained_because=(untrained or {}).get(turn.id),
+                is_cut=turn.finish_reason == FinishReason.LENGTH and turn.state != TurnState.FAILED,
                 superseded=turn.id in superseded and turn.state == TurnState.COMPLETE,
             )
         )

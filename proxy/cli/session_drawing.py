@@ -45,6 +45,9 @@ def draw_session(view: Mapping[str, Any], now: float) -> Iterator[RenderableType
     yield _facts(view, now)
     yield Text("\nturns", style="bold")
     yield _turns(view["turns"], now) if view["turns"] else Text("none")
+    for one in view["turns"]:
+        if (why := view["untrained_turns"].get(one["id"])) is not None:
+            yield Text(f"turn {one['ordinal']} is not trained: {why}", style="yellow")
     yield Text("\nrewards", style="bold")
     yield _rewards(view["rewards"], now) if view["rewards"] else Text("none")
     if view["preferences"]:

@@ -30,6 +30,7 @@ _HEAD = (
     "advantage_mean",
     "advantage_std",
     "baseline_fallbacks",
+    "cut_answer_share",
 )
 _PHASE = "seconds_"
 
@@ -80,8 +81,8 @@ def _facts(view: dict[str, Any]) -> Table:
     for name in _HEAD:
         if name in metrics:
             table.add_row(words(name), ABSENT if metrics[name] is None else f"{metrics[name]:.6g}")
-    skipped = {name: value for name, value in metrics.items() if name.startswith("skipped_") and value}
-    for name, value in skipped.items():
+    left_out = {name: value for name, value in metrics.items() if name.startswith(("masked_", "skipped_")) and value}
+    for name, value in left_out.items():
         table.add_row(words(name), f"{value:.0f}")
     phases = {name: value for name, value in metrics.items() if name.startswith(_PHASE) and value is not None}
     if phases:
@@ -135,13 +136,22 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
             _used(entry),
             _now(entry),
             number(audit["advantage"], 3),
-            str(audit["trained_tokens"]),
+            _trained(audit),
             number(audit["staleness_mean"]),
             "/".join(number(ratio) for ratio in ratios),
             percent(audit["clipped_share"]),
             ABSENT if audit["logprob_gap_max"] is None else f"{audit['logprob_gap_max']:.1e}",
         )
     return table
+
+
+def _trained(audit: dict[str, Any]) -> str:
+    """Return the number of trained tokens, with the answers that were left out."""
+    masked = audit["masked"]
+    if not masked:
+        return str(audit["trained_tokens"])
+    reasons = ", ".join(dict.fromkeys(words(turn["reason"]) for turn in masked))
+    return f"{audit['trained_tokens']} ({len(masked)} masked: {reasons})"
 
 
 def _session(entry: dict[str, Any]) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
 
 from proxy.contract.trajectory import Purpose
+from proxy.contract.turn import TurnPlace, TurnState, abandoned_turns
 
 
 class SessionState(StrEnum):
@@ -115,8 +117,53 @@ def training_state(facts: SessionFacts) -> TrainingState:
     return TrainingState.EXPIRED if facts.training is TrainingState.EXPIRED else TrainingState.PENDING
 
 
+class TurnFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts about a turn that decide whether it can be trained. `place` is where it stands in its session."""
+
+    place: TurnPlace
+    is_greedy: bool
+
+
+def untrained_turns(
+    turns: Sequence[TurnFacts], purpose: Purpose, masked: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the turns that are not trained, by id, each with the reason as a clause: "it was drawn greedily".
+
+    `masked` are the answers that the consuming step left out, with its reasons. Empty for an evaluation, of which
+    nothing is trained.
+    """
+    if purpose is Purpose.EVAL:
+        return {}
+    abandoned = abandoned_turns(turn.place for turn in turns)
+    found: dict[str, str] = {}
+    for turn in turns:
+        turn_id = turn.place.id
+        if turn.place.state is TurnState.FAILED:
+            found[turn_id] = "the call failed"
+        elif turn_id in abandoned:
+            found[turn_id] = "it was abandoned: the agent left before it had this answer, and continued without it"
+        elif turn.is_greedy:
+            found[turn_id] = "it was drawn greedily, so there was no choice to learn from"
+        elif masked and turn_id in masked:
+            found[turn_id] = _MASKED.get(masked[turn_id], f"the trainer left it out ({masked[turn_id]})")
+    return found
+
+
+_MASKED = {
+    "length": "it was cut by its bound on tokens",
+    "interrupted": "it was cut when its client left, or when the generation was ended",
+    "repetition": "a filter found it repetitive",
+    "gibberish": "a filter found it to be gibberish",
+}
+"""The reasons that the trainer gives for answers that it left out (`contract.claim.MaskedTurn`)."""
+
+
 class SessionStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What the explanation of a session's training state is made of."""
+    """The facts that the explanation of a session's training state is made of.
+
+    `skipped` is why the step that consumed it learnt nothing from it; None where it did, and where only the session's
+    row was read.
+    """
 
     training: TrainingState
     state: SessionState
@@ -127,9 +174,10 @@ class SessionStanding(msgspec.Struct, frozen=True, kw_only=True):
     consumed_by: int | None = None
     is_erased: bool = False
     is_held_back: bool = False
+    skipped: str | None = None
 
 
-def standing_of(row: Any, *, teaches: bool) -> SessionStanding:
+def standing_of(row: Any, *, teaches: bool, skipped: str | None = None) -> SessionStanding:
     """Return the standing of a session from its row. `teaches`: at least one of its turns can be trained."""
     return SessionStanding(
         training=TrainingState(row.training),
@@ -141,12 +189,16 @@ def standing_of(row: Any, *, teaches: bool) -> SessionStanding:
         consumed_by=row.consumed_by,
         is_erased=row.erased_at is not None,
         is_held_back=row.held_back,
+        skipped=skipped,
     )
 
 
 def explanation(standing: SessionStanding) -> str:
     """Say in a sentence why the session is or is not trained, and what would change it."""
     match standing.training:
+        case TrainingState.CONSUMED if standing.skipped is not None:
+            why = _SKIPPED.get(standing.skipped, standing.skipped.replace("_", " "))
+            return f"Version {standing.consumed_by} consumed it and learnt nothing from it: {why}."
         case TrainingState.CONSUMED:
             return f"It was trained: version {standing.consumed_by} learnt from it."
         case TrainingState.EXCLUDED:
@@ -160,6 +212,14 @@ def explanation(standing: SessionStanding) -> str:
 
 
 _NO_TURN = "No turn of it can be trained: the calls failed, were abandoned by the agent, or were drawn greedily."
+
+_SKIPPED = {
+    "truncated": "its answers were cut",
+    "repetition": "a filter found its answers repetitive",
+    "gibberish": "a filter found its answers to be gibberish",
+    "no_signal": "nothing in its batch was better or worse than the rest",
+}
+"""The trainer's reasons for a session that taught nothing; others are named as they are."""
 
 _SENTENCES = {
     TrainingState.PENDING: "It ended and waits for a reward (POST /v1/feedback).",

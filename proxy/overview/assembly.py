@@ -11,8 +11,10 @@ from sqlalchemy import Row
 
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
-from proxy.contract.turn import SamplingParameters, VersionSpan
-from proxy.database.outcomes import explanation, standing_of
+from proxy.contract.trajectory import Purpose
+from proxy.contract.turn import SamplingParameters, TurnPlace, TurnState, VersionSpan
+from proxy.database.audits import SessionAudit
+from proxy.database.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 from proxy.database.weights import weights_of
 from proxy.overview.views import (
     EventItem,
@@ -41,9 +43,10 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     staleness_max: int | None
 
 
-def session_item(row: AnyRow, *, teaches: bool) -> SessionItem:
-    """Build the view of a session. `teaches`: at least one of its turns can be trained."""
-    standing = standing_of(row, teaches=teaches)
+def session_item(row: AnyRow, *, teaches: bool, skipped: str | None = None) -> SessionItem:
+    """Build the view of a session. `teaches`: at least one of its turns can be trained. `skipped` is why the step
+    that consumed it learnt nothing from it."""
+    standing = standing_of(row, teaches=teaches, skipped=skipped)
     return SessionItem(
         id=row.id,
         run_id=row.run_id,
@@ -161,6 +164,18 @@ def trained(session: SessionItem, trainings: Sequence[AnyRow]) -> Trained | None
         reward_now=session.reward,
         revised=session.revised_at is not None,
     )
+
+
+def untrained(turns: Sequence[TurnView], purpose: str, audit: SessionAudit | None) -> dict[str, str]:
+    """Return why turns of a session are not trained, by their ids. `audit` is that of the step that consumed it."""
+    facts = [
+        TurnFacts(
+            place=TurnPlace(turn.id, turn.parent_id, turn.prefix_tokens, turn.prompt_tokens, TurnState(turn.state)),
+            is_greedy=turn.sampling["temperature"] == 0.0,
+        )
+        for turn in turns
+    ]
+    return untrained_turns(facts, Purpose(purpose), audit.reasons if audit is not None else {})
 
 
 def audit_of(stored: Sequence[Any]) -> tuple[TrajectoryAudit, ...]:

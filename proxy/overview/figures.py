@@ -9,6 +9,7 @@ import msgspec
 
 from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
+from proxy.contract.turn import FinishReason, TurnState
 from proxy.database.unit_of_work import Database
 from proxy.overview import assembly
 from proxy.overview.assembly import StepFacts
@@ -66,6 +67,7 @@ class _Recent(msgspec.Struct, frozen=True, kw_only=True):
     newest_step: StepFacts | None
     inexact_share: float | None
     unattributed_share: float | None
+    cut_share: float | None
     late_rewards: int
     revised_sessions: int
     tokens_per_second: float
@@ -153,6 +155,7 @@ class RunFigures:
             revised_sessions=recent.revised_sessions,
             inexact_share=recent.inexact_share,
             unattributed_share=recent.unattributed_share,
+            cut_share=recent.cut_share,
             last_activity_at=totals.last_activity_at,
             not_learnt_because=why_not_learnt(self._learning_facts(run, recent, totals)),
         )
@@ -207,6 +210,8 @@ class RunFigures:
             continued = sum(count for kind, count in continuations.items() if kind != "new")
             attributions = _sums((row.attributed_by, row.turns) for row in turns)
             recorded = sum(attributions.values())
+            ends = _sums((row.finish_reason, row.turns) for row in turns if row.state != TurnState.FAILED.value)
+            answered = sum(ends.values())
             return _Recent(
                 rewards=await repository.last_rewards(run_id, REWARD_WINDOW),
                 learning_rates=await repository.learning_rates(run_id, ENOUGH_STEPS),
@@ -215,6 +220,7 @@ class RunFigures:
                 newest_step=next(iter(steps.values()), None),
                 inexact_share=1.0 - continuations.get("exact", 0) / continued if continued else None,
                 unattributed_share=attributions.get("new", 0) / recorded if recorded else None,
+                cut_share=ends.get(FinishReason.LENGTH.value, 0) / answered if answered else None,
                 late_rewards=await repository.late_rewards(run_id),
                 revised_sessions=await LedgerRepository(connection).revised_count(run_id),
                 tokens_per_second=rate.last_minute(self._clock()),

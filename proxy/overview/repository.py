@@ -143,7 +143,8 @@ class OverviewRepository:
         return int((await self._connection.execute(statement)).scalar_one())
 
     async def recent_turns(self, run_id: str, sessions: int) -> Sequence[AnyRow]:
-        """`turns` by `continuation` and `attributed_by`, in the last `sessions` sessions."""
+        """Count `turns` by `continuation`, `attributed_by`, `finish_reason` and `state` in the last `sessions`
+        sessions."""
         recent = (
             select(SessionRow.id)
             .where(SessionRow.run_id == run_id)
@@ -151,10 +152,11 @@ class OverviewRepository:
             .limit(sessions)
             .subquery()
         )
+        kinds = (TurnRow.continuation, TurnRow.attributed_by, TurnRow.finish_reason, TurnRow.state)
         statement = (
-            select(TurnRow.continuation, TurnRow.attributed_by, func.count().label("turns"))
+            select(*kinds, func.count().label("turns"))
             .join(recent, recent.c.id == TurnRow.session_id)
-            .group_by(TurnRow.continuation, TurnRow.attributed_by)
+            .group_by(*kinds)
         )
         return await self._all(statement)
 

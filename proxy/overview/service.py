@@ -22,6 +22,7 @@ from pathlib import Path
 
 from proxy.clock import Clock
 from proxy.contract.policy import MAX_VERSION
+from proxy.database.audits import session_audit
 from proxy.database.events import append_event
 from proxy.database.outcomes import TrainingState
 from proxy.database.signals import Signals
@@ -235,19 +236,23 @@ class OverviewService:
             run = await repository.run(row.run_id)
             turns = await repository.turns_of(session_id)
             teaching = await connection.run_sync(teaching_sessions, [session_id])
+            audit = await connection.run_sync(session_audit, row.run_id, row.consumed_by, session_id)
             ledger = await repository.rewards_of([session_id])
             trainings = await repository.trainings_of([session_id])
             preferences = await LedgerRepository(connection).preferences_of(session_id)
-        item = assembly.session_item(row, teaches=bool(teaching))
+        skipped = audit.skipped if audit is not None else None
+        item = assembly.session_item(row, teaches=bool(teaching), skipped=skipped)
+        views = tuple(self._turn_view(turn, with_tokens) for turn in turns)
         return SessionView(
             session=item,
             run=run.name if run is not None else item.run_id,
             metadata=row._mapping["metadata"],
             trainability=Trainability(state=item.training, explanation=item.explanation),
             trained=assembly.trained(item, trainings),
-            turns=tuple(self._turn_view(turn, with_tokens) for turn in turns),
+            turns=views,
             rewards=tuple(reward_items(ledger, used_by(trainings))),
             preferences=tuple(preference_view(preference) for preference in preferences),
+            untrained_turns=assembly.untrained(views, item.purpose, audit),
         )
 
     async def turn(self, turn_id: str, *, with_tokens: bool = False) -> TurnView:

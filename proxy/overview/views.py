@@ -27,7 +27,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     versions, is that of the tokens trained in the newest step. `inexact_share` is the share of turns, among those of
     the last 200 sessions that had an earlier turn to build on, whose past was not reused token for token.
     `unattributed_share` is the share of turns, among all of these sessions, whose calls named no session and extended
-    no conversation: each opened a session of its own.
+    no conversation: each opened a session of its own. `cut_share` is the share of their answers that did not end by
+    themselves: they reached their bound on tokens, or the client left.
     `sessions`, `session_count`, `turn_count`, `swaps` and `last_activity_at` are of one moment, which in a store of
     more than 20,000 sessions may be a minute ago. `tokens_per_second` is over the last minute, or the end of it that
     is known (`overview/live.py`).
@@ -57,6 +58,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     revised_sessions: int
     inexact_share: float | None
     unattributed_share: float | None
+    cut_share: float | None
     last_activity_at: float | None
     not_learnt_because: tuple[str, ...] = ()
 
@@ -154,7 +156,8 @@ class Trainability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole session: its turns in order of arrival, its rewards in order of the ledger."""
+    """A whole session: its turns in order of arrival, its rewards in order of the ledger. `untrained_turns` are the
+    ids of those turns that are not trained, with the reasons."""
 
     session: SessionItem
     run: str
@@ -164,6 +167,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     turns: tuple[TurnView, ...]
     rewards: tuple[RewardItem, ...]
     preferences: tuple[PreferenceView, ...]
+    untrained_turns: dict[str, str] = {}
 
 
 class StepItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, TurnId,
 from proxy.contract.trajectory import Purpose
 from proxy.credentials.http import require
 from proxy.credentials.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
+from proxy.database.audits import session_audit
 from proxy.database.events import append_event
 from proxy.database.lifecycle import lock_sessions, settle
 from proxy.database.outcomes import Ending, EndReason, Outcome, SessionState
@@ -574,6 +575,7 @@ def _view(connection: Connection, session_id: str) -> SessionView:
         repository.preferences(session_id),
         repository.attempts(row.run_id, row.external_id, _ATTEMPTS_SHOWN) if named else (),
         teaches=bool(teaching_sessions(connection, [session_id])),
+        audit=session_audit(connection, row.run_id, row.consumed_by, session_id),
     )
 
 

@@ -1,4 +1,4 @@
-"""A session as its owner sees it."""
+"""The view of a session that its owner is given."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row
 
-from proxy.database.outcomes import TrainingState, explanation, standing_of
+from proxy.contract.trajectory import Purpose
+from proxy.contract.turn import TurnPlace, TurnState
+from proxy.database.audits import SessionAudit
+from proxy.database.outcomes import TrainingState, TurnFacts, explanation, standing_of, untrained_turns
 
 _LOGPROB_BYTES = 4
 
@@ -78,7 +81,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     `explanation` is the reason in a sentence. `trained_reward` is what its step trained on, `reward` what the ledger
     comes to now; where these differ, or a turn's, `revised_at` is when the newest entry came that was not used.
     `attempt` is its number among the sessions of its `external_id`, which are the `attempts`, newest first (the
-    newest hundred); both are empty for a session without a name."""
+    newest hundred); both are empty for a session without a name. `untrained_turns` are the ids of those turns that
+    are not trained, with the reasons."""
 
     id: str
     run: str
@@ -109,6 +113,7 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[AttemptEntry, ...] = ()
     erased_at: float | None = None
     erased_reason: str | None = None
+    untrained_turns: dict[str, str] = {}
 
 
 def session_view(
@@ -119,8 +124,11 @@ def session_view(
     attempts: Sequence[AnyRow] = (),
     *,
     teaches: bool,
+    audit: SessionAudit | None = None,
 ) -> SessionView:
-    """`teaches`: one of the turns at least can be trained."""
+    """Build the view of a session. `teaches`: at least one of its turns can be trained. `audit` is what the step that
+    consumed the session says of it."""
+    masked = audit.reasons if audit is not None else {}
     training = TrainingState(row.training)
     is_trained = training is TrainingState.CONSUMED
     return SessionView(
@@ -138,7 +146,9 @@ def session_view(
         end_reason=row.end_reason,
         training=row.training,
         trainable=training in (TrainingState.READY, TrainingState.LEASED, TrainingState.CONSUMED),
-        explanation=explanation(standing_of(row, teaches=teaches)),
+        explanation=explanation(
+            standing_of(row, teaches=teaches, skipped=audit.skipped if audit is not None else None)
+        ),
         consumed_by=row.consumed_by,
         reward=row.reward,
         trained_reward=row.handed_reward if is_trained else None,
@@ -153,6 +163,15 @@ def session_view(
         attempts=tuple(AttemptEntry(**attempt._mapping) for attempt in attempts),
         erased_at=row.erased_at,
         erased_reason=row.erased_reason,
+        untrained_turns=untrained_turns([_facts(turn) for turn in turns], Purpose(row.purpose), masked),
+    )
+
+
+def _facts(turn: AnyRow) -> TurnFacts:
+    state = TurnState(turn.state)
+    return TurnFacts(
+        place=TurnPlace(turn.id, turn.parent_id, turn.prefix_tokens, turn.prompt_token_count, state),
+        is_greedy=turn.temperature == 0.0,
     )
 
 

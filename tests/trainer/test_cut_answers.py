@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
+from typer.testing import CliRunner
+
+from proxy.cli.commands import app
 from proxy.contract.turn import FinishReason
-from tests.trainer.real_proxy import real_proxy, write_real_model
+from tests.trainer.real_proxy import ADMIN, RUN, real_proxy, write_real_model
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
@@ -20,6 +24,23 @@ def test_cut_answers_are_masked_and_shown(tmp_path: Path) -> None:
             trainer.loop.step()
             assert trainer.loop.head.version == 1
         step = proxy.get("/steps/1")
+        run = proxy.get("")
+        as_admin = {"authorization": f"Bearer {ADMIN}"}
+        views = {
+            name: httpx.get(f"{proxy.url}/v1/sessions/{name}", headers=as_admin).json()
+            for name in (cut_at_the_end, all_cut)
+        }
+        operating = httpx.get(f"{proxy.url}/api/v1/sessions/{cut_at_the_end}", headers=as_admin).json()
+        drawn = (
+            CliRunner()
+            .invoke(
+                app,
+                ["steps", "show", RUN, "1", "--url", proxy.url, "--api-key", ADMIN],
+                env={"COLUMNS": "250"},
+                catch_exceptions=False,
+            )
+            .output
+        )
 
     audits = {entry["audit"]["session_id"]: entry["audit"] for entry in step["trajectories"]}
     assert {name: audit["trained_tokens"] for name, audit in audits.items()} == {
@@ -33,3 +54,11 @@ def test_cut_answers_are_masked_and_shown(tmp_path: Path) -> None:
     metrics = step["step"]["metrics"]
     assert (metrics["answers"], metrics["cut_answer_share"], metrics["masked_length"]) == (6.0, 0.5, 3.0)
     assert metrics["skipped_truncated"] == 1.0
+
+    assert run["cut_share"] == 0.5
+    cut_turn = audits[cut_at_the_end]["masked"][0]["turn_id"]
+    because = {cut_turn: "it was cut by its bound on tokens"}
+    assert (views[cut_at_the_end]["untrained_turns"], operating["untrained_turns"]) == (because, because)
+    assert "Version 1 consumed it and learnt nothing from it: its answers were cut" in views[all_cut]["explanation"]
+    for said in ("4 (1 masked: length)", "skipped: truncated", "masked length", "cut answer share"):
+        assert said in drawn

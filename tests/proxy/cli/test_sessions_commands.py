@@ -129,10 +129,11 @@ async def test_a_session_is_shown_by_id_and_by_name(shell: Shell) -> None:
     (turn,) = (await shell.site.overview.session(second)).turns
     async with shell.site.database.write() as connection:
         await connection.execute(
-            update(TurnRow).where(TurnRow.id == turn.id).values(state="abandoned", continuation="edited")
+            update(TurnRow).where(TurnRow.id == turn.id).values(state="truncated", continuation="edited")
         )
     shown = await shell.run("show", "attempt-42")
-    for said in ("attempt-42 #2", turn.id, "abandoned", "edited", "Named by the address", first):
+    abandoned = f"turn {turn.ordinal} is not trained: it was abandoned: the agent left"
+    for said in ("attempt-42 #2", turn.id, "truncated", abandoned, "edited", "Named by the address", first):
         assert said in shown
     view = await shell.json("show", second)
     assert view["explanation"] in shown

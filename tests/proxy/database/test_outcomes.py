@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.contract.trajectory import Purpose
+from proxy.contract.turn import TurnPlace, TurnState
 from proxy.database.outcomes import (
     Ending,
     EndReason,
@@ -15,8 +16,10 @@ from proxy.database.outcomes import (
     SessionStanding,
     SessionState,
     TrainingState,
+    TurnFacts,
     ended,
     explanation,
+    untrained_turns,
 )
 
 endings = st.builds(Ending, st.sampled_from(EndReason), st.none() | st.sampled_from(Outcome))
@@ -73,3 +76,50 @@ def test_only_a_session_with_something_to_learn_is_promised_to_be_trained(standi
         assert "makes it trainable" not in said
     if standing.training is TrainingState.PENDING and standing.state is SessionState.OPEN and standing.turn_count:
         assert ("No turn of it can be trained" in said) == (not standing.teaches)
+
+
+def turn(name: str, state: TurnState = TurnState.COMPLETE, *, is_greedy: bool = False) -> TurnFacts:
+    return TurnFacts(place=TurnPlace(name, None, 0, 4, state), is_greedy=is_greedy)
+
+
+def test_turns_that_are_not_trained_say_why() -> None:
+    turns = [
+        turn("whole"),
+        turn("failed", TurnState.FAILED),
+        turn("left", TurnState.TRUNCATED),
+        turn("greedy", is_greedy=True),
+        turn("long"),
+        turn("odd"),
+    ]
+    masked = {"long": "length", "odd": "a reason of a newer trainer"}
+    found = untrained_turns(turns, Purpose.TRAIN, masked)
+    assert found == {
+        "failed": "the call failed",
+        "left": "it was abandoned: the agent left before it had this answer, and continued without it",
+        "greedy": "it was drawn greedily, so there was no choice to learn from",
+        "long": "it was cut by its bound on tokens",
+        "odd": "the trainer left it out (a reason of a newer trainer)",
+    }
+    assert untrained_turns(turns, Purpose.EVAL, masked) == {}
+
+
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [
+        (None, "It was trained: version 3 learnt from it."),
+        ("truncated", "Version 3 consumed it and learnt nothing from it: its answers were cut."),
+        ("no_reward", "Version 3 consumed it and learnt nothing from it: no reward."),
+    ],
+)
+def test_a_consumed_session_that_taught_nothing_says_so(skipped: str | None, said: str) -> None:
+    standing = SessionStanding(
+        training=TrainingState.CONSUMED,
+        state=SessionState.ENDED,
+        purpose=Purpose.TRAIN,
+        outcome=None,
+        turn_count=1,
+        teaches=True,
+        consumed_by=3,
+        skipped=skipped,
+    )
+    assert explanation(standing) == said

@@ -39,7 +39,7 @@ async def test_the_answers_that_the_command_line_reads(site: Site, run_id: str) 
         "id", "name", "state", "base_model", "created_at", "head_version", "serving_version", "sessions",
         "session_count", "open_sessions", "turn_count", "swaps", "mean_reward", "reward_count", "staleness_mean",
         "staleness_max", "tokens_per_second", "late_rewards", "revised_sessions", "inexact_share",
-        "unattributed_share",
+        "unattributed_share", "cut_share",
         "last_activity_at", "not_learnt_because",
     } == set(run)  # fmt: skip
     assert run["name"] == "calculator"
