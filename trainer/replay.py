@@ -20,7 +20,7 @@ from torch import Tensor
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.policy import Head, WeightsFormat
 from proxy.contract.replay import StepBatch
-from proxy.contract.step import StepInputs
+from proxy.contract.step import Fit, StepInputs
 from trainer.algorithm.parts import Algorithm, from_json
 from trainer.algorithm.running import RunningMeans
 from trainer.conditions import conditions, differences
@@ -125,7 +125,7 @@ def _check(step: StepBatch) -> None:
     inputs = inputs_of(step)
     if inputs.fit is not None:
         raise ReplayImpossible(
-            f"version {step.version} was fitted to {len(inputs.fit.sessions)} sessions ({inputs.fit.kind}), and only"
+            f"version {step.version} was fitted to {_fitted_to(inputs.fit)} ({inputs.fit.kind}), and only"
             " steps of the loop are made again"
         )
     _refuse_taught(step, inputs)
@@ -136,6 +136,12 @@ def _check(step: StepBatch) -> None:
             f" ({named}): they were erased, or retention removed them. Steps can be replayed as long as their"
             " sessions are kept"
         )
+
+
+def _fitted_to(fit: Fit) -> str:
+    if not fit.files:
+        return f"{len(fit.sessions)} sessions"
+    return f"{sum(file.rows for file in fit.files)} rows of {', '.join(file.name for file in fit.files)}"
 
 
 def _refuse_taught(step: StepBatch, inputs: StepInputs) -> None:

@@ -29,7 +29,9 @@ def fit(
         Path | None, typer.Option(help="Of the base-rl whose run it is; default: [server] data_dir.")
     ] = None,
 ) -> None:
-    """Fit a run's newest weights to chosen sessions or to preferences: `base-rl fit sft|dpo|reward-model`.
+    """Fit a run's newest weights to chosen sessions, to preferences, or to rows of files.
+
+    That is `base-rl fit sft|dpo|kto|reward-model`.
 
     Each has a `--help` of its own.
     """

@@ -27,10 +27,20 @@ class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
 
 
+class FittedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a version was fitted to: its name without folders, its SHA-256, and how many rows it has,
+    including those that were left out or held out."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version was fitted to that no claim handed out. `kind` is `sft` or `dpo`, `options` what it was told.
-    `sessions` are all that it learnt from, those of its `preferences` included; what came from a file may be of
-    another run. `epochs` times through them, in `steps` optimiser steps of an optimiser of its own."""
+    """What a version was fitted to that no claim handed out. `kind` is `sft`, `dpo` or `kto`, `options` what it was
+    told. `sessions` are all that it learnt from, those of its `preferences` included; what came from an export may be
+    of another run. `files` are those whose rows it learnt from in their place. It went `epochs` times through them,
+    in `steps` optimiser steps of an optimiser of its own."""
 
     kind: str
     options: dict[str, Any]
@@ -38,6 +48,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     preferences: tuple[PreferenceId, ...] = ()
     epochs: int
     steps: int
+    files: tuple[FittedFile, ...] = ()
 
 
 class StepInputs(msgspec.Struct, frozen=True, kw_only=True):

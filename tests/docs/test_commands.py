@@ -100,7 +100,7 @@ def check_command(arguments: list[str], place: str) -> None:
         command, path = command.commands[word], f"{path} {word}"
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     if path == "base-rl fit":
-        kind = next((word for word in rest if word in ("sft", "dpo", "reward-model")), "sft")
+        kind = next((word for word in rest if word in ("sft", "dpo", "kto", "reward-model")), "sft")
         known |= options_of(f"python -m trainer fit {kind}")
     for word in rest:
         if word.startswith("--") and word != "--help":

@@ -154,6 +154,7 @@ PROGRAMS: dict[str, Callable[[list[str]], object]] = {
     "python -m trainer replay": lambda arguments: trainer.__main__.main(["replay", *arguments]),
     "python -m trainer fit sft": lambda arguments: fit_main(["sft", *arguments]),
     "python -m trainer fit dpo": lambda arguments: fit_main(["dpo", *arguments]),
+    "python -m trainer fit kto": lambda arguments: fit_main(["kto", *arguments]),
     "python -m trainer fit reward-model": lambda arguments: trainer.__main__.main(
         ["fit", "reward-model", *arguments]
     ),

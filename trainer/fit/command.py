@@ -1,11 +1,11 @@
-"""`base-rl fit`, or `python -m trainer fit sft|dpo|reward-model [--config FILE] [--from PATH] …`
+"""`base-rl fit`, or `python -m trainer fit sft|dpo|kto|reward-model [--config FILE] [--from PATH] [--data FILE] …`
 
-Reads sessions or preferences of the run from the proxy, or from what `base-rl export` wrote, and fits the newest
-weights to them. `sft` and `dpo` make the run's next version; `reward-model` writes a directory. It needs the run's
-trainer key or an admin key, and the weights under the same paths as the trainer.
+Reads sessions or preferences of the run from the proxy, from what `base-rl export` wrote, or rows of files, and fits
+the newest weights to them. `sft`, `dpo` and `kto` make the run's next version; `reward-model` writes a directory. It
+needs the run's trainer key or an admin key, and the weights under the same paths as the trainer.
 
-Exit status: 0; 1 where it cannot go on; 2 for a wrong configuration; 130 after Ctrl-C or SIGTERM, when there is
-nothing that was half done.
+Exit status: 0; 1 where it cannot go on; 2 for a wrong configuration; 130 after Ctrl-C or SIGTERM, when nothing was
+left half done.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,15 +28,17 @@ from proxy.contract.step import Fit
 from proxy.contract.visible import visible
 from trainer import log
 from trainer.config import TrainerSettings, load_settings
-from trainer.errors import ConfigurationError, HeadMoved, NothingToFit, TrainerError
-from trainer.fit.options import RATES, REWARD_MODEL, SFT, check, overrides_of, parse
+from trainer.errors import ConfigurationError, HeadMoved, TrainerError
+from trainer.fit.options import KTO, RATES, REWARD_MODEL, SFT, check, overrides_of, parse
 from trainer.metrics.sinks import check_installed
 from trainer.proxy_client import ProxyClient
 
 if TYPE_CHECKING:
     from proxy.contract.policy import Head
     from trainer.fit.fitting import Course, Figures, Objective, Progress
-    from trainer.fit.records import Selection
+    from trainer.fit.reading import Found
+    from trainer.models.policy import Policy
+    from trainer.parallel.mesh import Ranks
 
 CANNOT, WRONG, INTERRUPTED = 1, 2, 130
 _log = structlog.get_logger("trainer.fit")
@@ -71,21 +72,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
-    """`learnt` and `held_out` are all examples, or all pairs."""
-
-    learnt: Sequence[Any]
-    held_out: Sequence[Any]
-    dropped: int
-
-
 def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
-    """What was done, for people and for programs. torch is imported here, after its threads are decided."""
+    """Return what was done, for people and for programs. torch is imported here, after its threads are decided."""
     if settings.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
 
+    from trainer.fit.reading import read
     from trainer.loading import load_learnt
     from trainer.models.huggingface import resolve_directory
     from trainer.parallel.mesh import join
@@ -113,22 +106,11 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
         for name in publisher.collect(head):
             _log.info("what an earlier process left uncommitted is removed", directory=name)
         state = publisher.restore(head, model)
-        found = _read(options, client, model.vocabulary)
+        found = read(options, client, head, base, model.vocabulary)
         if options.dry_run:
             return _told(options, settings, head, found)
-        objective: Objective[Any]
-        if options.kind == SFT:
-            from trainer.fit.fitting import Imitation
-
-            objective = Imitation(model, settings.batch, ranks.device)
-        else:
-            from trainer.fit.fitting import Preferences
-
-            objective = Preferences(
-                model, settings.batch, ranks.device, options.loss, options.beta, options.label_smoothing
-            )
-            objective.remember([*found.learnt, *found.held_out])
         began = time.perf_counter()
+        objective = _objective(options, settings, head, base, model, ranks, found)
         course, before, after = _train(options, settings, head, model, objective, found, seed)
         metrics = _metrics(course, before, after, found, time.perf_counter() - began)
         from trainer.fit.publishing import publish
@@ -137,6 +119,43 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
         made = publish(settings, ranks, client, publisher, head, model, state, metrics, fit, seed)
         weights = made.weights.uri if made.weights is not None else None
         return {**_told(options, settings, head, found), **metrics, "version": made.version, "weights": weights}
+
+
+def _objective(
+    options: argparse.Namespace,
+    settings: TrainerSettings,
+    head: Head,
+    base: Path,
+    model: Policy,
+    ranks: Ranks,
+    found: Found,
+) -> Objective[Any]:
+    """Return what the examples teach, with what the reference says of them."""
+    from trainer.fit.fitting import Imitation, Preferences
+    from trainer.fit.rendering import context_of
+    from trainer.fit.unpaired import Unpaired
+
+    if options.kind == SFT:
+        return Imitation(model, settings.batch, ranks.device)
+    everything = [*found.learnt, *found.held_out]
+    _log.info("asking the reference", examples=len(everything))
+    if options.kind == KTO:
+        unpaired = Unpaired(
+            model,
+            settings.batch,
+            ranks.device,
+            beta=options.beta,
+            desirable_weight=options.desirable_weight,
+            undesirable_weight=options.undesirable_weight,
+            context=context_of(head, base),
+        )
+        unpaired.remember(everything)
+        return unpaired
+    preferences = Preferences(
+        model, settings.batch, ranks.device, options.loss, options.beta, options.label_smoothing
+    )
+    preferences.remember(everything)
+    return preferences
 
 
 def _reward_model(
@@ -151,10 +170,11 @@ def _reward_model(
     import msgspec
 
     from trainer.fit.fitting import Ranking
+    from trainer.fit.reading import read
     from trainer.fit.reward_model import load_reward_model, save_reward_model
 
     model = load_reward_model(head, base, settings.precision, seed, settings.weights.directory).to(device)
-    found = _read(options, client, model.vocabulary)
+    found = read(options, client, head, base, model.vocabulary)
     told = _told(options, settings, head, found)
     if options.dry_run:
         return told
@@ -168,46 +188,16 @@ def _reward_model(
     return {**told, **metrics, "output": str(options.output)}
 
 
-def _read(options: argparse.Namespace, client: ProxyClient, vocabulary: int) -> _Found:
-    """Raises NothingToFit where there is too little."""
-    from trainer.fit.records import Selection, examples_of, held_out, lines_of, pairs_of
-
-    named = {name: getattr(options, name, None) for name in ("version", "min_reward", "task", "source")}
-    chosen = tuple(options.session) if getattr(options, "session", None) else None
-    selection = Selection(since=options.since, until=options.until, sessions=chosen, **named)
-    lines = _from_proxy(options, client, selection) if options.from_ is None else lines_of(options.from_)
-    learnt: Sequence[Any]
-    rest: Sequence[Any]
-    if options.kind == SFT:
-        sessions = examples_of(lines, selection, vocabulary)
-        dropped, (learnt, rest) = sessions.dropped, held_out(sessions.examples, options.held_out)
-    else:
-        pairs = pairs_of(lines, selection, vocabulary, last_alone=options.kind == REWARD_MODEL)
-        dropped, (learnt, rest) = pairs.dropped, held_out(pairs.pairs, options.held_out)
-    what = "sessions" if options.kind == SFT else "preferences"
-    if dropped:
-        _log.warning(f"{what} that cannot be learnt from are left out: no tokens, or not the model's", count=dropped)
-    if not learnt:
-        raise NothingToFit(f"no {what} to learn from were found with these filters ({dropped} cannot be learnt from)")
-    return _Found(learnt=learnt, held_out=rest, dropped=dropped)
-
-
-def _from_proxy(options: argparse.Namespace, client: ProxyClient, selection: Selection) -> Iterator[bytes]:
-    of_sessions = options.kind == SFT
-    path = "/export" if of_sessions else "/export/preferences"
-    return client.lines(path, selection.query(of_sessions=of_sessions))
-
-
 def _train(
     options: argparse.Namespace,
     settings: TrainerSettings,
     head: Head,
     model: Any,
     objective: Objective[Any],
-    found: _Found,
+    found: Found,
     seed: int,
 ) -> tuple[Course, Figures, Figures]:
-    """The course, and how the model did on what was held out, before and after."""
+    """Train, and return the course with how the model did on what was held out, before and after."""
     from trainer.fit.curve import Curve
     from trainer.fit.fitting import train
 
@@ -239,7 +229,7 @@ def _train(
     return course, before, after
 
 
-def _metrics(course: Course, before: Figures, after: Figures, found: _Found, seconds: float) -> dict[str, float]:
+def _metrics(course: Course, before: Figures, after: Figures, found: Found, seconds: float) -> dict[str, float]:
     return {
         "loss": course.loss,
         "gradient_norm": course.gradient_norm,
@@ -253,30 +243,32 @@ def _metrics(course: Course, before: Figures, after: Figures, found: _Found, sec
     }
 
 
-def _record(options: argparse.Namespace, settings: TrainerSettings, found: _Found, course: Course) -> Fit:
+def _record(options: argparse.Namespace, settings: TrainerSettings, found: Found, course: Course) -> Fit:
     from trainer.fit.records import preferences_in, sessions_in
 
     return Fit(
         kind=options.kind,
         options={**_options_told(options, settings), "held_out_examples": len(found.held_out)},
-        sessions=sessions_in(found.learnt),
-        preferences=preferences_in(found.learnt),
+        sessions=() if found.files else sessions_in(found.learnt),
+        preferences=() if found.files else preferences_in(found.learnt),
         epochs=options.epochs,
         steps=course.steps,
+        files=found.files,
     )
 
 
 def _options_told(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
-    """Those that say what is learnt, and how."""
-    names = ("epochs", "batch", "held_out", "since", "until", "version", "min_reward", "task", "source")
-    told = {name: getattr(options, name) for name in (*names, "loss", "beta", "label_smoothing") if name in options}
+    """Return the options that say what is learnt, and how."""
+    chosen = ("epochs", "batch", "held_out", "since", "until", "version", "min_reward", "task", "source", "threshold")
+    losses = ("loss", "beta", "label_smoothing", "desirable_weight", "undesirable_weight")
+    told = {name: getattr(options, name) for name in (*chosen, *losses) if name in options}
     told["learning_rate"] = settings.optimizer.learning_rate
     if options.from_ is not None:
         told["from"] = options.from_.name
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _told(options: argparse.Namespace, settings: TrainerSettings, head: Head, found: _Found) -> dict[str, Any]:
+def _told(options: argparse.Namespace, settings: TrainerSettings, head: Head, found: Found) -> dict[str, Any]:
     return {
         "kind": options.kind,
         "run": head.run_name,
@@ -284,14 +276,22 @@ def _told(options: argparse.Namespace, settings: TrainerSettings, head: Head, fo
         "learning_rate": settings.optimizer.learning_rate,
         "fitted": len(found.learnt),
         "held_out": len(found.held_out),
-        "dropped": found.dropped,
+        "dropped": sum(found.dropped.values()),
+        "dropped_because": dict(found.dropped),
+        "files": [file.name for file in found.files],
     }
 
 
 def describe(outcome: dict[str, Any]) -> str:
-    """For people."""
-    what = "sessions" if outcome["kind"] == SFT else "preferences"
+    """Describe what was done for people."""
+    from trainer.fit.reading import named
+
+    what = named(outcome["kind"], of_files=bool(outcome["files"]))
+    if outcome["files"]:
+        what += f" of {', '.join(outcome['files'])}"
     counts = f"{int(outcome['fitted'])} {what}, {int(outcome['held_out'])} held out, {outcome['dropped']} left out"
+    if outcome["dropped"]:
+        counts += f" ({', '.join(f'{count} {reason}' for reason, count in outcome['dropped_because'].items())})"
     if "loss" not in outcome:
         return f"{outcome['kind']} of {outcome['run']} would go on from version {outcome['from_version']}: {counts}"
     made = f"version {outcome['version']} of {outcome['run']}" if "version" in outcome else outcome["output"]

@@ -23,15 +23,15 @@ from trainer.algorithm.preferences import PairLoss, PreferenceInputs, accuracy, 
 from trainer.algorithm.presets import resolve
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, PreferenceForm
 from trainer.errors import NothingToFit
-from trainer.fit.records import Example, Pair
+from trainer.fit.records import Example, Labelled, Pair
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MicroBatch, pack
 from trainer.intake.sequences import linearise
 from trainer.models.policy import Policy
 from trainer.optimizer import adamw, learning_rate_at, step_at
 
-_Item = TypeVar("_Item", Example, Pair)
-_Learnt_contra = TypeVar("_Learnt_contra", Example, Pair, contravariant=True)
+_Item = TypeVar("_Item", Example, Labelled, Pair)
+_Learnt_contra = TypeVar("_Learnt_contra", Example, Labelled, Pair, contravariant=True)
 _EVALUATED_AT_ONCE = 64
 _PACKING = resolve(AlgorithmSettings())
 """Which sequences have a gradient is all that packing asks of it: here, all."""
@@ -178,7 +178,7 @@ class Preferences:
     def remember(self, pairs: Sequence[Pair]) -> None:
         """Of every pair that will be learnt from or evaluated, what the model gives to its sides now."""
         for part in _parts(pairs, _EVALUATED_AT_ONCE):
-            values_S, _ = _measured(part, self._settings, self._measure)
+            values_S, _ = measured(_sides(part), self._settings, self._measure)
             for pair, chosen, rejected in zip(part, values_S[::2].tolist(), values_S[1::2].tolist(), strict=True):
                 self._reference[pair.id] = (chosen, rejected)
 
@@ -237,12 +237,12 @@ class Ranking:
         return bradley_terry(values_S[::2], values_S[1::2], share_P)
 
 
-_Measure = Callable[[MicroBatch, int], Tensor]
+Measure = Callable[[MicroBatch, int], Tensor]
 _PairLosses = Callable[[Sequence[Pair], Tensor, Tensor, int], PairLoss]
 
 
-def _learn_pairs(items: Sequence[Pair], settings: BatchSettings, measure: _Measure, losses: _PairLosses) -> float:
-    values_S, tokens_S = _measured(items, settings, measure)
+def _learn_pairs(items: Sequence[Pair], settings: BatchSettings, measure: Measure, losses: _PairLosses) -> float:
+    values_S, tokens_S = measured(_sides(items), settings, measure)
     values_S.requires_grad_()
     loss = losses(items, values_S, tokens_S, len(items)).loss
     (slopes_S,) = torch.autograd.grad(loss, values_S)
@@ -252,12 +252,10 @@ def _learn_pairs(items: Sequence[Pair], settings: BatchSettings, measure: _Measu
     return loss.item()
 
 
-def _evaluate_pairs(
-    items: Sequence[Pair], settings: BatchSettings, measure: _Measure, losses: _PairLosses
-) -> Figures:
+def _evaluate_pairs(items: Sequence[Pair], settings: BatchSettings, measure: Measure, losses: _PairLosses) -> Figures:
     margins, loss = [], 0.0
     for part in _parts(items, _EVALUATED_AT_ONCE):
-        values_S, tokens_S = _measured(part, settings, measure)
+        values_S, tokens_S = measured(_sides(part), settings, measure)
         found = losses(part, values_S, tokens_S, len(items))
         loss += found.loss.item()
         margins.append(found.margin_P)
@@ -265,9 +263,8 @@ def _evaluate_pairs(
     return {"loss": loss, "accuracy": accuracy(margin_P), "margin": margin_P.mean().item()}
 
 
-def _measured(items: Sequence[Pair], settings: BatchSettings, measure: _Measure) -> tuple[Tensor, Tensor]:
-    """(values, learnt tokens) of the sides, without gradient, float64 on the CPU."""
-    sides = _sides(items)
+def measured(sides: Sequence[Trajectory], settings: BatchSettings, measure: Measure) -> tuple[Tensor, Tensor]:
+    """Return (values, learnt tokens) of the sides, without gradient, as float64 on the CPU."""
     values_S = torch.zeros(len(sides), dtype=torch.float64)
     tokens_S = torch.zeros(len(sides), dtype=torch.float64)
     with torch.no_grad():

@@ -88,6 +88,23 @@ class Example:
     id: str
     trajectory: Trajectory
 
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        return (self.trajectory,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labelled:
+    """A session that is called desirable or not. The turns to learn are those that are trained."""
+
+    id: str
+    trajectory: Trajectory
+    desirable: bool
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        return (self.trajectory,)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
@@ -96,6 +113,10 @@ class Pair:
     id: str
     chosen: Trajectory
     rejected: Trajectory
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        return (self.chosen, self.rejected)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,15 +133,37 @@ class Pairs:
     dropped: int
 
 
-_Kept = TypeVar("_Kept", Example, Pair)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Labels:
+    """`dropped` were selected and cannot be learnt from; `without_reward` of them have no reward to be called by."""
+
+    labelled: tuple[Labelled, ...]
+    dropped: int
+    without_reward: int
+
+
+_Kept = TypeVar("_Kept", Example, Pair, Labelled)
 
 
 def examples_of(lines: Iterable[bytes], selection: Selection, vocabulary: int) -> Examples:
     """For a model of so many token ids. Raises NothingToFit for a line that is no session."""
     sessions = [session for session in _decoded(lines, SESSION_FORMAT, ExportedSession) if selection.takes(session)]
     examples = [Example(id=each.session_id, trajectory=_of_session(each)) for each in sessions]
-    kept = tuple(each for each in examples if _is_learnable(each.trajectory, vocabulary))
+    kept = tuple(each for each in examples if is_learnable(each.trajectory, vocabulary))
     return Examples(examples=kept, dropped=len(examples) - len(kept))
+
+
+def labelled_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, threshold: float) -> Labels:
+    """Call sessions with a reward of at least `threshold` desirable and the others not, for a model of so many token
+    ids. Raises NothingToFit for a line that is no session."""
+    sessions = [session for session in _decoded(lines, SESSION_FORMAT, ExportedSession) if selection.takes(session)]
+    kept = [
+        Labelled(id=each.session_id, trajectory=trajectory, desirable=each.reward >= threshold)
+        for each in sessions
+        if each.reward is not None and is_learnable(trajectory := _of_session(each), vocabulary)
+    ]
+    without = sum(each.reward is None for each in sessions)
+    return Labels(labelled=tuple(kept), dropped=len(sessions) - len(kept), without_reward=without)
 
 
 def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, last_alone: bool = False) -> Pairs:
@@ -134,7 +177,7 @@ def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, l
         for each in taken
     ]
     kept = tuple(
-        each for each in pairs if _is_learnable(each.chosen, vocabulary) and _is_learnable(each.rejected, vocabulary)
+        each for each in pairs if is_learnable(each.chosen, vocabulary) and is_learnable(each.rejected, vocabulary)
     )
     return Pairs(pairs=kept, dropped=len(pairs) - len(kept))
 
@@ -147,16 +190,12 @@ def held_out(found: Sequence[_Kept], share: float) -> tuple[list[_Kept], list[_K
     return ordered[count:], ordered[:count]
 
 
-def sessions_in(found: Sequence[Example] | Sequence[Pair]) -> tuple[SessionId, ...]:
-    """Each once, in order of their ids."""
-    ids: set[SessionId] = set()
-    for each in found:
-        trajectories = [each.trajectory] if isinstance(each, Example) else [each.chosen, each.rejected]
-        ids.update(trajectory.session_id for trajectory in trajectories)
-    return tuple(sorted(ids))
+def sessions_in(found: Sequence[Example | Labelled | Pair]) -> tuple[SessionId, ...]:
+    """Return the ids of their sessions, each once, in order."""
+    return tuple(sorted({trajectory.session_id for each in found for trajectory in each.trajectories}))
 
 
-def preferences_in(found: Sequence[Example] | Sequence[Pair]) -> tuple[PreferenceId, ...]:
+def preferences_in(found: Sequence[Example | Labelled | Pair]) -> tuple[PreferenceId, ...]:
     return tuple(sorted(PreferenceId(each.id) for each in found if isinstance(each, Pair)))
 
 
@@ -261,5 +300,6 @@ def _trajectory(
     )
 
 
-def _is_learnable(trajectory: Trajectory, vocabulary: int) -> bool:
+def is_learnable(trajectory: Trajectory, vocabulary: int) -> bool:
+    """Return whether the token tree holds together for a model of so many token ids and has tokens to learn."""
     return well_formed(trajectory, vocabulary) and any(map(is_trained, trajectory.turns))

@@ -25,6 +25,7 @@ from proxy.contract.trajectory import Trajectory
 from tests.proxy.tokens.models import write_model
 from tests.trainer.tiny import ALONE, load_tiny, save_tiny_model, trajectory, turn
 from trainer.algorithm.imitation import negative_log_likelihood
+from trainer.algorithm.kto import KtoInputs, kto_loss
 from trainer.algorithm.preferences import PreferenceInputs, bradley_terry, preference_loss
 from trainer.algorithm.presets import resolve
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, PreferenceForm
@@ -348,6 +349,50 @@ def test_preferences(
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
         value = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
+        torch.autograd.backward(value)
+    assert found.loss.item() == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
+    assert_same(ours, wanted)
+
+
+def test_kto(trl: Any, base: Path, other: Path) -> None:
+    """With answers after each other's prompts, as TRL pairs them, for the reference point."""
+    kto: Any = importlib.import_module("trl.experimental.kto")
+    desirable = [True, False, True, False]
+    rows = list(zip(PROMPTS, OUTPUTS, strict=True))
+    swapped = list(zip(PROMPTS, [OUTPUTS[-1], *OUTPUTS[:-1]], strict=True))
+    model, reference = load_tiny(base), load_tiny(other).requires_grad_(False)
+    inputs = KtoInputs(
+        logprobs_E=sums_of(model, rows),
+        reference_E=sums_of(reference, rows),
+        mismatched_M=sums_of(model, swapped).detach(),
+        mismatched_reference_M=sums_of(reference, swapped),
+        desirable_E=torch.tensor(desirable),
+        share_E=torch.full((len(rows),), 1 / len(rows)),
+    )
+    found = kto_loss(inputs, 0.3, 1.2, 0.8)
+    assert found.point > 0
+    with gradients_of(model.named_weights()) as ours:
+        torch.autograd.backward(found.loss)
+
+    weights = {"beta": 0.3, "desirable_weight": 1.2, "undesirable_weight": 0.8}
+    trainer: Any = kto.KTOTrainer(
+        model=their_model(base),
+        ref_model=their_model(other),
+        args=configured(kto.KTOConfig, base, **weights),
+        train_dataset=some_data(prompt=["a", "b"], completion=["b", "c"], label=[True, False]),
+        processing_class=tokenizer_of(base),
+    )
+
+    def their_inputs(prefix: str, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> dict[str, Tensor]:
+        whole = whole_inputs([[*prompt, *output] for prompt, output in pairs])
+        masks = [[0] * len(prompt) + [1] * len(output) for prompt, output in pairs]
+        whole["completion_mask"] = padded(masks, left=False, dtype=torch.long)
+        return {f"{prefix}{name}": each for name, each in whole.items()}
+
+    batch = {**their_inputs("", rows), **their_inputs("KL_", swapped), "label": torch.tensor(desirable)}
+    trainer.model.train()
+    with gradients_of(trainer.model.named_parameters()) as wanted:
+        value = trainer._compute_loss(trainer.model, batch, return_outputs=False)
         torch.autograd.backward(value)
     assert found.loss.item() == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
     assert_same(ours, wanted)
