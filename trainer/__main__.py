@@ -21,6 +21,7 @@ import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -139,12 +140,17 @@ def _profiled(settings: TrainerSettings) -> TrainerSettings:
 
 
 def _check(settings: TrainerSettings, name: str | None) -> None:
-    """What can be told before torch is there. Raises ConfigurationError, about the run `name` where it is one of
-    several."""
+    """Check what can be known before any model is there. Raises ConfigurationError, about the run `name` where it is
+    one of several."""
     try:
         algorithm = resolve(settings.algorithm)
         check_teacher(settings.teacher, algorithm)
         check_reference(settings.reference, algorithm)
+        if algorithm.user_functions:
+            _decide_threads(settings.threads)
+            from trainer.algorithm.trial import try_functions  # it imports torch, which others need not wait for here
+
+            try_functions(algorithm)
         settings.optimizer.check_end()
         check_installed(settings.metrics.sinks)
         layout = layout_of(settings)
@@ -159,8 +165,7 @@ def _train(runs: Mapping[str, TrainerSettings], failed: dict[str, TrainerError])
     is imported here, after its threads are decided."""
     settings = next(iter(runs.values()))
     _check_processes(runs)
-    if settings.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(settings.threads)
+    _decide_threads(settings.threads)
     import torch
 
     from trainer.assembly import Shared, begin
@@ -181,6 +186,12 @@ def _train(runs: Mapping[str, TrainerSettings], failed: dict[str, TrainerError])
         alone = begin(settings.run, settings, ranks, process, Shared(ranks.device))
         ending.callback(alone.ending.close)
         alone.loop.run()
+
+
+def _decide_threads(threads: int | None) -> None:
+    """Tell the libraries below torch how many threads to start: they read it when torch is imported."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def _check_processes(runs: Mapping[str, TrainerSettings]) -> None:
@@ -227,7 +238,8 @@ def _without(values: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]
 
 
 def _resolved_run(settings: TrainerSettings) -> dict[str, Any]:
-    parts = as_json(resolve(settings.algorithm))
+    algorithm = resolve(settings.algorithm)
+    parts = as_json(algorithm) | {part: asdict(function) for part, function in algorithm.user_functions.items()}
     return {**settings.model_dump(mode="json"), "algorithm": {"preset": settings.algorithm.preset, **parts}}
 
 

@@ -33,6 +33,7 @@ from pydantic import (
 )
 
 from trainer.errors import ConfigurationError
+from trainer.user_code import FunctionInFile, anchored, without_directories
 
 ENVIRONMENT_PREFIX = "BASE_RL_"
 SECTION = "trainer"
@@ -290,6 +291,9 @@ class AlgorithmSettings(_Section):
     """A preset and what to change in it. A part that is not given is the preset's."""
 
     preset: str = "grpo"
+    loss: FunctionInFile | None = None
+    advantage: FunctionInFile | None = None
+    filter: FunctionInFile | None = None
     surrogate: Surrogate | None = None
     baseline: Baseline | None = None
     scale: Scale | None = None
@@ -328,8 +332,8 @@ class AlgorithmSettings(_Section):
 
     @property
     def learns_entropy(self) -> bool:
-        """Whether the loss has a gradient through the policy's entropies. No preset has one by itself."""
-        return bool(self.entropy_coefficient)
+        """Whether the loss may have a gradient through the policy's entropies. No preset has one by itself."""
+        return bool(self.entropy_coefficient) or self.loss is not None
 
 
 class ReferenceSettings(_Section):
@@ -385,7 +389,8 @@ class OptimizerSettings(_Section):
     def _consistent(self) -> OptimizerSettings:
         if self.schedule is LearningRate.CONSTANT:
             for option in ("total_steps", "minimum_share"):
-                if option in self.model_fields_set and getattr(self, option) is not None:
+                # By value: a step's record, which replay reads, gives every option.
+                if getattr(self, option) != type(self).model_fields[option].default:
                     raise ValueError(
                         f"{option} says how the learning rate goes down, which schedule = constant does not; set"
                         " schedule to linear or cosine, or leave it out"
@@ -586,8 +591,10 @@ class TrainerSettings(_Section):
         return self
 
     def mathematics(self) -> dict[str, Any]:
-        """Everything that the new weights depend on, as JSON; addresses, keys and names are left out."""
+        """Return all that the new weights depend on, as JSON: without addresses, keys and names, and with the SHA-256
+        of the files of the user's own functions."""
         values = self.model_dump(mode="json", exclude=_NOT_PART_OF_THE_MATHEMATICS)
+        values["algorithm"] = without_directories(values["algorithm"])
         if values["adapter"] is not None:
             del values["adapter"]["publish"]
         return values
@@ -657,6 +664,8 @@ def _layered(
     section = file.get(SECTION, {})
     if not isinstance(section, dict):
         raise ConfigurationError(f"{SECTION}: must be a section, [{SECTION}]")
+    if config_file is not None:
+        section = anchored(section, config_file.absolute().parent)
     told = None
     for layer in (section, _from_environment(environment), overrides or {}):
         values, told = merge(values, layer), layer.get("run", told)

@@ -2,6 +2,7 @@
 
 TrainerError
 ├── ConfigurationError   the configuration is wrong; the message names the key and what it accepts
+├── UserFunctionFailed   a function of the user's raised, or returned what it must not; the message says where
 ├── UnsupportedModel     the model cannot be trained rightly here; the message says what was found
 ├── WeightsUnusable      a version's directory is missing, incomplete or not what was committed
 ├── TeacherUnusable      the teacher's engine refuses what it is asked, or answers something else
@@ -26,6 +27,10 @@ class TrainerError(Exception):
 
 
 class ConfigurationError(TrainerError):
+    pass
+
+
+class UserFunctionFailed(TrainerError):
     pass
 
 

@@ -70,6 +70,7 @@ class BatchSource:
         return batch
 
     def _with_signal(self, batch: ClaimedBatch, version: int, means: RunningMeans) -> int:
-        """Return how many trajectories the batch would train."""
+        """Return how many trajectories the batch would train. A batch on which a function of the user's own fails
+        counts as full: the function would fail on a larger one too, and each claim that it fails on is lost."""
         prepared = prepare(batch, version, self._settings, self._algorithm, means, self._vocabulary)
-        return len(prepared.batch.trajectories)
+        return self._settings.trajectories if prepared.failure is not None else len(prepared.batch.trajectories)

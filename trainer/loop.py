@@ -13,7 +13,6 @@ leases expire. So the loop may be interrupted anywhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -43,6 +42,7 @@ from trainer.report import (
     divergence_from_teacher,
     signal_metrics,
     step_metrics,
+    why_skipped,
 )
 from trainer.teacher import Teacher
 from trainer.token_audit import audit_tokens
@@ -115,9 +115,7 @@ class TrainingLoop:
             return
 
         self._clock.begin("prepare")
-        prepared = prepare(
-            claimed, self.head.version, self._settings, self._algorithm, self.means, self._learner.model.vocabulary
-        )
+        prepared = self._prepared(claimed)
         batch, advantages = prepared.batch, prepared.advantages
         audits = audit_untrained(prepared)
         self.means = advantages.means
@@ -125,6 +123,8 @@ class TrainingLoop:
             self._warn_of_levelled(prepared)
             skipped = prepared.explained([*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
             self._keep(claimed.claim_id, skipped)
+            if prepared.failure is not None:
+                self._watch.function_failed(self.head.version, prepared.failure)
             return
 
         mini_batches = prepared.packed(self._memory.settings, self._algorithm, self._learner.packings)
@@ -133,12 +133,18 @@ class TrainingLoop:
         torch.manual_seed(self._versions.seed(self.head) + self._ranks.rank)
         outcome = self._updated(prepared, mini_batches, taught)
         if not outcome.stepped:
-            reason = Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
-            self._keep(claimed.claim_id, prepared.explained([*audits, *audit_all_skipped(batch, reason)]))
-            self._watch.learnt_nothing(self.head.version, outcome.gradient_norm)
+            self._keep(
+                claimed.claim_id, prepared.explained([*audits, *audit_all_skipped(batch, why_skipped(outcome))])
+            )
+            if outcome.failure is not None:
+                self._watch.function_failed(self.head.version, outcome.failure)
+            else:
+                self._watch.learnt_nothing(self.head.version, outcome.gradient_norm)
             return
 
         self._watch.learnt()
+        if outcome.failure is not None:
+            _log.warning("a mini-batch was skipped: the loss failed", reason=outcome.failure)
         self._clock.begin("publish_and_commit")
         audits = prepared.explained([*audits, *audit_trained(batch, advantages, outcome.tokens)])
         seconds = self._clock.take()
@@ -151,6 +157,14 @@ class TrainingLoop:
         tokens = audit_tokens(batch, outcome.tokens, self._sample)
         self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics, tokens)
         self._instruments.made(self.head.version, self._versions.told)
+
+    def _prepared(self, claimed: ClaimedBatch) -> Prepared:
+        def prepared() -> Prepared:
+            vocabulary = self._learner.model.vocabulary
+            return prepare(claimed, self.head.version, self._settings, self._algorithm, self.means, vocabulary)
+
+        # All ranks must learn from one batch, which functions of the user's own might make a different one on each.
+        return self._ranks.from_first(prepared) if self._algorithm.user_functions else prepared()
 
     def _updated(self, prepared: Prepared, mini_batches: Sequence[MiniBatch], taught: Taught | None) -> Outcome:
         """Raises StepTooLarge, RanksStartAgain, MemoryExhausted."""

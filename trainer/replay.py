@@ -7,10 +7,12 @@ version that has one or to the base model, which needs none.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -38,6 +40,7 @@ from trainer.parallel.checkpoint import load_state, save_state
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner, Outcome
+from trainer.user_code import UserFunction
 from trainer.versions import check_format, means_of, state_after
 from trainer.weights.adapters import merged
 from trainer.weights.disk import has_state, has_weights, restore_version
@@ -163,10 +166,16 @@ def _can_begin(step: StepBatch) -> bool:
 
 
 class Replay:
-    """Makes steps again. Every rank does the same; the first one has the verdict."""
+    """Makes steps again. Every rank does the same; the first one has the verdict.
 
-    def __init__(self, ranks: Ranks) -> None:
+    `functions` are those of the user's own in the configuration of this machine, by the part that they are. A step
+    names the functions that it was made with by the SHA-256 of their files; its record comes over the network, so a
+    file is executed only if the configuration here names it.
+    """
+
+    def __init__(self, ranks: Ranks, functions: Mapping[str, UserFunction] | None = None) -> None:
         self._ranks = ranks
+        self._functions = functions or {}
         self._model: Policy | None = None
         self._model_key: tuple[object, ...] = ()
         self._model_ranks = ranks
@@ -193,6 +202,7 @@ class Replay:
         for step in chain:
             inputs = inputs_of(step)
             settings, algorithm = _configured(step, inputs)
+            algorithm = _with_functions(step, algorithm, self._functions)
             self._ranks = self._ranks.arranged(layout_of(settings))
             model = self._loaded(step.parent, settings)
             reference = self._held_to(step.parent, settings, model) if algorithm.has_reference else None
@@ -325,6 +335,28 @@ def _configured(step: StepBatch, inputs: StepInputs) -> tuple[TrainerSettings, A
             f"version {step.version} was made with a configuration that this trainer does not know; use version"
             f" {inputs.conditions.trainer} of base-rl: {error}"
         ) from error
+
+
+def _with_functions(step: StepBatch, algorithm: Algorithm, here: Mapping[str, UserFunction]) -> Algorithm:
+    """Return the algorithm with the files of this machine for the user's own functions. Raises ReplayImpossible if
+    one is not named here, or is another than then."""
+    found: dict[str, Any] = {}
+    for part, then in algorithm.user_functions.items():
+        now = here.get(part)
+        made_with = (
+            f"version {step.version} was made with algorithm.{part} = {Path(then.file).name}:{then.name}, a file of"
+            f" SHA-256 {then.sha256}"
+        )
+        if now is None:
+            raise ReplayImpossible(
+                f"{made_with}; the configuration here names none: pass the configuration that does by --config"
+            )
+        if now.sha256 != then.sha256:
+            raise ReplayImpossible(
+                f"{made_with}; {now.file} differs, its SHA-256 is {now.sha256}: put the file back as it was"
+            )
+        found[part] = dataclasses.replace(then, file=now.file)
+    return dataclasses.replace(algorithm, **found)
 
 
 def _built_by(settings: TrainerSettings) -> tuple[object, ...]:

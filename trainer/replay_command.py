@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from proxy.contract.visible import visible
 from trainer.config import load_settings
 from trainer.errors import ConfigurationError, ReplayImpossible, TrainerError
 from trainer.proxy_client import ProxyClient
+from trainer.user_code import UserFunction, functions_in
 
 if TYPE_CHECKING:
     from trainer.replay import Verdict
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         settings = load_settings(options.config, _overrides(options))
         client = ProxyClient(settings.proxy_url, settings.api_key.get_secret_value(), options.run)
         try:
-            verdict = _replay(client, options, arguments)
+            verdict = _replay(client, options, arguments, functions_in(settings.algorithm))
         finally:
             client.close()
     except ConfigurationError as error:
@@ -58,7 +59,12 @@ def main(arguments: Sequence[str]) -> int:
     return DIFFERENT if options.verify and not verdict.identical else 0
 
 
-def _replay(client: ProxyClient, options: argparse.Namespace, arguments: Sequence[str]) -> Verdict | None:
+def _replay(
+    client: ProxyClient,
+    options: argparse.Namespace,
+    arguments: Sequence[str],
+    functions: Mapping[str, UserFunction],
+) -> Verdict | None:
     """None on all ranks but the first. torch is imported here, after its threads are decided.
 
     Raises TrainerError.
@@ -88,7 +94,7 @@ def _replay(client: ProxyClient, options: argparse.Namespace, arguments: Sequenc
     offload = on_gpu and any(inputs_of(step).config.get("offload") for step in chain)
     ranks = join("cuda" if on_gpu else "cpu", offload=offload)
     try:
-        verdict = Replay(ranks).run(chain)
+        verdict = Replay(ranks, functions).run(chain)
     finally:
         ranks.leave()
     if verdict is None or options.result is None:

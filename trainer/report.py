@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -98,6 +99,13 @@ def audit_untrained(prepared: Prepared) -> list[TrajectoryAudit]:
     """Return one audit per trajectory that was claimed and is not part of the batch."""
     dropped = [audit_skipped(trajectory, reason) for trajectory, reason in prepared.dropped]
     return [*dropped, *(audit_skipped(trajectory, Skip.NO_SIGNAL) for trajectory in prepared.left_out)]
+
+
+def why_skipped(outcome: Outcome) -> Skip:
+    """Return why a batch whose update took no step taught nothing."""
+    if outcome.failure is not None:
+        return Skip.USER_FUNCTION_FAILED
+    return Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
 
 
 def audit_all_skipped(batch: Batch, reason: Skip) -> list[TrajectoryAudit]:

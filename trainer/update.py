@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.algorithm.custom import LossInputs
 from trainer.algorithm.divergence import divergence, still_to_come
 from trainer.algorithm.entropy import entropy_loss, high_entropy_threshold
 from trainer.algorithm.imitation import distillation
 from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
 from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.user_functions import call_loss
 from trainer.config import Denominator, OptimizerSettings, Packing, Proximal
 from trainer.critic import Credit, Critic
+from trainer.errors import UserFunctionFailed
 from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch
 from trainer.intake.teaching import Taught, taught_of
 from trainer.models.passes import Scores
@@ -61,7 +64,8 @@ class Outcome:
     """`stepped` false: no gradient was finite and within `skip_norm`, and the weights are as before; `skipped`
     mini-batches had none that was. `tokens` is None on all ranks but the first. `loss` is the mean of the
     mini-batches'; `gradient_norm` is before clipping, the largest. Those of the critic are None where there is none.
-    `entropy_threshold` is the least entropy of tokens in the policy's loss, None where all are.
+    `entropy_threshold` is the least entropy of tokens in the policy's loss, None where all are. `failure` says why a
+    user's own loss could not be used for a mini-batch, which was skipped; None on all ranks but the first.
     """
 
     stepped: bool
@@ -73,6 +77,7 @@ class Outcome:
     value_loss: float | None = None
     value_gradient_norm: float | None = None
     entropy_threshold: float | None = None
+    failure: str | None = None
 
 
 class _Look(NamedTuple):
@@ -136,6 +141,7 @@ class Learner:
         if self._algorithm.has_teacher != (taught is not None):
             raise ValueError("a teacher belongs to algorithms with a distill_coefficient, and to no other")
         self._taught = taught
+        self._failures: list[str] = []
         self.steps_before = self.steps
         shares = [
             self._share(mini_batch.micro_batches, learns=True) + self._share(mini_batch.micro_batches, learns=False)
@@ -167,20 +173,21 @@ class Learner:
                 self._step(learning_rate)
         self._zero_grad()
         mean, value_mean = (sum(each) / max(1, len(each)) for each in (losses, value_losses))
-        gathered = self._ranks.gather((mean, value_mean, TokenRecord.concatenate(records)))
+        gathered = self._ranks.gather((mean, value_mean, TokenRecord.concatenate(records), self._failures))
         sound = [norm for norm in norms if self._is_sound(norm)]
         return Outcome(
             stepped=bool(sound),
             skipped=len(norms) - len(sound),
-            loss=sum(part for part, _, _ in gathered),
+            loss=sum(part for part, *_ in gathered),
             gradient_norm=max(sound or norms),
             learning_rate=learning_rate,
-            tokens=TokenRecord.concatenate([tokens for _, _, tokens in gathered]) if gathered else None,
-            value_loss=sum(part for _, part, _ in gathered) if self.critic is not None else None,
+            tokens=TokenRecord.concatenate([tokens for _, _, tokens, _ in gathered]) if gathered else None,
+            value_loss=sum(part for _, part, _, _ in gathered) if self.critic is not None else None,
             value_gradient_norm=max(filter(math.isfinite, value_norms), default=0.0)
             if self.critic is not None
             else None,
             entropy_threshold=threshold,
+            failure=next((failure for *_, failures in gathered for failure in failures), None),
         )
 
     def _is_sound(self, norm: float) -> bool:
@@ -350,7 +357,8 @@ class Learner:
             answer_N=batch.answer_N,
             share_N=policy_share_N,
         )
-        result = policy_loss(inputs, self._algorithm.objective)
+        own_N = None if self._algorithm.loss is None else self._own_terms(batch, inputs, entropy_N, look)
+        result = policy_loss(inputs, self._algorithm.objective, own_N)
         loss, reference_N = result.loss, look.reference_N
         if reference_N is None:
             reference_N = torch.full_like(share_N, math.nan)
@@ -382,6 +390,30 @@ class Learner:
             constrained_N=batch.constrained_N.cpu(),
         )
         return loss, record
+
+    def _own_terms(self, batch: MicroBatch, inputs: PolicyLossInputs, entropy_N: Tensor, look: _Look) -> Tensor:
+        """Return the terms of the user's loss. Where it fails they are NaN, not an exception: this rank alone would
+        leave the collectives of the step, and the others would wait for it. So no rank finds a gradient, and all go
+        on."""
+        function = self._algorithm.loss
+        assert function is not None
+        if not batch.learns or not inputs.logprobs_N.numel():
+            return 0 * inputs.logprobs_N
+        tokens = LossInputs(
+            logprobs_N=inputs.logprobs_N,
+            entropy_N=entropy_N,
+            proximal_N=inputs.proximal_N.detach(),
+            behaviour_N=inputs.behaviour_N,
+            reference_N=look.reference_N,
+            advantages_N=inputs.advantages_N,
+            answer_N=inputs.answer_N,
+            staleness_N=batch.staleness_N,
+        )
+        try:
+            return call_loss(function, tokens)
+        except UserFunctionFailed as error:
+            self._failures.append(str(error))
+            return math.nan * inputs.logprobs_N
 
     def _share_of(self, batch: MicroBatch, denominator: int) -> Tensor:
         """Of each token in the loss."""

@@ -1,4 +1,4 @@
-"""What a training run is paused for without an operator: batch after batch that teaches nothing it should."""
+"""Reasons to pause a training run without an operator: batch after batch that teaches nothing it should."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import structlog
 from trainer.claims import ClaimsInHand
 from trainer.parallel.mesh import Ranks
 
+_LONGEST = 1500
+"""Characters of a failure in the reason of a pause: the proxy takes 2,000 in all."""
+
 _log = structlog.get_logger("trainer")
 
 
 class GradientWatch:
-    """Counts batches in a row whose gradient was not finite, or beyond its bound. One alone is skipped; after
-    `pause_after` the weights, or what they are fed with, are ill, and more of it would not help.
+    """Counts batches in a row that could not be learnt from. One alone is skipped; after `pause_after` the weights,
+    the data or a function of the user's own are at fault, and further batches would only be lost.
 
     Every rank counts the same. The pause itself is in the proxy's store, where it outlives this process.
     """
@@ -27,15 +30,26 @@ class GradientWatch:
         self._in_a_row = 0
 
     def learnt_nothing(self, version: int, norm: float) -> None:
-        """Pauses the run if it is time. `norm` is the gradient's, at the weights of `version`."""
+        """Count a batch whose gradient, at the weights of `version`, was not finite or beyond its bound: of this
+        `norm`. Pause the run if it is time."""
+        self._count(
+            f"had no gradient to learn from at version {version} (norm of the last: {norm:g}). See what they were"
+            " rewarded with; lower trainer.optimizer.learning_rate; then resume the run"
+        )
+
+    def function_failed(self, version: int, failure: str) -> None:
+        """Count a batch on which a function of the user's own failed, and pause the run if it is time."""
+        _log.error("a function of the configuration failed: the batch is skipped", reason=failure)
+        self._count(
+            f"were not learnt from at version {version}: a function of the configuration failed"
+            f" ({failure[:_LONGEST]}). Correct it, restart the trainer, then resume the run"
+        )
+
+    def _count(self, what: str) -> None:
         self._in_a_row += 1
         if self._in_a_row < self._pause_after:
             return
-        reason = (
-            f"{self._in_a_row} batches in a row had no gradient to learn from at version {version} (norm of the last:"
-            f" {norm:g}). See what they were rewarded with; lower trainer.optimizer.learning_rate; then"
-            " resume the run. A trainer that is restarted tries the same batches again"
-        )
+        reason = f"{self._in_a_row} batches in a row {what}. A trainer that is restarted tries the same batches again"
         self._in_a_row = 0
         _log.error("pausing the run", reason=reason)
         self._ranks.from_first(lambda: self._claims.pause_run(reason))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, where
+from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, Config, DataDir, Url, finish, where
 
 
 def replay(
@@ -18,6 +18,7 @@ def replay(
     verify: Annotated[
         bool, typer.Option("--verify", help="Exit status 1 unless the weights come out bit for bit.")
     ] = False,
+    config: Config = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
@@ -27,13 +28,16 @@ def replay(
 
     The batch, with turns and rewards as they were handed out, the configuration and the seed come from the store, the
     parent's weights from the disk; where its optimiser state was not kept, the steps before are made again first. It
-    runs beside a base-rl that is up and changes nothing. The exit status is 3 where the step cannot be replayed.
+    runs beside a base-rl that is up and changes nothing. A step made with functions of your own (`algorithm.loss` and
+    so on) needs the configuration that names their files, by --config. The exit status is 3 where the step cannot be
+    replayed.
     """
 
     def run_it() -> int:
         address, key = where(data_dir, url, api_key)
         command = [sys.executable, "-m", "trainer", "replay", run, str(step), "--proxy", address]
         command += [option for option, given in (("--verify", verify), ("--json", as_json)) if given]
+        command += ["--config", str(config.resolve())] if config is not None else []
         environment = {**os.environ, "BASE_RL_TRAINER__API_KEY": key}
         return subprocess.run(command, env=environment, check=False).returncode
 

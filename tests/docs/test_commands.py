@@ -13,9 +13,11 @@ import typer.main
 from proxy.cli.commands import app
 from proxy.engines.scripted.script import read_script
 from proxy.settings import load_settings
-from tests.docs.blocks import FILE, SHELL, Block, blocks_of, commands_of, inline_commands, pages, words_of
+from tests.docs.blocks import FILE, PROGRAM, SHELL, Block, blocks_of, commands_of, inline_commands, pages, words_of
 from tests.docs.markdown import ROOT
 from tests.docs.test_reference import PROGRAMS
+from trainer.algorithm.presets import resolve
+from trainer.algorithm.trial import try_functions
 from trainer.config import load_runs
 
 ALL_PAGES = {**pages(), **{str(path.relative_to(ROOT)): path for path in (ROOT / "docs" / "agents").glob("*.md")}}
@@ -54,6 +56,8 @@ def test_every_command_in_a_sentence_exists_with_its_options(name: str) -> None:
 def test_every_configuration_of_a_page_is_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for block in blocks_of(pages()[name].read_text()):
+        if block.language == PROGRAM and block.title is not None:
+            (tmp_path / block.title).write_text(block.code)  # which the configuration may name
         if block.language != FILE:
             continue
         file = tmp_path / "page.toml"
@@ -62,7 +66,8 @@ def test_every_configuration_of_a_page_is_one(name: str, tmp_path: Path, monkeyp
             assert read_script(file).rule
         else:
             load_settings(file)
-            load_runs(file, {}, {})
+            for settings in load_runs(file, {}, {}).values():
+                try_functions(resolve(settings.algorithm))
 
 
 def test_extras_are_installed_from_the_clone() -> None:

@@ -17,6 +17,8 @@ from trainer.config import (
 from trainer.errors import ConfigurationError
 
 _OF_REWARDS = (
+    "loss",
+    "advantage",
     "surrogate",
     "baseline",
     "scale",
@@ -75,6 +77,11 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
             "trainer.algorithm.fill: with a critic no group is without signal, so that none would be left out; set it"
             " to false"
         )
+    if algorithm.advantage is not None and algorithm.has_critic:
+        raise ConfigurationError(
+            "trainer.algorithm.advantage: with baseline = critic the critic makes the advantages; choose another"
+            " baseline or preset, or leave the function out"
+        )
     if not algorithm.learns_from_rewards and not algorithm.has_teacher:
         raise ConfigurationError(
             "trainer.algorithm.distill_coefficient: with rl_coefficient at 0 too nothing would be learnt; set one"
@@ -126,6 +133,12 @@ def refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
             algorithm.mini_batches > 1,
             "in the first optimiser step of a batch values are those at its start; it needs mini_batches",
         )
+    if algorithm.loss is not None:
+        for name in ("surrogate", "clip_low", "clip_high", "dual_clip", "gate_positive", "gate_negative"):
+            uses[name] = (False, "loss is a function of your own, in place of the surrogate")
+    if algorithm.advantage is not None:
+        for name in ("baseline", "scale", "turn_discount", "running_mean_decay"):
+            uses[name] = (False, "advantage is a function of your own, and what it returns is final")
     for name in ("overlong_tokens", "overlong_tail"):
         uses[name] = (algorithm.overlong_factor > 0, "nothing is penalised while overlong_factor is 0")
     if algorithm.has_teacher and algorithm.drop_degenerate:

@@ -45,16 +45,20 @@ class PolicyLoss:
     clipped_N: Tensor
 
 
-def policy_loss(inputs: PolicyLossInputs, objective: Objective) -> PolicyLoss:
+def policy_loss(inputs: PolicyLossInputs, objective: Objective, own_N: Tensor | None = None) -> PolicyLoss:
     """Σ share · w · term, with ρ = exp(logp − prox) in the surrogate's term and the truncated weight
     w = min(exp(prox − behave), importance_cap), which carries no gradient.
 
     With the behaviour policy as the proximal one, w is 1 and this is the surrogate as it was published; otherwise it
-    is decoupled (Hilton et al. 2022; truncation: Espeholt et al. 2018).
+    is decoupled (Hilton et al. 2022; truncation: Espeholt et al. 2018). `own_N` are the terms of a user's own loss,
+    in place of the surrogate's.
     """
     proximal_N = inputs.proximal_N.detach()
     weight_N = (proximal_N - inputs.behaviour_N).clamp(max=math.log(objective.importance_cap)).exp()
-    terms_N, clipped_N = _SURROGATES[objective.surrogate](inputs, inputs.logprobs_N - proximal_N, objective)
+    if own_N is not None:
+        terms_N, clipped_N = own_N, torch.zeros_like(own_N, dtype=torch.bool)
+    else:
+        terms_N, clipped_N = _SURROGATES[objective.surrogate](inputs, inputs.logprobs_N - proximal_N, objective)
     return PolicyLoss(
         loss=(inputs.share_N * weight_N * terms_N).sum(), weight_N=weight_N, clipped_N=clipped_N.detach()
     )

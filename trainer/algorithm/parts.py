@@ -22,6 +22,7 @@ from trainer.config import (
     Truncated,
 )
 from trainer.errors import ConfigurationError
+from trainer.user_code import UserFunction, functions_in, without_directories
 
 _NO_FILTERS = FilterSettings()
 
@@ -33,6 +34,8 @@ class Algorithm:
     A part added after the first release has a default that leaves older algorithms unchanged, because `from_json`
     reads what older trainers wrote.
 
+    - `loss`, `advantage` and `filter` are functions of the user's own (`algorithm/custom.py`). `loss` takes the
+      place of the surrogate, `advantage` that of baseline, scale and discounts; `filter` drops trajectories before.
     - `surrogate`, `clip_low`, `clip_high`, `dual_clip`, `gate_positive`, `gate_negative` and `importance_cap` are the
       policy loss (`algorithm/losses.py`).
     - `proximal` is the policy in the denominator of the ratio. `second_moment` bounds the mean square of
@@ -58,6 +61,9 @@ class Algorithm:
       (`intake/answers.py`).
     """
 
+    loss: UserFunction | None = None
+    advantage: UserFunction | None = None
+    filter: UserFunction | None = None
     surrogate: Surrogate = Surrogate.CLIP
     baseline: Baseline
     scale: Scale
@@ -109,6 +115,11 @@ class Algorithm:
         )
 
     @property
+    def user_functions(self) -> dict[str, UserFunction]:
+        """The functions of the user's own, by the part that they are."""
+        return functions_in(self)
+
+    @property
     def has_critic(self) -> bool:
         return self.baseline is Baseline.CRITIC
 
@@ -130,7 +141,9 @@ class Algorithm:
 
     def learns_from(self, advantages: Iterable[float]) -> bool:
         """Whether a sequence whose answers have these advantages has a gradient."""
-        held = (self.has_reference or self.entropy_coefficient > 0) and not self.drop_degenerate
+        # A user's loss may have a gradient without an advantage.
+        also = self.has_reference or self.entropy_coefficient > 0 or self.loss is not None
+        held = also and not self.drop_degenerate
         return self.has_critic or self.has_teacher or held or any(advantages)
 
 
@@ -139,7 +152,7 @@ _PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
 
 def as_json(algorithm: Algorithm) -> dict[str, Any]:
     """Return the parts by name, in JSON's types."""
-    return cast("dict[str, Any]", _PARTS.dump_python(algorithm, mode="json"))
+    return without_directories(cast("dict[str, Any]", _PARTS.dump_python(algorithm, mode="json")))
 
 
 def from_json(parts: Mapping[str, Any]) -> Algorithm:

@@ -5,7 +5,7 @@ These functions are pure, and they decide all that a step learns from, so that a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,8 +17,10 @@ from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.running import RunningMeans
 from trainer.algorithm.signal import levelled_groups, with_signal
 from trainer.config import BatchSettings, Packing
+from trainer.errors import UserFunctionFailed
 from trainer.intake.answers import JudgedAnswers, judge
 from trainer.intake.grouping import Batch, flatten
+from trainer.intake.own_functions import with_own_advantages, without_filtered
 from trainer.intake.packing import MiniBatch, mini_batches
 from trainer.intake.sequences import linearise
 from trainer.intake.staleness import Skip, drop_unusable
@@ -32,7 +34,8 @@ class Prepared:
     trained and the reasons. `left_out` could be trained and has no signal: the algorithm has the part `fill`.
     `advantages` belong to the batch and hold the running means after it, which have seen `left_out` too. `levelled`
     counts the groups whose rewards differed until the reward's bounds or the overlong penalty made them equal.
-    `judged` says which answers were cut or caught by a filter.
+    `judged` says which answers were cut or caught by a filter. `failure` says why a filter or an advantage of the
+    user's own could not be used: then nothing is trained, and the running means are those before.
     """
 
     batch: Batch
@@ -41,6 +44,7 @@ class Prepared:
     judged: JudgedAnswers
     left_out: tuple[Trajectory, ...] = ()
     levelled: int = 0
+    failure: str | None = None
 
     def packed(
         self, settings: BatchSettings, algorithm: Algorithm, packings: Collection[Packing] = tuple(Packing)
@@ -70,17 +74,36 @@ def prepare(
     """
     whole = flatten(claimed.groups, version)
     usable, unusable = drop_unusable(whole, settings.max_staleness, vocabulary)
-    judged = judge(usable, algorithm)
-    compared = assign(judged.compared, judged.batch.groups, algorithm, means)
+    dropped = tuple((whole.trajectories[index], reason) for index, reason in unusable.items())
+    try:
+        usable, filtered = without_filtered(usable, algorithm)
+        judged = judge(usable, algorithm)
+        compared = assign(judged.compared, judged.batch.groups, algorithm, means)
+        compared = with_own_advantages(compared, judged.compared, judged.batch.groups, algorithm)
+    except UserFunctionFailed as error:
+        return _failed(whole, unusable, algorithm, means, str(error))
     batch, advantages, emptied = judged.without_masked(compared)
     trained = with_signal(batch.groups, advantages.turns) if algorithm.fill else range(len(batch.groups))
     rest = set(range(len(batch.groups))).difference(trained)
-    dropped = tuple((whole.trajectories[index], reason) for index, reason in unusable.items())
     return Prepared(
         batch=batch.only(trained),
-        dropped=(*dropped, *judged.dropped, *emptied),
+        dropped=(*dropped, *filtered, *judged.dropped, *emptied),
         advantages=advantages.only(trained),
         judged=judged,
         left_out=tuple(batch.trajectories[index] for index in sorted(rest)),
         levelled=levelled_groups(judged.compared, judged.batch.groups, algorithm),
+    )
+
+
+def _failed(
+    whole: Batch, dropped: Mapping[int, Skip], algorithm: Algorithm, means: RunningMeans, failure: str
+) -> Prepared:
+    """Return a batch of which nothing is trained, as a function of the user's own failed on it."""
+    reasons = {**dict.fromkeys(range(len(whole.trajectories)), Skip.USER_FUNCTION_FAILED), **dropped}
+    return Prepared(
+        batch=whole.only([]),
+        judged=judge(whole.only([]), algorithm),
+        dropped=tuple((whole.trajectories[index], reason) for index, reason in reasons.items()),
+        advantages=assign([], [], algorithm, means),
+        failure=failure,
     )

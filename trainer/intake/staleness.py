@@ -22,6 +22,8 @@ class Skip(StrEnum):
     NO_SIGNAL = "no_signal"
     NON_FINITE_GRADIENT = "non_finite_gradient"
     EXPLODED_GRADIENT = "exploded_gradient"
+    FILTERED = "filtered"
+    USER_FUNCTION_FAILED = "user_function_failed"
 
 
 def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Batch, dict[int, Skip]]:

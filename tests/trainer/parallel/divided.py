@@ -33,6 +33,14 @@ def divided(ranks: Ranks, directory: Path, settings: TrainerSettings) -> dict[st
     return two_updates(directory, settings, ranks.arranged(layout_of(settings)))
 
 
+def failing(ranks: Ranks, directory: Path, settings: TrainerSettings) -> tuple[Any, ...]:
+    """Of an update in which something fails: whether a step was taken, why not, and the weights before and after."""
+    model = load_learnt(directory, settings, ranks)
+    before = whole_weights(model.named_weights(), ranks)
+    outcome = Learner(model, resolve(settings.algorithm), settings.optimizer, ranks).update(batch_of(settings))
+    return outcome.stepped, outcome.failure, before, whole_weights(model.named_weights(), ranks)
+
+
 def go_on(
     ranks: Ranks, base: Path, settings: TrainerSettings, directory: Path, heads: Sequence[Head], updates: int
 ) -> list[list[Head]]:
