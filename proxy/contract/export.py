@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from proxy.contract.trajectory import Purpose
-from proxy.contract.turn import TurnState
+from proxy.contract.turn import Continuation, TurnState
 
 SESSION_FORMAT = "base-rl/1"
 PREFERENCE_FORMAT = "base-rl-preference/1"
@@ -32,6 +32,15 @@ class ExportedTurn(msgspec.Struct, frozen=True, kw_only=True):
     state: TurnState
 
 
+class ExportedSessionTurn(ExportedTurn, frozen=True, kw_only=True):
+    """A model call of a session, with what tells whether the agent used its answer. Lines that other programs wrote
+    may leave these fields out."""
+
+    continuation: Continuation = Continuation.NEW
+    started_at: float = 0.0
+    finished_at: float = 0.0
+
+
 class ExportedSession(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     session_id: str
@@ -40,7 +49,7 @@ class ExportedSession(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     reward: float | None
     created_at: float
-    turns: tuple[ExportedTurn, ...]
+    turns: tuple[ExportedSessionTurn, ...]
 
 
 class ExportedSideTurn(ExportedTurn, frozen=True, kw_only=True):

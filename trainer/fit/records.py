@@ -16,18 +16,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.contract.arrays import pack_ids, pack_logprobs
+from proxy.contract.choices import Asked, Prompt, superseded_turns
 from proxy.contract.export import (
     PREFERENCE_FORMAT,
     SESSION_FORMAT,
     ExportedPreference,
     ExportedSession,
+    ExportedSessionTurn,
     ExportedSide,
     ExportedTurn,
     plain_spans,
 )
 from proxy.contract.identifiers import PreferenceId, SessionId, TurnId
 from proxy.contract.trajectory import Purpose, Trajectory, TrajectoryTurn
-from proxy.contract.turn import LogprobConvention, TurnState, VersionSpan
+from proxy.contract.turn import LogprobConvention, TurnPlace, TurnState, VersionSpan, abandoned_turns
 from trainer.errors import NothingToFit
 from trainer.intake.staleness import is_trained, well_formed
 
@@ -256,13 +258,38 @@ def _rows_of(path: Path) -> Iterator[bytes]:
 
 
 def _of_session(session: ExportedSession) -> Trajectory:
-    answered = [index for index, turn in enumerate(session.turns) if _has_output(turn)]
+    unused = _unused(session.turns)
+    answered = [index for index, turn in enumerate(session.turns) if _has_output(turn) and turn.id not in unused]
     return _trajectory(session.session_id, session.turns, answered, session.reward)
 
 
 def _of_side(side: ExportedSide, last_alone: bool) -> Trajectory:
     preferred = [index for index, turn in enumerate(side.turns) if turn.preferred and _has_output(turn)]
     return _trajectory(side.session_id, side.turns, preferred[-1:] if last_alone else preferred, side.reward)
+
+
+def _unused(turns: Sequence[ExportedSessionTurn]) -> frozenset[str]:
+    """Return the turns whose answer the agent never saw or did not go on with: nothing good of the session is their
+    doing, so they are no examples."""
+    if any(turn.parent is not None and not 0 <= turn.parent < place for place, turn in enumerate(turns)):
+        return frozenset()  # no tree: the session is dropped as a whole
+    prompts = [
+        Prompt(turn.parent, turn.prefix_tokens, turn.prefix_tokens + len(turn.prompt_ids), turn.prompt_ids)
+        for turn in turns
+    ]
+    superseded = superseded_turns(
+        [
+            Asked(turn.id, prompt, turn.continuation, turn.started_at, turn.finished_at)
+            for turn, prompt in zip(turns, prompts, strict=True)
+        ]
+    )
+    abandoned = abandoned_turns(
+        TurnPlace(
+            turn.id, None if turn.parent is None else turns[turn.parent].id, prompt.shared, prompt.tokens, turn.state
+        )
+        for turn, prompt in zip(turns, prompts, strict=True)
+    )
+    return superseded | abandoned
 
 
 def _has_output(turn: ExportedTurn) -> bool:

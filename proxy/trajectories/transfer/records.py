@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.contract.export import SESSION_FORMAT, ExportedSession, ExportedTurn
+from proxy.contract.export import SESSION_FORMAT, ExportedSession, ExportedSessionTurn
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, VersionSpan
 from proxy.database.packed_json import json_text
@@ -25,7 +25,7 @@ class InvalidRecord(Exception):
     """A record that is none, or does not hold together. The message names the field."""
 
 
-class TurnRecord(ExportedTurn, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TurnRecord(ExportedSessionTurn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of a model call. `messages` are those that the call added to the conversation of its parent. Hashes are
     hexadecimal."""
 
