@@ -20,6 +20,7 @@ from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
 from trainer.config import TrainerSettings
 from trainer.intake.preparation import prepare
+from trainer.intake.staleness import Skip
 from trainer.loading import load_critic, load_reference, load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
@@ -87,9 +88,10 @@ def learn(run: Run) -> Curve:
             claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=head, groups=tuple(groups)
         )
         prepared = prepare(claimed, head, settings.batch, algorithm, means, model.vocabulary)
-        assert not prepared.dropped, "what is dropped would not be as stale as was asked"
+        reasons = {reason for _, reason in prepared.dropped}
+        assert reasons <= {Skip.TRUNCATED}, "trajectories that are dropped would not be as stale as was asked"
         means = prepared.advantages.means
-        if prepared.advantages.all_zero:
+        if prepared.advantages.all_zero or not prepared.batch.trajectories:
             continue
         torch.manual_seed(run.seed + step)
         learner.update(prepared.packed(settings.batch, algorithm))

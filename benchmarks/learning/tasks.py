@@ -23,7 +23,7 @@ from agents_examples.calculator.vocabulary import render
 from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
-from proxy.contract.turn import LogprobConvention, VersionSpan
+from proxy.contract.turn import FinishReason, LogprobConvention, VersionSpan
 
 GROUPS, MEMBERS = 16, 8
 """Sizes of a batch; ungrouped traffic has as many sessions as these groups together."""
@@ -69,8 +69,8 @@ class _Recorded:
     path: list[int] = field(default_factory=list)
     turns: list[TrajectoryTurn] = field(default_factory=list)
 
-    def record(self, prompt: Sequence[int], said: Completion) -> None:
-        """Add a turn. `prompt` holds the tokens that follow the path so far."""
+    def record(self, prompt: Sequence[int], said: Completion, *, ended: bool = True) -> None:
+        """Add a turn. `prompt` holds the tokens that follow the path so far. `ended`: the answer is not cut."""
         self.turns.append(
             TrajectoryTurn(
                 id=TurnId(f"turn_{next(_numbers)}"),
@@ -83,6 +83,7 @@ class _Recorded:
                 temperature=1.0,
                 convention=LogprobConvention.SAMPLED,
                 trainable=True,
+                finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,
             )
         )
         self.path += [*prompt, *said.ids]
@@ -141,7 +142,7 @@ class Calculator:
             prompts = [tokenizer.encode(attempt.unread(tokenizer)) for attempt in going]
             paths = [attempt.recorded.path + prompt for attempt, prompt in zip(going, prompts, strict=True)]
             for attempt, prompt, said in zip(going, prompts, draw(paths) if going else [], strict=True):
-                attempt.recorded.record(prompt, said)
+                attempt.recorded.record(prompt, said, ended=stop in said.ids)
                 attempt.hear(str(tokenizer.decode(said.without(stop))), tokenizer)
         return attempts
 

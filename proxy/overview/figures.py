@@ -174,6 +174,7 @@ class RunFigures:
             trainer_seen=bool(seen) and self._clock() - max(seen) <= max(lease, _LONGEST_WAIT),
             wanted=asked.want if asked is not None else None,
             has_weights=self._has_weights,
+            cut_share=recent.cut_share,
         )
 
     async def _of_run(self, run_id: str) -> _Totals:

@@ -12,6 +12,8 @@ ENOUGH_MOVEMENT = 3e-5
 learning rate a step at most, and weights are of the order of 0.01 to 0.1: they have moved by a thousandth at most."""
 ENOUGH_STEPS = 100
 """Beyond so many steps the learning rates are not summed up: whoever trained for so long looks at curves."""
+_MOST_CUT = 0.9
+"""Above this share of cut answers, which the trainer masks by default, next to nothing is left to learn from."""
 _LEAST_REWARDS = 8
 """Fewer rewards that are equal may be chance."""
 
@@ -35,6 +37,8 @@ class LearningFacts(msgspec.Struct, frozen=True, kw_only=True):
     wanted: int | None
     has_weights: bool = True
     """False for a scripted engine."""
+    cut_share: float | None = None
+    """The share of recent answers that did not end by themselves; None: there are none."""
 
 
 def why_not_learnt(facts: LearningFacts) -> tuple[str, ...]:
@@ -43,8 +47,8 @@ def why_not_learnt(facts: LearningFacts) -> tuple[str, ...]:
         return ("a scripted engine answers by rules: there is nothing that could learn",)
     if facts.head_version >= ENOUGH_STEPS:
         return ()
-    reasons = [*_no_data(facts), *_no_contrast(facts), *_no_trainer(facts), *_no_batch(facts), *_no_movement(facts)]
-    return tuple(reasons)
+    causes = (_no_data, _no_contrast, _no_whole_answers, _no_trainer, _no_batch, _no_movement)
+    return tuple(reason for cause in causes for reason in cause(facts))
 
 
 def _no_data(facts: LearningFacts) -> Sequence[str]:
@@ -86,6 +90,16 @@ def _no_contrast(facts: LearningFacts) -> Sequence[str]:
             " attempts at one task must differ; sample with a temperature, and take tasks that are solved sometimes",
         )
     return ()
+
+
+def _no_whole_answers(facts: LearningFacts) -> Sequence[str]:
+    """A run whose gradients moved its weights had answers to learn from, or trains cut ones."""
+    if facts.learning_rates or facts.cut_share is None or facts.cut_share < _MOST_CUT:
+        return ()
+    return (
+        f"{facts.cut_share:.0%} of the recent answers were cut, and the trainer masks such answers unless told"
+        " otherwise: raise run.max_new_tokens or the agent's max_tokens, or set trainer.algorithm.truncated",
+    )
 
 
 def _no_trainer(facts: LearningFacts) -> Sequence[str]:

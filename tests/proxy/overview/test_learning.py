@@ -46,6 +46,12 @@ def test_a_run_that_may_have_learnt_says_nothing() -> None:
         ),
         ({**NEW, "sessions": {"ready": 12}}, ["12 of 64 trajectories of the first batch are there"]),
         ({**NEW, "sessions": {"ready": 12}, "wanted": None}, []),
+        (
+            {**NEW, "sessions": {"ready": 12}, "wanted": None, "cut_share": 0.95},
+            ["95% of the recent answers were cut"],
+        ),
+        ({**NEW, "sessions": {"ready": 12}, "wanted": None, "cut_share": 0.5}, []),
+        ({"cut_share": 1.0}, []),  # weights have moved: the trainer was told to train such answers
         ({**NEW, "sessions": {"leased": 64, "ready": 9}}, ["the first training step is under way"]),
         (
             {**NEW, "sessions": {"ready": 70}, "trainer_seen": False, "wanted": None},
