@@ -49,7 +49,7 @@ def test_every_command_of_a_block_exists_with_its_options(name: str) -> None:
 @pytest.mark.parametrize("name", ALL_PAGES)
 def test_every_command_in_a_sentence_exists_with_its_options(name: str) -> None:
     for command in inline_commands(ALL_PAGES[name].read_text()):
-        check(command.split(), f"{name}: {command}")
+        check(words_of(command), f"{name}: {command}")
 
 
 @pytest.mark.parametrize("name", pages())
