@@ -313,6 +313,7 @@ class AlgorithmSettings(_Section):
     kl_coefficient: NonNegativeFloat | None = None
     kl_form: Divergence | None = None
     entropy_coefficient: NonNegativeFloat | None = None
+    router_aux_coefficient: NonNegativeFloat | None = None
     top_entropy_share: Annotated[float, Field(gt=0, le=1)] | None = None
     rl_coefficient: NonNegativeFloat | None = None
     distill_coefficient: NonNegativeFloat | None = None
@@ -583,6 +584,11 @@ class TrainerSettings(_Section):
         if self.precision is Precision.FLOAT32 and self.head_precision is Precision.BFLOAT16:
             raise ValueError(
                 "head_precision = bfloat16 needs precision = bfloat16: the head of a float32 model is in float32"
+            )
+        if self.backend != "archon" and self.algorithm.router_aux_coefficient:
+            raise ValueError(
+                'algorithm.router_aux_coefficient is for mixtures of experts, which need backend = "archon"; the'
+                f' backend is "{self.backend}"'
             )
         if self.backend != "fsdp" and self.offload:
             raise ValueError(f'offload belongs to backend = "fsdp", and the backend is "{self.backend}"')

@@ -124,7 +124,13 @@ def _load(directory: Path, settings: TrainerSettings, ranks: Ranks, *, activatio
     scored = partial(
         exact_token_logprobs if exact else token_logprobs, entropy_gradient=settings.algorithm.learns_entropy
     )
-    return load(directory, settings.precision, scored, activation_checkpointing=activation_checkpointing)
+    model = load(directory, settings.precision, scored, activation_checkpointing=activation_checkpointing)
+    if settings.algorithm.router_aux_coefficient and not (isinstance(model, ArchonModel) and model.config.experts):
+        raise ConfigurationError(
+            f"trainer.algorithm.router_aux_coefficient: {directory} is no mixture of experts, so it has no routers to"
+            " balance; leave it out"
+        )
+    return model
 
 
 def head_precision_of(settings: TrainerSettings, device: torch.device) -> Precision:

@@ -156,7 +156,8 @@ class Learner:
             batches = [each.to(self._ranks.device) for each in share]
             look = looks[number] if looks is not None else None
             credit = [each.to(self._ranks.device) for each in credited[number]] if credited is not None else None
-            loss, found = self._accumulate(batches, mini_batch.denominator, look, credit)
+            balance = self._algorithm.router_aux_coefficient / max(1, mini_batch.trained_tokens)
+            loss, found = self._accumulate(batches, mini_batch.denominator, look, credit, balance)
             records += found
             value_loss = 0.0
             if self.critic is not None and credit is not None:
@@ -307,6 +308,7 @@ class Learner:
         denominator: int,
         looks: Sequence[_Look] | None,
         credit: Sequence[Credit] | None,
+        balance: float,
     ) -> tuple[float, list[TokenRecord]]:
         """Adds the gradient of those micro-batches that have one; the loss of all.
 
@@ -327,7 +329,8 @@ class Learner:
         learnt = [place for place in places if batches[place].learns and not self._waits]
         others = [place for place in places if place not in learnt]
         found = self.model.learn(
-            [batches[place].rows for place in learnt], lambda number, scores: judge(learnt[number], scores)
+            [batches[place].rows._replace(balance=balance) for place in learnt],
+            lambda number, scores: judge(learnt[number], scores),
         )
         found += self.model.score([batches[place].rows for place in others])
         for place, scores in zip([*learnt, *others], found, strict=True):

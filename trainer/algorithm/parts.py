@@ -49,6 +49,7 @@ class Algorithm:
       each token together with the tokens after it in its answer; k2 and k3 add it to the loss.
     - `entropy_coefficient` × the policy's entropy is subtracted from the loss. `top_entropy_share` is the share of
       the batch's tokens, those of the highest entropy, that the policy loss is summed over (`algorithm/entropy.py`).
+    - `router_aux_coefficient` weighs the load-balancing loss of a mixture's routers (`models/archon/moe.py`).
     - With a teacher, the loss is `rl_coefficient` × the above + `distill_coefficient` × the divergence from the
       teacher (`algorithm/imitation.py`).
     - `turn_discount` applies per turn between a turn and the end of its path, `running_mean_decay` per trajectory.
@@ -83,6 +84,7 @@ class Algorithm:
     kl_coefficient: float = 0.0
     kl_form: Divergence = Divergence.K3
     entropy_coefficient: float = 0.0
+    router_aux_coefficient: float = 0.0
     top_entropy_share: float = 1.0
     rl_coefficient: float = 1.0
     distill_coefficient: float = 0.0

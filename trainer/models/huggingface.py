@@ -83,13 +83,16 @@ class PolicyModel(Passes, Repeatable):
         targets_N: Tensor,
         temperature_N: Tensor,
         reach_BT: Tensor | None = None,
+        balance: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, entropies) of the N targets, float32.
+        """Return (log-probabilities, entropies) of the N targets, float32.
 
         Sequences packed into a row are told apart by their positions alone: a cache, or an attention mask beside them
         that is not the whole one, would let them see each other, silently. With `reach_BT` rows are trees, and it is
         the whole mask.
         """
+        if balance:
+            raise UnsupportedModel("only the archon backend has a load-balancing loss of routers")
         halved = self.precision is Precision.BFLOAT16
         with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=halved):
             hidden_BTD = self.hidden(input_ids_BT, position_ids_BT, reach_BT)

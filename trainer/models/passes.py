@@ -23,6 +23,9 @@ class Rows(NamedTuple):
     targets_N: Tensor
     temperature_N: Tensor
     reach_BT: Tensor | None = None
+    balance: float = 0.0
+    """Weight of each of the N tokens in the load-balancing loss of routers (`archon/moe.py`). Its gradient comes with
+    that of any loss of the scores."""
 
 
 class Scores(NamedTuple):

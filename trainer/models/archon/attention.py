@@ -19,11 +19,16 @@ from trainer.parallel.axes import Axes, gather_tokens, heads_to_tokens, local, s
 
 
 class Positions(NamedTuple):
-    """What attention knows of where tokens are: of all tokens of the rows, whichever of them are here."""
+    """Where the tokens of the rows are, for attention: all tokens, whichever of them are here.
+
+    `balance_M` is about the M tokens that are here: the weight of each in the load-balancing loss of routers, or None
+    where there is no such loss.
+    """
 
     cos_BTK: Tensor
     sin_BTK: Tensor
     mask_B1TT: Tensor | BlockMask
+    balance_M: Tensor | None = None
 
 
 def positions_of(

@@ -38,7 +38,8 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = Attention(config)
         if config.experts is not None and config.is_sparse(layer):
-            self.mlp: MLP | MixtureOfExperts = MixtureOfExperts(config.hidden, config.experts)
+            sparse = sum(config.is_sparse(each) for each in range(config.layers))
+            self.mlp: MLP | MixtureOfExperts = MixtureOfExperts(config.hidden, config.experts, sparse)
         else:
             self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden, config.norm_eps)
@@ -54,14 +55,17 @@ class Block(nn.Module):
     def _compute(self, hidden_BTD: Tensor, positions: Positions) -> Tensor:
         before, behind = compiled_parts() if self.compiled else (Block.before, Block.behind)
         q_BTHK, k_BTHK, v_BTHK = before(self, hidden_BTD, positions.cos_BTK, positions.sin_BTK)
-        return behind(self, hidden_BTD, attend(q_BTHK, k_BTHK, v_BTHK, positions.mask_B1TT))
+        seen_BTHK = attend(q_BTHK, k_BTHK, v_BTHK, positions.mask_B1TT)
+        return behind(self, hidden_BTD, seen_BTHK, positions.balance_M)
 
     def before(self, hidden_BTD: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return self.self_attn.inputs(self.input_layernorm(hidden_BTD), cos_BTK, sin_BTK)
 
-    def behind(self, hidden_BTD: Tensor, seen_BTHK: Tensor) -> Tensor:
+    def behind(self, hidden_BTD: Tensor, seen_BTHK: Tensor, balance_M: Tensor | None = None) -> Tensor:
         hidden_BTD = hidden_BTD + self.self_attn.output(seen_BTHK)
-        output: Tensor = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
+        normed_BTD = self.post_attention_layernorm(hidden_BTD)
+        sparse = isinstance(self.mlp, MixtureOfExperts)
+        output: Tensor = hidden_BTD + (self.mlp(normed_BTD, balance_M) if sparse else self.mlp(normed_BTD))
         return output
 
 
@@ -165,12 +169,17 @@ class CausalModel(nn.Module):
             positions = positions_of(position_ids_BT, self.config, reach_BT, by_blocks=self.by_blocks)
             if hidden_BTD is None:
                 hidden_BTD = functional.pad(rows.input_ids_BT, padding)[:, first : first + here]
+            row_N, column_N = rows.predictor_N // width, rows.predictor_N % width
+            places_M = torch.nonzero(column_N // here == tokens.rank)[:, 0]
+            predictor_M = (row_N * here + column_N - first)[places_M]
+            if rows.balance and torch.is_grad_enabled():
+                # A token that several targets follow, as in trees, counts as often as it would in rows of their own.
+                predicted = torch.bincount(predictor_M, minlength=len(rows.input_ids_BT) * here)
+                positions = positions._replace(balance_M=rows.balance * predicted.float())
             hidden_BTD = self.model(hidden_BTD, positions)
             if not self.is_last:
                 return hidden_BTD
-            row_N, column_N = rows.predictor_N // width, rows.predictor_N % width
-            places_M = torch.nonzero(column_N // here == tokens.rank)[:, 0]
-            hidden_MD = hidden_BTD.flatten(0, 1)[(row_N * here + column_N - first)[places_M]]
+            hidden_MD = hidden_BTD.flatten(0, 1)[predictor_M]
             logprobs_M, entropies_M = self.token_logprobs(
                 self.lm_head,
                 hidden_MD,
@@ -212,9 +221,10 @@ class ArchonModel(PolicyModel):
         targets_N: Tensor,
         temperature_N: Tensor,
         reach_BT: Tensor | None = None,
+        balance: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, entropies) of the N targets, float32, on every rank that sees these rows."""
-        rows = Rows(input_ids_BT, position_ids_BT, predictor_N, targets_N, temperature_N, reach_BT)
+        """Return (log-probabilities, entropies) of the N targets, float32, on every rank that sees these rows."""
+        rows = Rows(input_ids_BT, position_ids_BT, predictor_N, targets_N, temperature_N, reach_BT, balance)
         found: tuple[Tensor, Tensor] = self.causal(rows)
         return found
 

@@ -5,12 +5,15 @@ Axes: M tokens, S tokens sent (each once per expert it goes to), E experts, D hi
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.models.archon.config import ExpertsConfig
-from trainer.parallel.axes import Axes, exchange, local
+from trainer.parallel.axes import Axes, Axis, exchange, local
 
 
 class Experts(nn.Module):
@@ -33,9 +36,46 @@ class Experts(nn.Module):
         return torch.cat(outputs)
 
 
+class _WithLoss(torch.autograd.Function):
+    """Pass a tensor on, with a loss beside it that reaches the backward pass wherever the tensor's own gradient does.
+
+    So a loss within a layer needs no way to the model's output, through checkpoints and stages of a pipeline.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient, gradient.new_ones((), dtype=torch.float32)
+
+
+def balance_loss(odds_ME: Tensor, chosen: Tensor, balance_M: Tensor, axis: Axis) -> Tensor:
+    """Return Σ_m b_m · E · Σ_e f_e p_me, the load-balancing loss of a router over the tokens that are here, each with
+    its weight b (Switch Transformer, https://arxiv.org/abs/2101.03961, equations 4 to 6).
+
+    p are the router's odds; f_e is the share of an expert e among all choices of the tokens of the rows, by weight,
+    and has no gradient. It is counted over the ranks that have tokens of the same rows. An even load costs Σ b,
+    however many experts a token goes to.
+    """
+    with torch.no_grad():
+        per_token, count = chosen.shape[1], odds_ME.shape[1]
+        load_E = torch.zeros(count, device=odds_ME.device).index_add(
+            0, chosen.flatten(), balance_M.repeat_interleave(per_token)
+        )
+        if axis.size > 1:
+            dist.all_reduce(load_E, group=axis.group)
+        shares_E = load_E / load_E.sum().clamp_min(torch.finfo(load_E.dtype).tiny)
+    return count * (balance_M[:, None] * odds_ME * shares_E).sum()
+
+
 class MixtureOfExperts(nn.Module):
-    def __init__(self, hidden: int, config: ExpertsConfig) -> None:
+    """A router and its experts, one of `layers` such layers of a model."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig, layers: int = 1) -> None:
         super().__init__()
+        self.layers = layers
         self.axes = Axes()
         self.per_token = config.per_token
         self.normalised = config.normalised
@@ -44,13 +84,20 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(hidden, config)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Not compiled: each number of tokens that an expert gets would be a graph of its own."""
+    def forward(self, hidden_BTD: Tensor, balance_M: Tensor | None = None) -> Tensor:
+        """Send each token through its experts; with `balance_M` the gradient has that of `balance_loss`, as a mean
+        over the layers of this kind.
+
+        Not compiled: each number of tokens that an expert gets would be a graph of its own.
+        """
         hidden_MD = hidden_BTD.flatten(0, 1)
         odds_ME = functional.linear(hidden_MD, local(self.gate.weight)).softmax(-1, dtype=torch.float32)
         weights, chosen = odds_ME.topk(self.per_token, dim=-1)
         if self.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
+        if balance_M is not None:
+            loss = balance_loss(odds_ME, chosen, balance_M, self.axes.tokens) / self.layers
+            weights = cast("Tensor", cast("Any", _WithLoss).apply(weights, loss))
         order_S = chosen.flatten().argsort(stable=True)
         token_S = order_S // self.per_token
         counts_E = torch.bincount(chosen.flatten(), minlength=self.count)

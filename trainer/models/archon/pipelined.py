@@ -95,8 +95,9 @@ class PipelinedModel(PolicyModel):
         targets_N: Tensor,
         temperature_N: Tensor,
         reach_BT: Tensor | None = None,
+        balance: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """As `score`: gradients go through `learn` alone."""
+        """Score rows without a gradient, which `learn` alone has, and so without `balance`."""
         return self.score([Rows(input_ids_BT, position_ids_BT, predictor_N, targets_N, temperature_N, reach_BT)])[0]
 
     def _computing(self, rows: Sequence[Rows]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.models.archon.divided import beside, divided, published, refused
-from tests.trainer.models.archon.steps import compare, settings_of, two_updates
+from tests.trainer.models.archon.steps import ALGORITHM, compare, settings_of, two_updates
 from tests.trainer.models.archon.together import together
 from tests.trainer.tiny import ALONE
 from trainer.models.state_dict import read_weights
@@ -112,3 +112,13 @@ def test_a_reference_that_follows_is_divided_as_the_policy_is(checkpoint: Any, l
     assert wanted is not None
     size = 4 if layout == "d2t2" else 2
     compare(together(size, divided, directory, settings_of(layout=layout, **moving)), wanted)
+
+
+@pytest.mark.parametrize("layout", ["t2c2e4", "p2"])
+def test_routers_are_balanced_as_in_one_process(checkpoint: Any, layout: str) -> None:
+    directory = checkpoint("qwen3_moe")
+    balanced = {"algorithm": {**ALGORITHM, "router_aux_coefficient": 0.5}}
+    wanted = two_updates(directory, settings_of(**balanced), ALONE)
+    assert wanted is not None
+    size = 2 if layout == "p2" else 4
+    compare(together(size, divided, directory, settings_of(layout=layout, **balanced)), wanted)
