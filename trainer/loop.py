@@ -48,7 +48,7 @@ from trainer.teacher import Teacher
 from trainer.token_audit import audit_tokens
 from trainer.update import Learner, Outcome
 from trainer.versions import Versions
-from trainer.watch import GradientWatch
+from trainer.watch import GradientWatch, GroupWatch
 
 _log = structlog.get_logger("trainer")
 
@@ -88,6 +88,7 @@ class TrainingLoop:
         self._sample = sample
         self._teacher = teacher
         self._watch = GradientWatch(ranks, claims, pause_after)
+        self._groups = GroupWatch(algorithm.baseline)
 
     def run(self) -> None:
         """Trains until interrupted."""
@@ -119,6 +120,7 @@ class TrainingLoop:
         batch, advantages = prepared.batch, prepared.advantages
         audits = audit_untrained(prepared)
         self.means = advantages.means
+        self._groups.compared(advantages)
         if not batch.trajectories or (advantages.all_zero and not self._algorithm.has_teacher):
             self._warn_of_levelled(prepared)
             skipped = prepared.explained([*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])

@@ -1,16 +1,22 @@
-"""Reasons to pause a training run without an operator: batch after batch that teaches nothing it should."""
+"""What shows only over several batches: gradients that never come, for which the run is paused, and traffic that does
+not suit the baseline, for which there is a warning."""
 
 from __future__ import annotations
 
 import structlog
 
+from trainer.algorithm.advantages import Advantages
 from trainer.claims import ClaimsInHand
+from trainer.config import Baseline
 from trainer.parallel.mesh import Ranks
 
 _LONGEST = 1500
 """Characters of a failure in the reason of a pause: the proxy takes 2,000 in all."""
 
 _log = structlog.get_logger("trainer")
+
+_ENOUGH_BATCHES = 3
+"""Batches in a row without any group before this is called the traffic's way: one small batch may have none."""
 
 
 class GradientWatch:
@@ -53,3 +59,32 @@ class GradientWatch:
         self._in_a_row = 0
         _log.error("pausing the run", reason=reason)
         self._ranks.from_first(lambda: self._claims.pause_run(reason))
+
+
+class GroupWatch:
+    """Warn of a group baseline on traffic that has neither groups nor tasks.
+
+    This cannot be known at the start: agents decide what their sessions name.
+    """
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+        self._watches = baseline in (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
+        self._in_a_row = 0
+
+    def compared(self, advantages: Advantages) -> None:
+        """Count a batch; warn when it is the third in a row, and then not again until a batch has groups or tasks."""
+        without = advantages.fallbacks.without_task
+        if not self._watches or without < len(advantages.session):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._in_a_row == _ENOUGH_BATCHES:
+            _log.warning(
+                f"baseline {self._baseline.value} compares the sessions of a group, and none of the last"
+                f" {_ENOUGH_BATCHES} batches has a group of two: each session meets the mean of the whole run"
+                " instead, whatever its task. Attempt each task several times in one group (X-Base-RL-Group), or"
+                " name tasks (`task` of POST /v1/sessions); with neither, set trainer.algorithm.baseline ="
+                " running_mean and scale = running_std to say that this is meant",
+                trajectories=without,
+            )

@@ -30,6 +30,7 @@ _HEAD = (
     "advantage_mean",
     "advantage_std",
     "baseline_fallbacks",
+    "baseline_fallbacks_without_task",
     "cut_answer_share",
 )
 _PHASE = "seconds_"
