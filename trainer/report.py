@@ -1,4 +1,4 @@
-"""What a step did, as numbers: seconds per phase, metrics of the step and an audit per trajectory."""
+"""Numbers of a training step: seconds per phase, its metrics and an audit per trajectory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PhaseClock:
             self._range = None
 
     def add(self, phase: str, seconds: float) -> None:
-        """Of one that somebody else measured."""
+        """Add seconds of a phase that the caller measured."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
@@ -198,7 +198,7 @@ def signal_metrics(prepared: Prepared, *, extra_claims: int) -> dict[str, float]
 
 
 def consumption(audits: Sequence[TrajectoryAudit]) -> dict[str, float]:
-    """How many trajectories a commit consumes, trained and skipped by reason, and the trained tokens."""
+    """Count the trajectories that a commit consumes, the skipped ones by reason, and the trained tokens."""
     reasons = Counter(audit.skipped for audit in audits if audit.skipped is not None)
     return {
         "trajectories": float(len(audits)),
@@ -270,7 +270,7 @@ def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
 
 
 def _of_critic(batch: Batch, outcome: Outcome, tokens: TokenRecord) -> dict[str, float]:
-    """Of a batch whose advantages a critic made: theirs per token, and how much it had foreseen."""
+    """Return the metrics of a critic: its advantages per token, and how much of the returns it had foreseen."""
     if outcome.value_loss is None or outcome.value_gradient_norm is None:
         return {}
     advantages_N = tokens.advantages_N.double()
@@ -306,7 +306,7 @@ def divergence_from_teacher(outcome: Outcome, taught: Taught | None) -> dict[str
 
 
 def _divergence(tokens: TokenRecord) -> dict[str, float]:
-    """From the reference, where there is one."""
+    """Return the divergence from the reference; nothing without one."""
     if not bool(tokens.reference_N.isfinite().all()):
         return {}
     return {"kl_reference": divergence(Divergence.K3, tokens.logprobs_N, tokens.reference_N).double().mean().item()}

@@ -17,10 +17,10 @@ _Message = TypeVar("_Message")
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks for about `want` trajectories, in whole groups.
+    """A request for about `want` trajectories, in whole groups.
 
-    Answered as soon as `want` are there, or after `wait_s` seconds with what is there if that is `at_least` many,
-    else with an empty batch. Trajectories with a token older than `max_staleness` versions are marked stale.
+    The answer comes as soon as `want` are there. After `wait_s` seconds it holds what is there, if that is `at_least`
+    many, or an empty batch. Trajectories with a token older than `max_staleness` versions are marked stale.
     `process` names the claiming process: when it has died, another may give back what it held.
     """
 
@@ -33,7 +33,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a process of the proxy has run, and how much of that it had a generation at the engine. Two readings
+    """The time that a process of the proxy has run, and how much of it a generation was at the engine. Two readings
     of the same `process` say how busy the engine was in between, with the calls of that process."""
 
     process: str
@@ -57,14 +57,14 @@ class ClaimedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a heartbeat."""
+    """The answer to a heartbeat."""
 
     claim_id: ClaimId
     lease_expires_at: float
 
 
 class AbandonedProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Says that a trainer's process is dead or ends, so that what it claimed is claimable at once."""
+    """A notice that a trainer's process is dead or ends, so that what it claimed is claimable at once."""
 
     process: str
 
@@ -141,12 +141,12 @@ class CommitReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode(message: Any) -> bytes:
-    """A contract message as MessagePack."""
+    """Encode a contract message as MessagePack."""
     return msgspec.msgpack.encode(message)
 
 
 def decode(body: bytes, kind: type[_Message]) -> _Message:
-    """MessagePack to a contract message.
+    """Decode MessagePack to a contract message.
 
     Raises msgspec.DecodeError (msgspec.ValidationError for a well-formed body of the wrong shape).
     """

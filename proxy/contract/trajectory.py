@@ -68,7 +68,7 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def cut(self) -> Cut | None:
-        """What cut the answer; None for a whole one, and where the finish reason is unknown."""
+        """The reason why the answer was cut; None for a whole one, and where the finish reason is unknown."""
         return cut_of(self.finish_reason, self.state)
 
     @property

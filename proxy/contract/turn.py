@@ -12,7 +12,7 @@ from proxy.contract.identifiers import SessionId, TurnId
 
 
 class FinishReason(StrEnum):
-    """Why the engine stopped, in the words of the OpenAI wire."""
+    """The reason why the engine stopped, in the words of the OpenAI wire."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -21,7 +21,7 @@ class FinishReason(StrEnum):
 
 
 class Cut(StrEnum):
-    """Why an answer did not end by itself.
+    """The reason why an answer did not end by itself.
 
     `length`: it reached its bound on tokens, or the context's. `interrupted`: the client left, or the engine or the
     proxy ended the generation.

@@ -1,4 +1,7 @@
-"""How sessions end, and why they are trained or not. Pure: one place decides, for the store, the API and the page."""
+"""Ends of sessions, and the reasons why sessions and turns are trained or not.
+
+Pure: one place decides, for the store, the API and the page.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ class SessionState(StrEnum):
 
 
 class TrainingState(StrEnum):
-    """Where a session stands with the trainer; described at `tables.SessionRow`."""
+    """A session's state with the trainer; described at `tables.SessionRow`."""
 
     PENDING = "pending"
     READY = "ready"
@@ -30,7 +33,7 @@ class TrainingState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How the attempt went. `failed` and `cancelled` are not trained unless rewarded."""
+    """The result of the attempt. `failed` and `cancelled` are not trained unless rewarded."""
 
     COMPLETED = "completed"
     FAILED = "failed"
@@ -79,7 +82,7 @@ OUT_OF_OUR_HANDS = frozenset({TrainingState.LEASED, TrainingState.CONSUMED, Trai
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session's training state follows from.
+    """The facts that decide a session's training state.
 
     `teaches`: at least one turn can be trained (`trainable.teaching_sessions`). `barred`: the session was erased, or
     imported without being meant for training.
@@ -102,7 +105,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def training_state(facts: SessionFacts) -> TrainingState:
-    """Where a session stands, as far as its own facts decide."""
+    """Return the training state, as far as the session's own facts decide it."""
     if facts.training in OUT_OF_OUR_HANDS:
         return facts.training
     if facts.barred or facts.purpose is Purpose.EVAL:

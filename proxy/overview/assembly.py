@@ -1,4 +1,4 @@
-"""From rows to views, without I/O."""
+"""Build views from rows, without I/O."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _answer_message(choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained(session: SessionItem, trainings: Sequence[AnyRow]) -> Trained | None:
-    """What the consuming step saw; None for a session that was not consumed."""
+    """Return what the consuming step was given; None for a session that was not consumed."""
     if session.consumed_by is None:
         return None
     claim = next((training for training in trainings if training.version == session.consumed_by), None)
@@ -191,7 +191,7 @@ _UNKNOWN = {field.name: math.nan for field in msgspec.structs.fields(TrajectoryA
 
 
 class _Audited(Protocol):
-    """What the facts of a step are made of."""
+    """The fields of an audit that `step_facts` reads."""
 
     @property
     def reward(self) -> float: ...
@@ -204,7 +204,7 @@ class _Audited(Protocol):
 
 
 class _AuditFigures(msgspec.Struct, frozen=True):
-    """The same of a stored audit, which is read for hundreds of steps at once."""
+    """These fields of a stored audit alone: hundreds of steps are decoded at once."""
 
     trained_tokens: int
     staleness_max: int
@@ -224,7 +224,7 @@ _AUDIT_FIGURES = msgspec.json.Decoder(tuple[_AuditFigures, ...])
 
 
 def stored_step_facts(audit: str) -> StepFacts:
-    """Of an audit as JSON, as it is stored."""
+    """Return the facts of a step from its audit as stored JSON."""
     return step_facts(_AUDIT_FIGURES.decode(audit))
 
 

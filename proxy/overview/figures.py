@@ -24,7 +24,7 @@ from proxy.settings import RunSettings
 _STEP_POINTS = 600
 _KEPT_STEPS = 4096
 _AUDITS_AT_ONCE = 40
-"""Of steps of some hundred trajectories: 5 ms, in which nothing else is done."""
+"""So many audits of some hundred trajectories are decoded in 5 ms, during which the event loop does nothing else."""
 _RECENT_SESSIONS = 200
 _LONGEST_WAIT = 90.0
 """Seconds: a trainer that waits asks again within this time (`ClaimRequest.wait_s` is 60 at most)."""
@@ -34,7 +34,7 @@ LARGE = 20_000
 
 
 class _Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one run, what costs a walk over all sessions."""
+    """Figures of one run that cost a walk over all sessions."""
 
     sessions: dict[str, int]
     turns: int
@@ -58,7 +58,7 @@ _NO_TOTALS = _Totals(sessions={}, turns=0, last_activity_at=None, swaps=0)
 
 
 class _Recent(msgspec.Struct, frozen=True, kw_only=True):
-    """What an index finds quickly."""
+    """Figures of one run that an index finds quickly."""
 
     rewards: list[tuple[str | None, float]]
     learning_rates: list[float]
@@ -123,7 +123,8 @@ class RunFigures:
         return Curves(window=REWARD_WINDOW, reward=reward, steps=quick.steps, rate=quick.rate)
 
     async def sessions_by_training(self) -> dict[str, dict[str, int]]:
-        """By run, of those that have any; of a store that is not large as of now."""
+        """Count sessions by run and training state, as of now unless the store is large. Runs without sessions are
+        omitted."""
         totals = await self._remembered.get("totals", self._totals, may_be_old=_is_large, anew=True)
         return {run_id: of_run.sessions for run_id, of_run in totals.items()}
 
@@ -182,7 +183,7 @@ class RunFigures:
         return totals.get(run_id, _NO_TOTALS)
 
     async def _totals(self) -> dict[str, _Totals]:
-        """By run, of those that have any."""
+        """Count by run; runs without sessions and swaps are omitted."""
         async with self._database.read() as connection:
             repository = OverviewRepository(connection)
             rows = await repository.counted()

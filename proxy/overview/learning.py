@@ -1,4 +1,4 @@
-"""Why a run cannot have learnt yet, in sentences: for its page, `base-rl status` and `base-rl doctor`. Pure."""
+"""Reasons why a run cannot have learnt yet, for its page, `base-rl status` and `base-rl doctor`. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST_REWARDS = 8
 
 
 class LearningFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store and the trainer's last request say of a run.
+    """The facts about a run, from the store and the trainer's last request, that the reasons follow from.
 
     `sessions` counts them by training state, `rewards` are (group, reward) of the last rewarded ones.
     `learning_rates` are those of the newest `ENOUGH_STEPS` versions that a gradient made. `trainer_seen`: a trainer

@@ -51,7 +51,7 @@ SEARCHED = 4096
 """How many sessions one page of a filtered list goes through."""
 
 _LOOKED_THROUGH = 4096
-"""How many ended sessions are searched for the last rewarded ones."""
+"""The number of ended sessions that are searched for the last rewarded ones."""
 
 
 class OverviewRepository:
@@ -81,7 +81,7 @@ class OverviewRepository:
         return (await self._connection.execute(statement)).rowcount > 0
 
     async def pause_reason(self, run_id: str) -> str | None:
-        """Why a run was paused the last time, if that was said."""
+        """Return the reason given when the run was last paused; None if none was."""
         statement = (
             select(EventRow.data)
             .where(EventRow.run_id == run_id, EventRow.kind == "run.paused")
@@ -350,14 +350,14 @@ class OverviewRepository:
         return [rate for rate in rates if rate is not None]
 
     async def audits(self, run_id: str, versions: Sequence[int]) -> dict[int, str]:
-        """By version, as the JSON that is stored."""
+        """Return the audits by version, as stored JSON."""
         statement = select(PolicyVersionRow.version, cast(PolicyVersionRow.audit, Text).label("audit")).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version.in_(versions)
         )
         return {row.version: row.audit for row in await self._all(statement)}
 
     async def swap_counts(self) -> dict[str, int]:
-        """By run, of those that have any."""
+        """Count swaps by run; runs without swaps are omitted."""
         statement = (
             select(PolicyVersionRow.run_id, func.count().label("swaps"))
             .where(PolicyVersionRow.version > 0, PolicyVersionRow.served_at.is_not(None))

@@ -1,4 +1,4 @@
-"""What the operating API, the admin page and the CLI read: frozen views, JSON by field name.
+"""The views that the operating API, the admin page and the CLI read: frozen, JSON by field name.
 
 Times are seconds since the epoch, UTC. None means unknown or not there, never zero. Fields are added over time,
 never renamed or removed.
@@ -138,8 +138,8 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step that consumed a session saw, against what the ledger says now. `revised`: the session's reward
-    or that of one of its turns is another now."""
+    """The rewards that the step which consumed a session saw, beside those of the ledger now. `revised`: the reward
+    of the session or of one of its turns is another now."""
 
     version: int
     claim_id: str | None
@@ -149,7 +149,7 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trainability(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a session stands with the trainer, in a word and in a sentence that says what would change it."""
+    """The training state of a session, and a sentence that says what would change it."""
 
     state: str
     explanation: str
@@ -243,7 +243,7 @@ class EventItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What the event stream sends: the run now, and what was logged since the last snapshot."""
+    """A message of the event stream: the run now, and what was logged since the last snapshot."""
 
     run: RunSummary
     events: tuple[EventItem, ...]

@@ -52,8 +52,8 @@ class RewardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """That the session, or its turn `turn_id`, was `chosen` or `rejected` against another session, or a turn of it;
-    of two turns of one session there are two entries with one id."""
+    """A statement that the session, or its turn `turn_id`, was `chosen` or `rejected` against another session, or a
+    turn of it; of two turns of one session there are two entries with one id."""
 
     id: str
     verdict: str

@@ -87,7 +87,7 @@ def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> TokenIds:
 
 
 def _ancestry(turn_id: str, pieces: Mapping[str, PathPiece]) -> list[PathPiece]:
-    """From the root to the turn itself."""
+    """Return the pieces of the path from the root to the turn."""
     chain: list[PathPiece] = []
     step: str | None = turn_id
     while step is not None:

@@ -215,8 +215,8 @@ class TurnRepository:
         return list(self._connection.execute(statement).scalars())
 
     def turns_of(self, turn_counts: Mapping[str, int]) -> dict[str, list[StoredTurn]]:
-        """What sessions had to train on, in order: turns that began before the session ended, of the first
-        `turn_counts[session]` recorded."""
+        """Return the turns that can be trained, by session and in order: those that began before its end, of the
+        first `turn_counts[session]` recorded."""
         turns: dict[str, list[StoredTurn]] = {session_id: [] for session_id in turn_counts}
         session_ids = list(turn_counts)
         for start in range(0, len(session_ids), _SESSIONS):
@@ -227,7 +227,7 @@ class TurnRepository:
         return turns
 
     def _trainable_turns(self, session_ids: Sequence[str]) -> Sequence[tuple[Any, ...]]:
-        """By session, in order."""
+        """Return the columns of `_TRAINABLE`, by session and in order."""
         if self._connection.dialect.name == "postgresql":
             return _TRAINABLE_TURNS_OF_GIVEN.run(self._connection, {"session": session_ids})
         return _TRAINABLE_TURNS.run(self._connection, {"ids": session_ids})

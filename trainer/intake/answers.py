@@ -1,4 +1,4 @@
-"""Which answers of a batch are trained: not those that were cut, or that a filter catches, unless so chosen.
+"""Mask the answers of a batch that were cut or that a filter catches, or treat them as the algorithm chooses.
 
 A masked answer stays in its sequence as context. Its tokens have no loss and are in no denominator; the other answers
 of its session keep their advantages, and the session's reward stays in its group's baseline. Leaving out a whole

@@ -16,7 +16,7 @@ from trainer.config import FilterSettings
 
 
 class Fault(StrEnum):
-    """Why an answer is not trained as it is: it was cut, or a filter caught it. Audits carry it as the reason."""
+    """The reason why an answer is not trained as it is: it was cut, or a filter caught it. Audits carry it."""
 
     LENGTH = "length"
     INTERRUPTED = "interrupted"

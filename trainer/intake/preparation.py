@@ -1,4 +1,4 @@
-"""From a claim to what the learner takes: which trajectories are trained, their advantages, their micro-batches.
+"""Prepare a claim for the learner: which trajectories are trained, their advantages, their micro-batches.
 
 These functions are pure, and they decide all that a step learns from, so that a replayed step learns from the same.
 """

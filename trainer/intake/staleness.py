@@ -1,4 +1,4 @@
-"""Which trajectories of a claim can be trained, and why the others cannot."""
+"""The test of which trajectories of a claim can be trained, and the reasons of those that cannot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.intake.grouping import Batch
 
 
 class Skip(StrEnum):
-    """Why a consumed trajectory taught nothing; the audit's `skipped`."""
+    """The reason why a consumed trajectory taught nothing; the audit's `skipped`."""
 
     STALE = "stale"
     NO_REWARD = "no_reward"
@@ -27,7 +27,7 @@ class Skip(StrEnum):
 
 
 def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Batch, dict[int, Skip]]:
-    """The batch without what cannot be trained, and the reason for every index that was dropped.
+    """Return the batch without what cannot be trained, and the reason for every index that was dropped.
 
     The proxy decides staleness when it hands a claim out; this is the trainer's own check of the same rule.
     """
@@ -41,7 +41,7 @@ def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Ba
 
 
 def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, vocabulary: int) -> Skip | None:
-    """Why a trajectory cannot be trained; None if it can. `vocabulary` is the model's number of token ids."""
+    """Return why a trajectory cannot be trained; None if it can. `vocabulary` is the model's number of token ids."""
     oldest = trajectory.oldest_version
     if oldest is not None and oldest < base_version - max_staleness:
         return Skip.STALE

@@ -77,6 +77,6 @@ UNITS: Mapping[str, str] = {
 
 
 def name_in_table(metric: str) -> str:
-    """As it stands in `UNITS`: `staleness_share_3` is `staleness_share_N`."""
+    """Return the name under which `UNITS` has the metric: `staleness_share_N` for `staleness_share_3`."""
     stem, _, last = metric.rpartition("_")
     return f"{stem}_N" if last.isdecimal() else metric
