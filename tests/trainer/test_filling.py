@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Condition
 from typing import Any
 
+import hypothesis
 import pytest
 import structlog.testing
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.contract.trajectory import TrajectoryGroup
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
 from tests.trainer.test_loop import same
+from tests.trainer.test_proxy_client import client_of
 from tests.trainer.tiny import build, group_of, settings, trajectory, turn
-from trainer.assembly import Shared
+from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
+from trainer.assembly import Shared, connect
 from trainer.claims import MOST_KEPT
-from trainer.config import TrainerSettings
+from trainer.config import AlgorithmSettings, TrainerSettings
 from trainer.errors import ClaimLost
+from trainer.filling import BatchSource
+from trainer.intake.preparation import prepare
 
 
 def group(*rewards: float, version: int = 0, name: str = "grp") -> TrajectoryGroup:
@@ -229,3 +238,46 @@ def test_rewards_that_the_penalty_made_equal_are_said(start: Start, tiny_model: 
     assert "made them equal" in line["event"]
     assert line["groups"] == 1
     assert len(proxy.leases) == 1
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@given(
+    offered=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=24),
+    want=st.integers(1, 8),
+    kept=st.integers(0, MOST_KEPT - 1),
+)
+def test_a_batch_has_what_was_wanted_or_all_that_may_be_had(
+    offered: list[tuple[int, bool]], want: int, kept: int
+) -> None:
+    """Never a session twice, more claims than may be held, or more signal than a group beyond what was wanted."""
+    groups = [
+        group_of([trajectory(turn([4]), reward=float(told and not index)) for index in range(size + 1)], f"g{number}")
+        for number, (size, told) in enumerate(offered)
+    ]
+    proxy = TrainingProxy(base_model="m")
+    proxy.offer([group(1.0, name=f"kept{number}") for number in range(kept)])
+    client, _ = client_of(proxy.transport())
+    configured = settings(Path("unused"), batch={"trajectories": want, "wait_seconds": 0.001})
+    algorithm = resolve(AlgorithmSettings(fill=True))
+    means = RunningMeans.fresh(0.9)
+    with ExitStack() as ending:
+        claims = connect(client, configured, "a-process", ending).claims
+        for _ in range(kept):
+            own = claims._claim(0, 1, 1, 0.0)
+            assert own is not None
+            assert own.claim_id is not None
+            claims.keep(own.claim_id, ())
+        proxy.offer(groups)
+        batch = BatchSource(claims, configured.batch, algorithm, 64).take(0, means)
+    if batch is None:
+        assert not groups
+        return
+    prepared = prepare(batch, 0, configured.batch, algorithm, means, 64)
+    found = len(prepared.batch.trajectories)
+    ids = [one.session_id for each in batch.groups for one in each.trajectories]
+    assert len(set(ids)) == len(ids)
+    assert len(proxy.claimed) <= MOST_KEPT
+    largest = max(len(each.trajectories) for each in groups)
+    assert found < want + largest
+    if found < want:
+        assert len(proxy.claimed) == MOST_KEPT or not proxy.waiting
