@@ -1,4 +1,4 @@
-"""A run's next batch, asked for on a thread of its own while the process trains other runs.
+"""Ask for a run's next batch on a thread of its own while the process trains other runs.
 
 What waits for what: the thread waits at the proxy for the batch, as a loop alone would; then for the loop to take it
 and to ask for the one after it. Both wake whoever waits for the shared condition. Between asking and taking the run
@@ -21,7 +21,7 @@ from trainer.errors import ProxySilent
 from trainer.filling import BatchSource
 
 DECIDED_WITHIN = 1.0
-"""Seconds in which the proxy is to say whether there is a batch already; then it counts as none."""
+"""Seconds within which the proxy has to say that it has a batch; after them it counts as having none."""
 
 
 class BatchAhead:
@@ -49,12 +49,12 @@ class BatchAhead:
 
     @property
     def is_ready(self) -> bool:
-        """What was asked for is there. To be read under `changed`."""
+        """Whether the batch or the answer that was asked for has arrived. Read it under `changed`."""
         return self._is_ready
 
     def undecided_for(self, now: float) -> float:
-        """Seconds, of `time.monotonic`, in which it may yet be said that there is a batch already; 0: it was said, or
-        took too long. To be called under `changed`."""
+        """Return the seconds left after `now` (of `time.monotonic`) for the proxy to say that it has a batch; 0 if it
+        has answered or took too long. Call it under `changed`."""
         return 0.0 if self._undecided_until is None else max(0.0, self._undecided_until - now)
 
     def take(self, version: int, means: RunningMeans) -> ClaimedBatch | None:
@@ -68,7 +68,8 @@ class BatchAhead:
         return found
 
     def stop(self) -> None:
-        """Does not wait for the proxy to answer: what is handed out after all is given back, or its lease expires."""
+        """End the thread without waiting for the proxy. A batch that arrives later is given back or its lease
+        expires."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -119,7 +120,7 @@ class BatchAhead:
                 return
 
     def _decided(self) -> None:
-        """There is nothing at once."""
+        """Note that the proxy has no batch at once, and wake who waits for that."""
         with self._changed:
             self._undecided_until = None
             self._changed.notify_all()

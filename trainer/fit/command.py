@@ -295,14 +295,15 @@ def describe(outcome: dict[str, Any]) -> str:
     if "loss" not in outcome:
         return f"{outcome['kind']} of {outcome['run']} would go on from version {outcome['from_version']}: {counts}"
     made = f"version {outcome['version']} of {outcome['run']}" if "version" in outcome else outcome["output"]
-    lines = [f"{made}: {outcome['kind']} from version {outcome['from_version']}", f"  learnt from     {counts}"]
-    lines.append(f"  loss            {outcome['loss']:.6g} in the last epoch")
+    rows = [("learnt from", counts), ("loss", f"{outcome['loss']:.6g} in the last epoch")]
     for name in ("loss", "accuracy", "margin"):
         if f"held_out_{name}" in outcome:
             change = f"{outcome[f'held_out_{name}_before']:.6g} before, {outcome[f'held_out_{name}']:.6g} after"
-            lines.append(f"  held-out {name:<8}{change}".replace("held-out loss    ", "held-out loss  "))
+            rows.append((f"held-out {name}", change))
     if "weights" in outcome:
-        lines.append(f"  weights         {outcome['weights']}")
+        rows.append(("weights", outcome["weights"]))
+    lines = [f"{made}: {outcome['kind']} from version {outcome['from_version']}"]
+    lines += [f"  {label:<18}{said}" for label, said in rows]
     return "\n".join(lines)
 
 

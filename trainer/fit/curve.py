@@ -1,4 +1,4 @@
-"""The course of a fit where the metrics of training go: a run of its own there, over its optimiser steps."""
+"""The metrics of a fit in the sinks of training: a run of its own there, over its optimiser steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.metrics.sinks import open_sinks
 
 
 class Curve:
-    """`close` it at the end. `config` is what the fit was told."""
+    """The sinks' record of one fit; `close` it at the end. `config` are the options of the fit."""
 
     def __init__(self, settings: TrainerSettings, head: Head, kind: str, config: Mapping[str, Any]) -> None:
         about = RunAbout(
@@ -33,7 +33,7 @@ class Curve:
         self._sinks.put(progress.step, {**told, "epoch": float(progress.epoch)})
 
     def evaluated(self, figures: Figures) -> None:
-        """On what was held out, at the last step that was told."""
+        """Record the figures of held-out items, at the last step that was recorded."""
         if figures:
             self._sinks.put(self._step, {f"held_out_{name}": value for name, value in figures.items()})
 

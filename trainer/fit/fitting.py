@@ -34,14 +34,14 @@ _Item = TypeVar("_Item", Example, Labelled, Pair)
 _Learnt_contra = TypeVar("_Learnt_contra", Example, Labelled, Pair, contravariant=True)
 _EVALUATED_AT_ONCE = 64
 _PACKING = resolve(AlgorithmSettings())
-"""Which sequences have a gradient is all that packing asks of it: here, all."""
+"""Packing asks an algorithm only which sequences have a gradient; with an advantage of 1, all have."""
 
 Figures = dict[str, float]
 
 
 class Objective(Protocol[_Learnt_contra]):
-    """What a batch teaches. `accumulate` adds its gradient and returns its loss; `evaluate` says how well the model
-    does on what it has not learnt from."""
+    """A loss over a batch of items. `accumulate` adds its gradient and returns its value; `evaluate` returns how well
+    the model does on items that it does not learn from."""
 
     def accumulate(self, items: Sequence[_Learnt_contra]) -> float: ...
 
@@ -81,7 +81,8 @@ def train(
     seed: int,
     report: Callable[[Progress], None],
 ) -> Course:
-    """AdamW, as new, over the items in another order each epoch. Raises NothingToFit where no gradient was finite."""
+    """Train with a new AdamW over the items, in another order each epoch. Raises NothingToFit if no gradient was
+    finite."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = adamw(model, settings)
     generator = torch.Generator().manual_seed(seed)
@@ -155,8 +156,8 @@ class Imitation:
 
 
 class Preferences:
-    """DPO and its kin. The reference is the model as it was when this was made, which `remember` asks; so there is
-    no second one."""
+    """DPO and its variants. The reference is the model as it was when `remember` was called, so there is no second
+    model."""
 
     def __init__(
         self,
@@ -176,7 +177,8 @@ class Preferences:
         self._reference: dict[str, tuple[float, float]] = {}
 
     def remember(self, pairs: Sequence[Pair]) -> None:
-        """Of every pair that will be learnt from or evaluated, what the model gives to its sides now."""
+        """Store the log-probabilities that the model gives now to the sides of every pair that will be learnt from or
+        evaluated."""
         for part in _parts(pairs, _EVALUATED_AT_ONCE):
             values_S, _ = measured(_sides(part), self._settings, self._measure)
             for pair, chosen, rejected in zip(part, values_S[::2].tolist(), values_S[1::2].tolist(), strict=True):
@@ -189,7 +191,7 @@ class Preferences:
         return _evaluate_pairs(items, self._settings, self._measure, self._loss)
 
     def _measure(self, batch: MicroBatch, sides: int) -> Tensor:
-        """S: of each side, the log-probability of what is learnt of it in the micro-batch."""
+        """Return the log-probability of what the micro-batch has of each side's answers, as S values."""
         batch = batch.to(self._device)
         logprobs_N = logprobs_of(self._model, batch)
         return torch.zeros(sides, device=self._device).index_add(0, batch.trajectory_N, logprobs_N)
@@ -209,7 +211,8 @@ class Preferences:
 
 
 class Ranking:
-    """A reward model's: `score` gives the score of each last learnt token, by its place in the flattened rows."""
+    """The loss of a reward model. `score` returns the score of each last learnt token, by its place in the flattened
+    rows."""
 
     def __init__(
         self, score: Callable[[Tensor, Tensor, Tensor], Tensor], settings: BatchSettings, device: torch.device
@@ -283,14 +286,14 @@ def _parts(items: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
 
 
 def packed(trajectories: Sequence[Trajectory], settings: BatchSettings) -> list[MicroBatch]:
-    """`trajectory_N` of the micro-batches indexes `trajectories`."""
+    """Return the trajectories as micro-batches, whose `trajectory_N` indexes `trajectories`."""
     batch = Batch(trajectories=tuple(trajectories), groups=tuple(range(len(trajectories))), base_version=0)
     advantages = [[1.0] * len(each.turns) for each in trajectories]
     return pack(batch, advantages, linearise(trajectories), settings, _PACKING)
 
 
 def logprobs_of(model: Policy, batch: MicroBatch) -> Tensor:
-    """N, at each token's temperature."""
+    """Return the N log-probabilities, each at its token's temperature."""
     logprobs_N: Tensor = model(
         batch.input_ids_BT,
         batch.position_ids_BT,

@@ -1,4 +1,4 @@
-"""What is fitted to, out of an export: from the proxy, or from files that `base-rl export` wrote.
+"""Sessions and preferences of an export as what is fitted to: from the proxy, or from files of `base-rl export`.
 
 Token ids are as they were recorded. Of the records only what is learnt from is read.
 """
@@ -36,8 +36,8 @@ from trainer.intake.staleness import is_trained, well_formed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Which sessions or preferences; None: any. Times are seconds since the epoch, `until` is exclusive. `source` is
-    of preferences, the others but the times are of sessions."""
+    """A filter of sessions or preferences; None: any. Times are seconds since the epoch, `until` is exclusive.
+    `source` filters preferences, times both, and the rest sessions."""
 
     since: float | None = None
     until: float | None = None
@@ -48,7 +48,7 @@ class Selection:
     source: str | None = None
 
     def query(self, *, of_sessions: bool) -> list[tuple[str, str]]:
-        """As the proxy's export is asked."""
+        """Return the filter as the query of the proxy's export."""
         wanted: dict[str, float | str | None] = {"since": self.since, "until": self.until}
         if of_sessions:
             wanted |= {"version": self.version, "min_reward": self.min_reward, "task": self.task}
@@ -59,7 +59,7 @@ class Selection:
         return [(key, str(value)) for key, value in wanted.items() if value is not None] + named
 
     def takes(self, session: ExportedSession) -> bool:
-        """Sessions for evaluation are never learnt from, and open ones are not whole yet."""
+        """Return whether a session is selected: never one for evaluation, nor one that is open and so not whole."""
         versions = [version for turn in session.turns for version, _start, _end in turn.versions]
         return (
             session.purpose is Purpose.TRAIN
@@ -110,7 +110,7 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Of `chosen` and `rejected` the outputs that the preference is about are trained turns."""
+    """Two sides of a preference; the outputs that it is about are their trained turns."""
 
     id: str
     chosen: Trajectory
@@ -123,7 +123,8 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """`dropped` were selected and cannot be learnt from: their tokens are not the model's, or there are none."""
+    """Examples to imitate. `dropped` counts sessions that were selected and cannot be learnt from: their tokens are
+    not the model's, or there are none."""
 
     examples: tuple[Example, ...]
     dropped: int
@@ -137,7 +138,8 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labels:
-    """`dropped` were selected and cannot be learnt from; `without_reward` of them have no reward to be called by."""
+    """Labelled examples. `dropped` counts sessions that were selected and cannot be learnt from; `without_reward` of
+    them have no reward to compare with the threshold."""
 
     labelled: tuple[Labelled, ...]
     dropped: int
@@ -148,7 +150,8 @@ _Kept = TypeVar("_Kept", Example, Pair, Labelled)
 
 
 def examples_of(lines: Iterable[bytes], selection: Selection, vocabulary: int) -> Examples:
-    """For a model of so many token ids. Raises NothingToFit for a line that is no session."""
+    """Read the selected sessions, for a model of so many token ids. Raises NothingToFit for a line that is no
+    session."""
     sessions = [session for session in _decoded(lines, SESSION_FORMAT, ExportedSession) if selection.takes(session)]
     examples = [Example(id=each.session_id, trajectory=_of_session(each)) for each in sessions]
     kept = tuple(each for each in examples if is_learnable(each.trajectory, vocabulary))
@@ -169,8 +172,8 @@ def labelled_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, t
 
 
 def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, last_alone: bool = False) -> Pairs:
-    """For a model of so many token ids; with `last_alone`, of a session that is a side only its last answer is
-    trained. Raises NothingToFit for a line that is no preference."""
+    """Read the selected preferences, for a model of so many token ids. With `last_alone`, only the last answer of a
+    side that is a session is trained. Raises NothingToFit for a line that is no preference."""
     taken = [
         each for each in _decoded(lines, PREFERENCE_FORMAT, ExportedPreference) if selection.takes_preference(each)
     ]
@@ -185,8 +188,8 @@ def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, l
 
 
 def held_out(found: Sequence[_Kept], share: float) -> tuple[list[_Kept], list[_Kept]]:
-    """(to learn from, held out), by the hash of their ids: the same ones whatever else is there. Of a share above 0
-    at least one is held out, and at least one is learnt from."""
+    """Return (to learn from, held out), decided by the hash of each id, so that other items do not change it much.
+    With a share above 0 at least one is held out, and at least one is learnt from."""
     ordered = sorted(found, key=lambda each: hashlib.sha256(each.id.encode()).digest())
     count = min(max(round(share * len(ordered)), 1 if share > 0 else 0), max(len(ordered) - 1, 0))
     return ordered[count:], ordered[:count]
@@ -202,7 +205,7 @@ def preferences_in(found: Sequence[Example | Labelled | Pair]) -> tuple[Preferen
 
 
 def lines_of(source: Path) -> Iterator[bytes]:
-    """The records of a .jsonl or .parquet file, or of all of them in an exported folder.
+    """Read the records of a .jsonl or .parquet file, or of all such files in an exported folder.
 
     Raises NothingToFit where there is none.
     """

@@ -17,6 +17,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, VersionSpan
 from trainer.algorithm.kto import KtoInputs, KtoLoss, kto_loss
+from trainer.algorithm.preferences import accuracy
 from trainer.config import BatchSettings
 from trainer.fit.fitting import Figures, logprobs_of, measured, packed
 from trainer.fit.records import Labelled
@@ -79,16 +80,21 @@ class Unpaired:
         return loss.item()
 
     def evaluate(self, items: Sequence[Labelled]) -> Figures:
-        """Return the loss, the share of examples on their side of the reference point, and how far the mean reward of
-        desirable examples is above that of the others (0 where one kind is missing)."""
+        """Return the loss, the share of examples on their side of the reference point (at it is half right), and how
+        far the mean reward of desirable examples is above that of the others, where there are both."""
         values_E, _ = measured([each.trajectory for each in items], self._settings, self._measure)
         found = self._loss(items, values_E)
         desirable_E = torch.tensor([item.desirable for item in items])
-        above_E = found.rewards_E > found.point
+        ahead_E = torch.where(desirable_E, 1, -1) * (found.rewards_E - found.point)
         good_E, bad_E = found.rewards_E[desirable_E], found.rewards_E[~desirable_E]
-        margin = (good_E.mean() - bad_E.mean()).item() if good_E.numel() and bad_E.numel() else 0.0
-        accuracy = (above_E == desirable_E).double().mean().item()
-        return {"loss": found.loss.item(), "accuracy": accuracy, "margin": margin, "reference_point": found.point}
+        figures = {
+            "loss": found.loss.item(),
+            "accuracy": accuracy(ahead_E),
+            "reference_point": found.point,
+        }
+        if good_E.numel() and bad_E.numel():
+            figures["margin"] = (good_E.mean() - bad_E.mean()).item()
+        return figures
 
     def _loss(self, items: Sequence[Labelled], values_E: Tensor) -> KtoLoss:
         pairs = [self._mismatched[item.id] for item in items if item.id in self._mismatched]

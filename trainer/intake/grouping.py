@@ -29,7 +29,8 @@ class Batch:
 
 
 def flatten(groups: Sequence[TrajectoryGroup], base_version: int) -> Batch:
-    """Members of a group share an index; every trajectory of a group without an id is a group of its own."""
+    """Return the trajectories of the groups. Members of a group share an index; every trajectory of a group without
+    an id is a group of its own."""
     trajectories: list[Trajectory] = []
     indices: list[int] = []
     index = -1

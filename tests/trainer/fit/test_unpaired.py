@@ -67,7 +67,8 @@ def test_at_the_reference_nothing_is_gained(tiny_model: Path) -> None:
     objective.remember(ITEMS)
     figures = objective.evaluate(ITEMS)
     assert figures["loss"] == pytest.approx((2 * 1.2 + 0.7) * 0.5 / 3)
-    assert (figures["margin"], figures["reference_point"]) == (0.0, 0.0)
+    assert (figures["margin"], figures["reference_point"], figures["accuracy"]) == (0.0, 0.0, 0.5)
+    assert "margin" not in objective.evaluate([item for item in ITEMS if item.desirable])
 
 
 def test_a_mismatched_pair_is_one_prompt_before_anothers_answer() -> None:
