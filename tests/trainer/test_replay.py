@@ -338,10 +338,17 @@ def test_a_step_of_two_processes_is_replayed_by_two(
 
 
 def test_steps_of_several_mini_batches_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also the second one, which goes on from the state after the first."""
-    several = {"preset": "m2po", "mini_batches": 3, "overlong_factor": 0.1, "overlong_tokens": 8, "overlong_tail": 6}
+    """Also the second one, which goes on from the state after the first, with the reference that is part of it."""
+    several = {
+        "preset": "m2po",
+        "kl_coefficient": 0.1,
+        "mini_batches": 3,
+        "overlong_factor": 0.1,
+        "overlong_tokens": 8,
+        "overlong_tail": 6,
+    }
     with real_proxy(tmp_path, write_real_model(tmp_path / "base")) as proxy:
-        with proxy.trainer(algorithm=several) as trainer:
+        with proxy.trainer(algorithm=several, reference={"ema": 0.5}) as trainer:
             for version in range(2):
                 mixed(proxy, version=version)
                 trainer.loop.step()
