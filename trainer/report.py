@@ -119,7 +119,7 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
     order_N = torch.argsort(tokens.trajectory_N, stable=True)
     counts = torch.bincount(tokens.trajectory_N, minlength=len(batch.trajectories)).tolist()
     difference_N = (tokens.logprobs_N - tokens.behaviour_N)[order_N]
-    credited = _per_trajectory(tokens, len(counts)) if advantages.for_critic else advantages.session
+    credited = _per_trajectory(tokens, len(counts)) if advantages.for_critic else _of_trajectories(batch, advantages)
     columns = zip(
         torch.split(difference_N, counts),
         torch.split(tokens.constrained_N[order_N], counts),
@@ -150,6 +150,14 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
             )
         )
     return audits
+
+
+def _of_trajectories(batch: Batch, advantages: Advantages) -> list[float]:
+    """Return the session's advantage of each trajectory; the mean over its turns where turns have rewards."""
+    return [
+        session if all(turn.reward is None for turn in trajectory.turns) else sum(turns) / len(turns)
+        for trajectory, session, turns in zip(batch.trajectories, advantages.session, advantages.turns, strict=True)
+    ]
 
 
 def step_metrics(

@@ -57,9 +57,9 @@ class Versions:
         """No trainer state belongs to the weights as they are: the optimiser began anew with them."""
 
     def resume(self) -> tuple[Head, RunningMeans]:
-        """Puts the head's weights, optimiser and schedule in place; returns it with its running means.
+        """Load the head's weights, optimiser and schedule; return the head with its running means.
 
-        What was claimed before is given back, and what earlier trainers left uncommitted is removed.
+        Earlier claims are given back, and directories that earlier trainers did not commit are removed.
         Raises ProxyRefused, WeightsUnusable.
         """
         self._ranks.from_first(self._claims.give_back)
@@ -78,7 +78,7 @@ class Versions:
         return head, means
 
     def seed(self, head: Head) -> int:
-        """Of the step that follows `head`: no state of a random generator outlives a step."""
+        """Return the seed of the step that follows `head`: no state of a random generator outlives a step."""
         return (self._settings.seed * _SEED_STRIDE + head.version) % (1 << 31)
 
     def make(
@@ -90,8 +90,8 @@ class Versions:
         metrics: Mapping[str, float],
         tokens: Sequence[TokenAudit],
     ) -> Head:
-        """Publishes the weights as they are and commits them as the successor of `head`, consuming `claim_id` and
-        all kept claims. Raises Superseded where the proxy refuses; the weights written are removed then."""
+        """Publish the weights as they are and commit them as the successor of `head`, consuming `claim_id` and all
+        kept claims. Raises Superseded where the proxy refuses; the weights written are removed then."""
         tensors = whole_weights(self._learner.model.named_weights(), self._ranks)
         state = state_after(self._learner, means)
         inputs = StepInputs(
@@ -153,7 +153,7 @@ class Versions:
 
 
 def state_after(learner: Learner, means: RunningMeans) -> TrainerState:
-    """What the step after this one depends on besides the weights, as this rank has it; no copies."""
+    """Return this rank's part of the state that the next step depends on besides the weights, without copies."""
     return {
         "format": _STATE_FORMAT,
         "means": means.as_json(),

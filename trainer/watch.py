@@ -74,8 +74,10 @@ class GroupWatch:
 
     def compared(self, advantages: Advantages) -> None:
         """Count a batch; warn when it is the third in a row, and then not again until a batch has groups or tasks."""
-        without = advantages.fallbacks.without_task
-        if not self._watches or without < len(advantages.session):
+        fallbacks = advantages.fallbacks
+        if not self._watches or not fallbacks.rewarded:
+            return
+        if fallbacks.without_task < fallbacks.rewarded:
             self._in_a_row = 0
             return
         self._in_a_row += 1
@@ -86,5 +88,5 @@ class GroupWatch:
                 " instead, whatever its task. Attempt each task several times in one group (X-Base-RL-Group), or"
                 " name tasks (`task` of POST /v1/sessions); with neither, set trainer.algorithm.baseline ="
                 " running_mean and scale = running_std to say that this is meant",
-                trajectories=without,
+                trajectories=fallbacks.rewarded,
             )

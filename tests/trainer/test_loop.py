@@ -383,6 +383,17 @@ def test_a_session_of_cut_answers_is_skipped_with_the_reason(start: Start, tiny_
     assert advantages == [pytest.approx(0.5 / (0.5 * (2 / 3) ** 0.5)), 0.0]
 
 
+def test_the_audit_has_the_advantage_that_turn_rewards_made(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    def source(version: int) -> TrajectoryGroup:
+        return group_of([trajectory(turn([4], version=version, reward=each), reward=None) for each in (3.0, 1.0)])
+
+    proxy = TrainingProxy(base_model=str(tiny_model), source=source)
+    trainer = start(proxy, settings(tmp_path, batch={"trajectories": 2}))
+    trainer.loop.resume()
+    trainer.loop.step()
+    assert [audit.advantage for audit in proxy.commits[0].step.audit] == [1.0, -1.0]
+
+
 @pytest.mark.parametrize("preset", ["grpo", "ppo"])
 def test_a_batch_of_cut_answers_is_kept(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
     """With a critic too, which else learns from every batch."""

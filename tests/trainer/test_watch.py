@@ -35,3 +35,8 @@ def test_groups_or_tasks_are_what_is_wanted() -> None:
     lone, grouped, named = compared("grpo"), compared("grpo", grouped=True), compared("grpo", task="a")
     assert warnings_after("grpo", [lone, lone, grouped, lone, lone, named] * 2) == 0
     assert warnings_after("grpo", [lone] * 3 + [grouped] + [lone] * 3) == 2
+
+
+def test_batches_without_rewards_say_nothing() -> None:
+    nothing = assign([], [], PRESETS["grpo"], RunningMeans.fresh(0.9))
+    assert warnings_after("grpo", [nothing] * 9) == 0

@@ -35,9 +35,13 @@ from trainer.config import RewardSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallbacks:
-    """How many rewards a group or batch baseline had no cohort for. `trajectories` had none for any of their rewards;
-    `without_task` of these met the whole run's estimates; `turns` are returns without a cohort at their position."""
+    """How many rewards a group or batch baseline had no cohort for.
 
+    Of the `rewarded` trajectories, `trajectories` had none for any of their rewards; `without_task` of these met the
+    whole run's estimates. `turns` are returns without a cohort at their position.
+    """
+
+    rewarded: int = 0
     trajectories: int = 0
     without_task: int = 0
     turns: int = 0
@@ -170,6 +174,7 @@ def _fallbacks(rewards: Sequence[Rewarded], compared: Compared) -> Fallbacks:
     met = {each.trajectory for each, lone in zip(rewards, compared.alone, strict=True) if not lone}
     lonely = {each.trajectory: each.task for each in alone if each.trajectory not in met}
     return Fallbacks(
+        rewarded=len({each.trajectory for each in rewards}),
         trajectories=len(lonely),
         without_task=sum(task is None for task in lonely.values()),
         turns=sum(each.place != SESSION for each in alone),
@@ -242,7 +247,8 @@ def _keeping_output(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
 
 
 def discounts(parents: Sequence[int | None], turn_discount: float) -> list[float]:
-    """γ to the number of turns between a turn and the leaf of its path, 1 for a leaf; `parents` as of `continued`.
+    """Return γ to the number of turns between a turn and the leaf of its path, 1 for a leaf. `parents` are those that
+    `continued` returns.
 
     A turn that several paths share gets the mean over the leaves below it, so that branching does not count it twice.
     Parents stand before their children.
@@ -267,7 +273,7 @@ def session_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm) ->
 
 
 def shaped(rewards: Sequence[float], settings: RewardSettings) -> Tensor:
-    """scale × (clip(r, low, high) + bias), as float64."""
+    """Return scale × (clip(r, low, high) + bias) for each reward, as float64."""
     rewards_N = torch.tensor(rewards, dtype=torch.float64)
     if settings.low is not None or settings.high is not None:
         rewards_N = rewards_N.clamp(settings.low, settings.high)

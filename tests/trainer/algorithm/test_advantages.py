@@ -149,7 +149,7 @@ def test_turn_rewards_are_compared_at_their_position_of_the_group() -> None:
     batch = [chain(100.0), chain(0.0), chain(1.0), chain(0.0)]
     found = assign(batch, [0, 0, 1, 1], GRPO, MEANS)
     assert found.turns == ((1.0,), (-1.0,), (1.0,), (-1.0,))
-    assert found.fallbacks == Fallbacks()
+    assert found.fallbacks == Fallbacks(rewarded=4)
 
 
 def test_turn_rewards_beside_a_session_reward_are_in_its_unit() -> None:
@@ -187,14 +187,14 @@ def test_turn_rewards_meet_running_estimates_of_their_position_where_there_is_no
     again = assign([chain(1.0, 4.0)], [0], algorithm, first.means)
     assert again.turns == ((0.0, 0.0),)
     assert again.all_zero
-    assert again.fallbacks == Fallbacks(trajectories=1, without_task=1, turns=2)
+    assert again.fallbacks == Fallbacks(rewarded=1, trajectories=1, without_task=1, turns=2)
 
 
 def test_groups_are_compared_within_themselves() -> None:
     batch = [trajectory(turn([4]), reward=reward) for reward in (1.0, 0.0, 5.0, 5.0)]
     advantages = assign(batch, [0, 0, 1, 1], GRPO, MEANS)
     assert advantages.session == (1.0, -1.0, 0.0, 0.0)
-    assert advantages.fallbacks == Fallbacks()
+    assert advantages.fallbacks == Fallbacks(rewarded=4)
 
 
 def test_a_single_beside_groups_has_their_scale() -> None:
@@ -209,7 +209,7 @@ def test_a_single_beside_groups_has_their_scale() -> None:
     spread = math.sqrt((kept * 40**2 + added * (40**2 + 4 * 60**2) / 5) / (kept + added))
     assert found.session[4] == pytest.approx(-60 / spread)
     assert -2 < found.session[4] < -1
-    assert found.fallbacks == Fallbacks(trajectories=1, without_task=1)
+    assert found.fallbacks == Fallbacks(rewarded=5, trajectories=1, without_task=1)
 
 
 def test_the_first_reward_of_a_run_pushes_in_the_direction_of_its_sign() -> None:
@@ -251,7 +251,7 @@ def test_a_session_meets_the_estimates_of_its_task() -> None:
     assert found.session[0] > 0.5
     assert found.session[1] < -0.5
     assert found.session[2] == pytest.approx(0.0, abs=0.1)
-    assert found.fallbacks == Fallbacks(trajectories=3, without_task=1)
+    assert found.fallbacks == Fallbacks(rewarded=3, trajectories=3, without_task=1)
 
 
 def test_rewards_are_clipped_shifted_and_scaled() -> None:

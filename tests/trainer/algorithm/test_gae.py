@@ -163,7 +163,7 @@ def test_rewards_come_at_the_end_of_their_turns() -> None:
     assert found.session == (3.0, 0.0)
     assert found.for_critic
     assert not found.all_zero
-    assert found.fallbacks == Fallbacks()
+    assert found.fallbacks == Fallbacks(rewarded=1)
 
 
 def test_a_batch_is_put_together_whatever_the_order_of_its_turns() -> None:
