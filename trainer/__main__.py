@@ -3,6 +3,8 @@
 `python -m trainer fit sft|dpo|reward-model …` fits to chosen sessions or to preferences (`trainer/fit/command.py`).
 `python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay_command.py`).
 
+`python -m trainer presets` prints how far apart the gradients of the presets are (`trainer/distances_command.py`).
+
 `base-rl train` starts it in as many processes as are asked for (`trainer/launch.py`), and so does torchrun:
 `torchrun --nproc-per-node 2 -m trainer --config FILE`. There, write `--set run=NAME` for `--run NAME`, which torchrun
 takes for an option of its own.
@@ -33,6 +35,7 @@ from trainer import log
 from trainer.algorithm.contradictions import check_reference, check_teacher
 from trainer.algorithm.parts import as_json
 from trainer.algorithm.presets import resolve
+from trainer.algorithm.presets import warnings as algorithm_warnings
 from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
 from trainer.metrics.sinks import check_directories, check_installed
@@ -54,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from trainer.fit.command import main as fit
 
         return fit(words[1:])
+    if words[:1] == ["presets"]:
+        from trainer.distances_command import main as presets
+
+        return presets(words[1:])
     options = _parser().parse_args(words)
     try:
         runs = load_runs(options.config, _overrides(options), only=options.run)
@@ -65,10 +72,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"{visible(str(error))}\n")
         return _last_words(error)
+    warnings = [(name, each) for name, settings in runs.items() for each in algorithm_warnings(settings.algorithm)]
     if options.dry_run:
+        for _, each in warnings:
+            sys.stderr.write(f"warning: {visible(each)}\n")
         sys.stdout.write(f"{json.dumps(_resolved(runs), indent=2)}\n")
         return 0
     log.configure(next(iter(runs.values())).log_level)
+    for name, each in warnings if _rank() == 0 else ():
+        structlog.get_logger("trainer").warning("a part of the algorithm cannot act", run=name, reason=each)
     return _run(runs)
 
 

@@ -21,13 +21,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    Tag,
     ValidationError,
     model_validator,
 )
@@ -75,12 +78,15 @@ class Scale(StrEnum):
     GROUP_STD = "group_std"
     BATCH_STD = "batch_std"
     RUNNING_STD = "running_std"
+    TOKEN_STD = "token_std"  # noqa: S105 - a scale, no secret
+    """Over all tokens of the batch, which are centred as well (`algorithm/whitening.py`)."""
     NONE = "none"
 
 
 class Surrogate(StrEnum):
     """What stands in the loss for the policy's improvement on a token, or on an answer (`algorithm/losses.py`)."""
 
+    RATIO = "ratio"
     CLIP = "clip"
     SEQUENCE_CLIP = "sequence_clip"
     TRUNCATED = "truncated"
@@ -185,6 +191,32 @@ class SinkName(StrEnum):
     TRACKIO = "trackio"
 
 
+CLEARED = "none"
+"""Written for an option that a preset, another layer or the defaults would set: it has no value."""
+_NUMBER = "number"
+
+
+def is_cleared(value: object) -> bool:
+    """Tell the text "none" from members of enumerations, some of which equal it."""
+    return type(value) is str and value == CLEARED
+
+
+def _tag(value: object) -> str:
+    return CLEARED if is_cleared(value) else _NUMBER
+
+
+def _without_cleared(value: object) -> object:
+    return None if is_cleared(value) else value
+
+
+_Clearable = BeforeValidator(_without_cleared)
+"""For options whose default is None: "none" is None, so that a file or the environment can say so."""
+_Cleared = Annotated[Literal["none"], Tag(CLEARED)]
+_PositivePart = Annotated[Annotated[PositiveFloat, Tag(_NUMBER)] | _Cleared, Discriminator(_tag)]
+_AboveOnePart = Annotated[Annotated[float, Field(gt=1), Tag(_NUMBER)] | _Cleared, Discriminator(_tag)]
+"""Parts of an algorithm where None means the preset's value, and "none" no value."""
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -201,7 +233,7 @@ class BatchSettings(_Section):
     """Versions between a token's policy and the head beyond which its trajectory is not trained; 0: synchronous."""
     packing: Packing = Packing.TREE
     """A model that does not take this layout gets `padded`."""
-    row_tokens: PositiveInt | None = None
+    row_tokens: Annotated[PositiveInt | None, _Clearable] = None
     """`packed`: rows of this many tokens; a longer sequence gets a row of its own. None: 512, or
     `max_tokens_per_microbatch` if that is less."""
     max_tokens_per_microbatch: PositiveInt = 16384
@@ -235,8 +267,8 @@ class BatchSettings(_Section):
 class RewardSettings(_Section):
     """The reward that the algorithm sees: `scale × (clip(r, low, high) + bias)`, for sessions and turns alike."""
 
-    low: float | None = None
-    high: float | None = None
+    low: Annotated[float | None, _Clearable] = None
+    high: Annotated[float | None, _Clearable] = None
     bias: float = 0.0
     scale: PositiveFloat = 1.0
 
@@ -288,7 +320,7 @@ class FilterSettings(_Section):
 
 
 class AlgorithmSettings(_Section):
-    """A preset and what to change in it. A part that is not given is the preset's."""
+    """A preset and what to change in it. A part that is not given is the preset's; "none" clears one."""
 
     preset: str = "grpo"
     loss: FunctionInFile | None = None
@@ -299,12 +331,12 @@ class AlgorithmSettings(_Section):
     scale: Scale | None = None
     clip_low: Annotated[float, Field(gt=0, lt=1)] | None = None
     clip_high: PositiveFloat | None = None
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: _AboveOnePart | None = None
     gate_positive: PositiveFloat | None = None
     gate_negative: PositiveFloat | None = None
     importance_cap: Annotated[float, Field(ge=1)] | None = None
     proximal: Proximal | None = None
-    second_moment: PositiveFloat | None = None
+    second_moment: _PositivePart | None = None
     denominator: Denominator | None = None
     constant_tokens: PositiveInt | None = None
     drop_degenerate: bool | None = None
@@ -320,7 +352,7 @@ class AlgorithmSettings(_Section):
     turn_discount: Annotated[float, Field(gt=0, le=1)] | None = None
     gae_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
     discount: Annotated[float, Field(gt=0, le=1)] | None = None
-    value_clip: PositiveFloat | None = None
+    value_clip: _PositivePart | None = None
     critic_rate: PositiveFloat | None = None
     critic_warmup: NonNegativeInt | None = None
     running_mean_decay: Annotated[float, Field(ge=0, lt=1)] | None = None
@@ -381,7 +413,7 @@ class OptimizerSettings(_Section):
     minimum_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The least learning rate, as a share of the whole."""
     clip_norm: PositiveFloat = 1.0
-    skip_norm: PositiveFloat | None = None
+    skip_norm: Annotated[PositiveFloat | None, _Clearable] = None
     """A gradient of a larger norm is not learnt from at all, as one that is not finite; None: any finite one is."""
     pause_after: PositiveInt = 3
     """Batches in a row without a gradient to learn from, after which the trainer pauses the run."""
@@ -461,7 +493,7 @@ class DiskWeights(_Section):
     directory: Path = Path(".base-rl/weights")
     keep_optimizer_states: PositiveInt = 2
     """Optimiser states of this many newest versions are kept."""
-    keep_versions: PositiveInt | None = None
+    keep_versions: Annotated[PositiveInt | None, _Clearable] = None
     """Weights of this many newest versions are kept, those that serve or have an optimiser state besides; None: all.
     """
 
@@ -785,7 +817,7 @@ def _described(error: ValidationError, own: Mapping[str, Any], place: str) -> li
     """A line per wrong key: of what was said of the run itself at its `place`, else of what is said of all."""
     lines = []
     for detail in error.errors():
-        path = [str(part) for part in detail["loc"]]
+        path = [str(part) for part in detail["loc"] if part != _NUMBER]
         is_own = bool(own) and (not path or path[0] in own)
         message = "no such option" if detail["type"] == "extra_forbidden" else detail["msg"]
         lines.append(f"{'.'.join((place if is_own else SECTION, *path))}: {message}")

@@ -17,9 +17,17 @@ from trainer.algorithm.custom import LossInputs
 from trainer.algorithm.divergence import divergence, still_to_come
 from trainer.algorithm.entropy import entropy_loss, high_entropy_threshold
 from trainer.algorithm.imitation import distillation
-from trainer.algorithm.losses import PolicyLossInputs, loglinear_proximal, policy_loss, second_moment_cut, squared
+from trainer.algorithm.losses import (
+    PolicyLossInputs,
+    beyond_behaviour,
+    loglinear_proximal,
+    policy_loss,
+    second_moment_cut,
+    squared,
+)
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.user_functions import call_loss
+from trainer.algorithm.whitening import whitened
 from trainer.config import Denominator, OptimizerSettings, Packing, Proximal
 from trainer.critic import Credit, Critic
 from trainer.errors import UserFunctionFailed
@@ -81,16 +89,20 @@ class Outcome:
 
 
 class _Look(NamedTuple):
-    """A micro-batch before the step: log-probabilities and entropies under the weights at its start,
-    log-probabilities of the proximal policy and of the reference (None: there is none), what the divergence costs in
-    advantage, or with a critic in reward (None: nothing), which tokens take part (None: all), and which of these in
-    the policy's own loss (None: all)."""
+    """The tokens of a micro-batch under the weights at the start of the step.
+
+    Log-probabilities and entropies under these weights, log-probabilities of the proximal policy and of the reference
+    (None: there is none); the cost of the divergence in advantage, or with a critic in reward (None: nothing); the
+    advantages after normalisation over the batch (None: those of the micro-batch, less the cost); which tokens take
+    part (None: all), and which of these in the policy's own loss (None: all).
+    """
 
     logprobs_N: Tensor
     entropy_N: Tensor
     proximal_N: Tensor
     reference_N: Tensor | None = None
     cost_N: Tensor | None = None
+    advantages_N: Tensor | None = None
     kept_N: Tensor | None = None
     forking_N: Tensor | None = None
 
@@ -147,9 +159,15 @@ class Learner:
             self._share(mini_batch.micro_batches, learns=True) + self._share(mini_batch.micro_batches, learns=False)
             for mini_batch in mini_batches
         ]
+        if self._algorithm.has_teacher:  # it answers at temperature 1, and like is compared with like
+            shares = [[each.at_temperature_one() for each in share] for share in shares]
         looks = self._look(shares) if self._algorithm.looks_first else None
         threshold = self._keep_high_entropy(looks) if looks is not None else None
+        if looks is not None and self._algorithm.whitens:
+            looks = self._whitened(looks, shares, frozenset().union(*(each.rewarded for each in mini_batches)))
         credited = self._credit(mini_batches, shares, looks)
+        if looks is not None and self._algorithm.second_moment is not None:
+            looks = self._within_second_moment(looks, shares, credited, self._algorithm.second_moment)
         losses, value_losses, norms, value_norms, records = [], [], [], [], []
         for number, (mini_batch, share) in enumerate(zip(mini_batches, shares, strict=True)):
             self._zero_grad()
@@ -237,22 +255,60 @@ class Learner:
             self._looked(each, batch, reference_N).to(torch.device("cpu"))
             for each, batch, reference_N in zip(scores, batches, self._references(batches), strict=True)
         )
-        found = [[next(looks) for _ in share] for share in shares]
-        bound = self._algorithm.second_moment
-        if bound is None:
-            return found
-        looked = [pair for looks, share in zip(found, shares, strict=True) for pair in zip(looks, share, strict=True)]
-        # What acted on constrained tokens is another distribution: the distance to it is not the policy's doing.
-        mine_N = torch.cat([(look.proximal_N - one.behaviour_N)[~one.constrained_N] for look, one in looked])
+        return [[next(looks) for _ in share] for share in shares]
+
+    def _whitened(
+        self, looks: list[list[_Look]], shares: Sequence[Sequence[MicroBatch]], rewarded: frozenset[int]
+    ) -> list[list[_Look]]:
+        """Normalise the advantages, less the cost of the divergence, over the tokens of the whole batch.
+
+        Only tokens that somebody chose in `rewarded` trajectories count. A batch with one of these is left as it is:
+        it has nothing to be compared with.
+        """
+        rewarded_R = torch.tensor(sorted(rewarded), dtype=torch.long)
+        pairs = [pair for found, share in zip(looks, shares, strict=True) for pair in zip(found, share, strict=True)]
+        mine = [
+            (
+                _advantages(look, batch, None).double(),
+                torch.isin(batch.trajectory_N, rewarded_R) & ~batch.forced() & (len(rewarded) > 1),
+            )
+            for look, batch in pairs
+        ]
+        gathered = self._ranks.gather(tuple(torch.cat(column) for column in zip(*mine, strict=True)))
+
+        def over_all_ranks() -> list[Tensor]:
+            counts = [advantages_N.numel() for advantages_N, _ in gathered]
+            every_N = whitened(*(torch.cat(column) for column in zip(*gathered, strict=True)))
+            return list(torch.split(every_N.float(), counts))
+
+        own_N = self._ranks.from_first(over_all_ranks)[self._ranks.data_rank]
+        parts = iter(torch.split(own_N, [advantages_N.numel() for advantages_N, _ in mine]))
+        return [[look._replace(advantages_N=next(parts)) for look in found] for found in looks]
+
+    def _within_second_moment(
+        self,
+        looks: list[list[_Look]],
+        shares: Sequence[Sequence[MicroBatch]],
+        credited: Sequence[Sequence[Credit]] | None,
+        bound: float,
+    ) -> list[list[_Look]]:
+        """Leave out the tokens that moved furthest from the policy that acted, in the direction of their advantage.
+
+        The behaviour log-probability of a constrained token is of another distribution: its distance says nothing.
+        """
+        every_credit = credited if credited is not None else [[None] * len(share) for share in shares]
+        distances, candidates = [], []
+        for look, batch, credit in (
+            each for parts in zip(looks, shares, every_credit, strict=True) for each in zip(*parts, strict=True)
+        ):
+            distance_N = look.logprobs_N - batch.behaviour_N
+            distances.append(distance_N)
+            candidates.append(beyond_behaviour(distance_N, _advantages(look, batch, credit)) & ~batch.constrained_N)
+        mine_N = torch.cat([each[chosen] for each, chosen in zip(distances, candidates, strict=True)])
         gathered = self._ranks.gather(mine_N)
         cut = self._ranks.from_first(lambda: second_moment_cut(torch.cat(list(gathered)), bound))
-        return [
-            [
-                look._replace(kept_N=one.constrained_N | (squared(look.proximal_N - one.behaviour_N) <= cut))
-                for look, one in zip(looks, share, strict=True)
-            ]
-            for looks, share in zip(found, shares, strict=True)
-        ]
+        kept = iter([~chosen | (squared(each) <= cut) for each, chosen in zip(distances, candidates, strict=True)])
+        return [[look._replace(kept_N=next(kept)) for look in found] for found in looks]
 
     def _keep_high_entropy(self, looks: list[list[_Look]]) -> float | None:
         """Mark in `looks` the tokens of the whole batch, over all ranks, whose entropy is in the algorithm's top
@@ -344,11 +400,7 @@ class Learner:
         """The loss of a micro-batch and the record of its tokens."""
         logprobs_N, entropy_N = scores
         look = look.to(logprobs_N.device)
-        share_N, advantages_N = self._share_of(batch, denominator), batch.advantages_N
-        if credit is not None:
-            advantages_N = credit.advantages_N
-        elif look.cost_N is not None:
-            advantages_N = advantages_N - look.cost_N
+        share_N, advantages_N = self._share_of(batch, denominator), _advantages(look, batch, credit)
         if look.kept_N is not None:
             share_N = share_N * look.kept_N
         policy_share_N = share_N if look.forking_N is None else share_N * look.forking_N
@@ -455,3 +507,12 @@ class Learner:
         optimizer = {} if state is None else state["optimizer"]
         here = {name: values for name, values in optimizer.items() if name not in self.model.elsewhere}
         restore_optimizer(self.model.named_weights(), self._optimizer, here)
+
+
+def _advantages(look: _Look, batch: MicroBatch, credit: Credit | None) -> Tensor:
+    """Return what the policy learns from: the critic's, those normalised over the batch, or the micro-batch's own."""
+    if credit is not None:
+        return credit.advantages_N
+    if look.advantages_N is not None:
+        return look.advantages_N
+    return batch.advantages_N if look.cost_N is None else batch.advantages_N - look.cost_N

@@ -345,7 +345,7 @@ def test_a_kept_claim_that_was_lost_takes_its_step_with_it(start: Start, tiny_mo
 
 def test_a_step_tells_what_it_was_made_with(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
-    configured = settings(tmp_path, audit={"sample": 2})
+    configured = settings(tmp_path, audit={"sample": 2}, algorithm={"mini_batches": 1})
     trainer = start(proxy, configured)
     trainer.loop.resume()
     trainer.loop.step()

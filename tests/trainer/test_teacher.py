@@ -144,7 +144,9 @@ def test_the_coefficients_weigh_both_parts(base: Path, teacher: Teacher) -> None
     assert twice.gradient_norm == pytest.approx(2 * once.gradient_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize(("parts", "share"), [({"distill_coefficient": 0.5}, 0.5), ({"preset": "distillation"}, 1.0)])
+@pytest.mark.parametrize(
+    ("parts", "share"), [({"distill_coefficient": 0.5, "mini_batches": 1}, 0.5), ({"preset": "distillation"}, 1.0)]
+)
 def test_the_loop_learns_from_it_where_rewards_say_nothing(
     base: Path, engine: str, start: Start, tmp_path: Path, parts: dict[str, Any], share: float
 ) -> None:

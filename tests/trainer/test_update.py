@@ -268,13 +268,13 @@ def test_the_divergence_from_the_reference_holds_the_policy(
 
 def test_the_gradient_is_clipped_to_its_bound(tiny_model: Path) -> None:
     members = [trajectory(turn([4, 5]), reward=1.0), trajectory(turn([6, 7]), reward=0.0)]
-    packed = packed_of(members, [0, 0])
+    packed = packed_of(members, [0, 0], AlgorithmSettings(mini_batches=1))
     norms = []
     for bound in (1e6, 1e-3):
         model = load_tiny(tiny_model)
         settings = OptimizerSettings(learning_rate=1e6, betas=(0.0, 0.0), eps=1e6, clip_norm=bound)
         before = {name: weight.detach().clone() for name, weight in model.named_weights()}
-        outcome = Learner(model, resolve(AlgorithmSettings()), settings, ALONE).update(packed)
+        outcome = Learner(model, resolve(AlgorithmSettings(mini_batches=1)), settings, ALONE).update(packed)
         # With an eps far above the gradient AdamW's step is lr / eps times the gradient, here the gradient itself.
         steps = [weight.detach() - before[name] for name, weight in model.named_weights()]
         moved = torch.cat([step.flatten() for step in steps]).norm()

@@ -107,6 +107,8 @@ def _scales(
     if scale is Scale.NONE or baseline is Baseline.CRITIC:
         return [1.0] * len(rewards)
     trajectories = len({each.trajectory for each in rewards})
+    if scale is Scale.TOKEN_STD and trajectories > 1:
+        return [1.0] * len(rewards)  # tokens are normalised later, over the batch (`whitening.py`)
     if scale is Scale.BATCH_STD and baseline not in _OF_COHORTS and (baseline is Baseline.NONE or trajectories > 1):
         return [_around(rewards, found)] * len(rewards)
     runs = scale is Scale.RUNNING_STD or baseline is Baseline.RUNNING_MEAN

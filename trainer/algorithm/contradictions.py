@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from trainer.algorithm.parts import Algorithm
 from trainer.config import (
     AlgorithmSettings,
@@ -13,6 +15,7 @@ from trainer.config import (
     Surrogate,
     TeacherSettings,
     Truncated,
+    is_cleared,
 )
 from trainer.errors import ConfigurationError
 
@@ -43,6 +46,11 @@ _OF_REWARDS = (
     "overlong_tail",
     "reward",
 )
+_CLIP = ("clip_low", "clip_high")
+_GATE = ("gate_positive", "gate_negative")
+_CRITIC = ("gae_lambda", "discount", "value_clip", "critic_rate", "critic_warmup")
+_COMPARISON = ("baseline", "scale", "turn_discount", "running_mean_decay")
+_OVERLONG = ("overlong_tokens", "overlong_tail")
 _GROUP_BASELINES = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
 
 
@@ -63,10 +71,10 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
             f"trainer.algorithm.dual_clip: {algorithm.dual_clip} must be above 1 + clip_high"
             f" ({1 + algorithm.clip_high}), or it would cut the ratios that the clip range allows"
         )
-    if algorithm.second_moment is not None and algorithm.proximal is Proximal.BEHAVIOUR:
+    if algorithm.whitens and algorithm.has_critic:
         raise ConfigurationError(
-            "trainer.algorithm.second_moment: it bounds the distance of the proximal from the behaviour policy, which"
-            " are the same with proximal = behaviour; choose recompute or loglinear"
+            "trainer.algorithm.scale: token_std is for advantages without a critic; with a critic choose batch_std,"
+            " which is over tokens too"
         )
     if algorithm.has_critic and algorithm.drop_degenerate:
         raise ConfigurationError(
@@ -107,50 +115,87 @@ def refuse_contradictions(algorithm: Algorithm) -> None:
 
 def refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
     """Raise ConfigurationError if the settings give a part that `algorithm`, which they resolve to, does not use."""
-    clips = (Surrogate.CLIP, Surrogate.SEQUENCE_CLIP)
-    uses = {
-        "dual_clip": (algorithm.surrogate in clips, f"surrogate {algorithm.surrogate.value} does not clip so"),
-        "clip_low": (algorithm.surrogate is not Surrogate.GATED, "the gated surrogate clips nothing"),
-        "clip_high": (algorithm.surrogate is not Surrogate.GATED, "the gated surrogate clips nothing"),
-        "gate_positive": (algorithm.surrogate is Surrogate.GATED, "only the gated surrogate has a gate"),
-        "gate_negative": (algorithm.surrogate is Surrogate.GATED, "only the gated surrogate has a gate"),
-        "constant_tokens": (
-            algorithm.denominator is Denominator.CONSTANT,
-            f"the denominator {algorithm.denominator.value} does not use it",
-        ),
-        "importance_cap": (
-            algorithm.has_teacher or algorithm.proximal is not Proximal.BEHAVIOUR,
-            "with proximal = behaviour there is no weight to cap",
-        ),
-    }
-    uses["rl_coefficient"] = (algorithm.has_teacher, "there is no teacher while distill_coefficient is 0")
-    uses["kl_form"] = (algorithm.has_reference, "there is no reference while kl_coefficient is 0")
-    for name in ("gae_lambda", "discount", "value_clip", "critic_rate", "critic_warmup"):
-        uses[name] = (algorithm.has_critic, f"baseline {algorithm.baseline.value} has no critic")
-    if algorithm.has_critic:
-        uses["running_mean_decay"] = (False, "baseline critic compares nothing with a running mean")
-        uses["value_clip"] = (
-            algorithm.mini_batches > 1,
-            "in the first optimiser step of a batch values are those at its start; it needs mini_batches",
-        )
-    if algorithm.loss is not None:
-        for name in ("surrogate", "clip_low", "clip_high", "dual_clip", "gate_positive", "gate_negative"):
-            uses[name] = (False, "loss is a function of your own, in place of the surrogate")
-    if algorithm.advantage is not None:
-        for name in ("baseline", "scale", "turn_discount", "running_mean_decay"):
-            uses[name] = (False, "advantage is a function of your own, and what it returns is final")
-    for name in ("overlong_tokens", "overlong_tail"):
-        uses[name] = (algorithm.overlong_factor > 0, "nothing is penalised while overlong_factor is 0")
-    if algorithm.has_teacher and algorithm.drop_degenerate:
-        uses["drop_degenerate"] = (False, "a teacher has something to say of every trajectory")
-    if algorithm.has_teacher and algorithm.fill:
-        uses["fill"] = (False, "a teacher has something to say of every trajectory")
-    if not algorithm.learns_from_rewards:
-        uses |= dict.fromkeys(_OF_REWARDS, (False, "rewards teach nothing while rl_coefficient is 0"))
-        uses["proximal"] = (algorithm.second_moment is not None, "a teacher is listened to without it")
-    for name, (used, reason) in uses.items():
-        if not used and getattr(settings, name) != AlgorithmSettings.model_fields[name].default:
+    for name, reason in unused_parts(algorithm).items():
+        given = getattr(settings, name)
+        if given != AlgorithmSettings.model_fields[name].default and not is_cleared(given):
             raise ConfigurationError(f"trainer.algorithm.{name}: {reason}")
+
+
+def dead_parts(preset: Algorithm, algorithm: Algorithm) -> dict[str, str]:
+    """Return the parts that act in the preset and cannot in `algorithm`, made from it, by name with the reason.
+
+    Parts without a value are left out, and those in whose place the user set a teacher alone or a function.
+    """
+    if preset.learns_from_rewards and not algorithm.learns_from_rewards:
+        return {}
+    before = unused_parts(dataclasses.replace(preset, loss=algorithm.loss, advantage=algorithm.advantage))
+    return {
+        name: reason
+        for name, reason in unused_parts(algorithm).items()
+        if name not in before and getattr(algorithm, name) is not None
+    }
+
+
+def unused_parts(algorithm: Algorithm) -> dict[str, str]:
+    """Return the parts that change nothing beside the others, by name with the reason."""
+    unused = {**_unused_in_the_ratio(algorithm), **_unused_beside_a_critic(algorithm)}
+    if algorithm.denominator is not Denominator.CONSTANT:
+        unused["constant_tokens"] = f"the denominator {algorithm.denominator.value} does not use it"
+    if not algorithm.has_teacher:
+        unused["rl_coefficient"] = "there is no teacher while distill_coefficient is 0"
+        if algorithm.proximal is Proximal.BEHAVIOUR:
+            unused["importance_cap"] = "with proximal = behaviour there is no weight to cap"
+    if not algorithm.has_reference:
+        unused["kl_form"] = "there is no reference while kl_coefficient is 0"
+    if not algorithm.overlong_factor:
+        unused |= dict.fromkeys(_OVERLONG, "nothing is penalised while overlong_factor is 0")
+    if algorithm.drop_degenerate and algorithm.has_teacher:
+        unused["drop_degenerate"] = "a teacher has something to say of every trajectory"
+    elif algorithm.drop_degenerate and algorithm.whitens:
+        unused["drop_degenerate"] = "scale = token_std leaves no trajectory without an advantage"
+    if algorithm.advantage is not None:
+        unused |= dict.fromkeys(_COMPARISON, "advantage is a function of your own, and what it returns is final")
+    if algorithm.fill and algorithm.has_teacher:
+        unused["fill"] = "a teacher has something to say of every trajectory"
+    if not algorithm.learns_from_rewards:
+        unused |= dict.fromkeys(_OF_REWARDS, "rewards teach nothing while rl_coefficient is 0")
+        if algorithm.second_moment is None:
+            unused["proximal"] = "a teacher is listened to without it"
+    return unused
+
+
+def _unused_in_the_ratio(algorithm: Algorithm) -> dict[str, str]:
+    if algorithm.loss is not None:
+        because = "loss is a function of your own, in place of the surrogate"
+        return dict.fromkeys(("surrogate", *_CLIP, "dual_clip", *_GATE), because)
+    surrogate, unused = algorithm.surrogate, dict[str, str]()
+    if surrogate is Surrogate.GATED:
+        unused |= dict.fromkeys(_CLIP, "the gated surrogate clips nothing")
+    elif surrogate is Surrogate.RATIO:
+        unused |= dict.fromkeys(_CLIP, "surrogate ratio clips nothing")
+    if surrogate not in (Surrogate.CLIP, Surrogate.SEQUENCE_CLIP):
+        unused["dual_clip"] = f"surrogate {surrogate.value} does not clip so"
+    if surrogate is not Surrogate.GATED:
+        unused |= dict.fromkeys(_GATE, "only the gated surrogate has a gate")
+    if algorithm.ratio_is_one:
+        because = (
+            "with one mini-batch and proximal = recompute every ratio is exactly 1, so that it cannot act; set"
+            " mini_batches to 2 or more"
+        )
+        acting = ("surrogate", *_CLIP, "dual_clip", *_GATE) if surrogate is not Surrogate.RATIO else ()
+        unused = {**dict.fromkeys(acting, because), **unused}
+    return unused
+
+
+def _unused_beside_a_critic(algorithm: Algorithm) -> dict[str, str]:
+    if not algorithm.has_critic:
+        return dict.fromkeys(_CRITIC, f"baseline {algorithm.baseline.value} has no critic")
+    unused = {"running_mean_decay": "baseline critic compares nothing with a running mean"}
+    if algorithm.mini_batches == 1:
+        unused["value_clip"] = (
+            "in the first optimiser step of a batch values are those at its start; set mini_batches to 2 or more"
+        )
+    return unused
 
 
 def check_reference(settings: ReferenceSettings, algorithm: Algorithm) -> None:

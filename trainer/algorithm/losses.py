@@ -75,12 +75,20 @@ def loglinear_proximal(logprobs_N: Tensor, behaviour_N: Tensor, staleness_N: Ten
     return behaviour_N + alpha_N * (logprobs_N.detach() - behaviour_N)
 
 
-def second_moment_cut(difference_N: Tensor, bound: float) -> float:
-    """The largest (prox − behave)² that tokens of a batch may have so that the mean over those that are left is
-    `bound` at most (M2PO, Zheng et al. 2025). Those beyond it, the furthest from the policy that
-    acted, teach nothing.
+def beyond_behaviour(difference_N: Tensor, advantages_N: Tensor) -> Tensor:
+    """Mark the tokens that already moved from the policy that acted in the direction of their advantage.
 
-    `difference_N` is of the whole batch. Infinite where nothing is left out; of equal tokens all are or none.
+    `difference_N` is log(policy / behaviour). A token with A > 0 and a ratio above 1, or A < 0 and a ratio below 1,
+    is one that PPO's clip could leave out; pushing the others brings them back towards the policy that acted.
+    """
+    return advantages_N * difference_N > 0
+
+
+def second_moment_cut(difference_N: Tensor, bound: float) -> float:
+    """Return the largest square that a token may have so that the mean of the squares up to it is at most `bound`.
+
+    `difference_N` holds log(policy / behaviour) of all candidates of the batch (M2PO, Zheng et al. 2025); tokens
+    beyond the cut are left out. Infinity means that none is; of tokens with equal squares all are, or none.
     """
     squares_N = squared(difference_N).sort().values
     means_N = squares_N.cumsum(0) / torch.arange(1, squares_N.numel() + 1, device=squares_N.device)
@@ -92,8 +100,14 @@ def second_moment_cut(difference_N: Tensor, bound: float) -> float:
 
 
 def squared(difference_N: Tensor) -> Tensor:
-    """In float64, as `second_moment_cut` compares them."""
+    """Return the squares in float64, the precision in which `second_moment_cut` compares them."""
     return difference_N.double().square()
+
+
+def _unclipped(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    """Return −ρA: where ρ is 1 this is REINFORCE (Williams 1992), elsewhere its importance-weighted form."""
+    terms_N = -logratio_N.exp() * inputs.advantages_N
+    return terms_N, torch.zeros_like(inputs.advantages_N, dtype=torch.bool)
 
 
 def _clipped(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
@@ -145,6 +159,7 @@ def _bounded(ratio_N: Tensor, advantages_N: Tensor, objective: Objective) -> tup
 _Terms = Callable[[PolicyLossInputs, Tensor, Objective], tuple[Tensor, Tensor]]
 
 _SURROGATES: dict[Surrogate, _Terms] = {
+    Surrogate.RATIO: _unclipped,
     Surrogate.CLIP: _clipped,
     Surrogate.SEQUENCE_CLIP: _sequence_clipped,
     Surrogate.TRUNCATED: _truncated,

@@ -39,7 +39,8 @@ class Algorithm:
     - `surrogate`, `clip_low`, `clip_high`, `dual_clip`, `gate_positive`, `gate_negative` and `importance_cap` are the
       policy loss (`algorithm/losses.py`).
     - `proximal` is the policy in the denominator of the ratio. `second_moment` bounds the mean square of
-      log(proximal / behaviour): the tokens with the largest squares are left out until it holds.
+      log(policy / behaviour) over the tokens that have moved in the direction of their advantage: those with the
+      largest squares are left out until it holds.
     - `denominator` is what the summed loss is divided by; `constant_tokens` is the answer length of the constant
       denominator. With `drop_degenerate`, trajectories without an advantage do not count in it.
     - With `fill`, groups without an advantage are left out of the batch, and the trainer claims more in their place
@@ -113,6 +114,7 @@ class Algorithm:
             self.mini_batches > 1
             or self.second_moment is not None
             or self.top_entropy_share < 1
+            or self.whitens
             or (self.has_critic and self.pays_divergence_in_reward)
         )
 
@@ -120,6 +122,16 @@ class Algorithm:
     def user_functions(self) -> dict[str, UserFunction]:
         """The functions of the user's own, by the part that they are."""
         return functions_in(self)
+
+    @property
+    def whitens(self) -> bool:
+        """Whether advantages are normalised over the tokens of the batch."""
+        return self.scale is Scale.TOKEN_STD and self.advantage is None
+
+    @property
+    def ratio_is_one(self) -> bool:
+        """Whether every ratio is exactly 1: only one step is taken from the weights that the ratio is against."""
+        return self.mini_batches == 1 and self.proximal is Proximal.RECOMPUTE
 
     @property
     def has_critic(self) -> bool:
@@ -146,7 +158,7 @@ class Algorithm:
         # A user's loss may have a gradient without an advantage.
         also = self.has_reference or self.entropy_coefficient > 0 or self.loss is not None
         held = also and not self.drop_degenerate
-        return self.has_critic or self.has_teacher or held or any(advantages)
+        return self.has_critic or self.has_teacher or self.whitens or held or any(advantages)
 
 
 _PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)

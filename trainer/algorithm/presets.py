@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
-from trainer.algorithm.contradictions import refuse_contradictions, refuse_unused
+from trainer.algorithm.contradictions import dead_parts, refuse_contradictions, refuse_unused
 from trainer.algorithm.parts import Algorithm
 from trainer.config import (
     AlgorithmSettings,
@@ -16,6 +17,7 @@ from trainer.config import (
     Scale,
     Surrogate,
     Truncated,
+    is_cleared,
 )
 from trainer.errors import ConfigurationError
 
@@ -28,6 +30,8 @@ _GRPO = Algorithm(
     importance_cap=2.0,
     proximal=Proximal.RECOMPUTE,
     denominator=Denominator.TOKENS,
+    # Two steps are the fewest in which a ratio leaves 1. They reach a reward in fewer batches than one step does.
+    mini_batches=2,
     turn_discount=1.0,
     running_mean_decay=0.99,
     truncated=Truncated.MASK,
@@ -53,32 +57,49 @@ PRESETS: dict[str, Algorithm] = {
         clip_high=4e-4,
         denominator=Denominator.ANSWERS,
     ),
-    # Ahmadian et al. 2024: the others of the group are the baseline.
-    "rloo": _row(_GRPO, baseline=Baseline.LEAVE_ONE_OUT, scale=Scale.NONE),
+    # Ahmadian et al. 2024: the others of the group are the baseline, all that a session said is one action, and plain
+    # REINFORCE needs no clip. A divergence from the base model is a part of the reward.
+    "rloo": _row(
+        _GRPO,
+        surrogate=Surrogate.RATIO,
+        baseline=Baseline.LEAVE_ONE_OUT,
+        scale=Scale.NONE,
+        denominator=Denominator.SEQUENCES,
+        mini_batches=1,
+        kl_form=Divergence.K1,
+    ),
     # Liu et al. 2025 (Tricks or Traps): the group's mean, the batch's spread.
     "lite_ppo": _row(_GRPO, scale=Scale.BATCH_STD),
-    # Hu et al. 2025: no groups; what keeps the policy near the base model is a part of the reward of each token.
+    # Hu et al. 2025: no groups; the reward of each token, less what its divergence from the base model costs, is
+    # normalised over all tokens of the batch.
     "reinforce_pp": _row(
         _GRPO,
         baseline=Baseline.BATCH_MEAN,
-        scale=Scale.BATCH_STD,
+        scale=Scale.TOKEN_STD,
         kl_coefficient=0.01,
         kl_form=Divergence.K1,
     ),
-    # MiniMax 2025 (M1): the truncated weight against the policy that acted, and every token keeps its gradient.
-    "cispo": _row(_GRPO, surrogate=Surrogate.TRUNCATED, proximal=Proximal.BEHAVIOUR, clip_low=0.99, clip_high=1.0),
-    # Gao et al. 2025 (Qwen): a soft gate against the policy that acted.
-    "sapo": _row(_GRPO, surrogate=Surrogate.GATED, proximal=Proximal.BEHAVIOUR),
-    # Zheng et al. 2025: for stale trajectories; the clip's bounds are far, the second moment does the work.
-    "m2po": _row(_GRPO, second_moment=0.04, importance_cap=10.0),
+    # MiniMax 2025 (M1): the truncated weight against the policy that acted, and every token keeps its gradient. The
+    # bound, which the paper does not tell, is from Khatri et al. 2025 (ScaleRL), where 4 to 8 did alike.
+    "cispo": _row(_GRPO, surrogate=Surrogate.TRUNCATED, proximal=Proximal.BEHAVIOUR, clip_low=0.99, clip_high=4.0),
+    # Gao et al. 2025 (Qwen): a soft gate against the policy that acted, the mean of each answer's mean.
+    "sapo": _row(
+        _GRPO,
+        surrogate=Surrogate.GATED,
+        proximal=Proximal.BEHAVIOUR,
+        denominator=Denominator.ANSWERS,
+    ),
+    # Zheng et al. 2025: the ratio against the policy that acted, whose second moment is bounded instead of itself.
+    "m2po": _row(_GRPO, surrogate=Surrogate.RATIO, proximal=Proximal.BEHAVIOUR, second_moment=0.04, mini_batches=1),
     # Schulman et al. 2017, with the estimate of Schulman et al. 2016: a critic says what each token was worth.
-    "ppo": _row(_GRPO, baseline=Baseline.CRITIC, scale=Scale.BATCH_STD, mini_batches=2, value_clip=0.2),
+    "ppo": _row(_GRPO, baseline=Baseline.CRITIC, scale=Scale.BATCH_STD, value_clip=0.2),
     # Agarwal et al. 2024 (GKD, on-policy with the reverse divergence): what the policy said itself, judged token by
     # token by a teacher. Rewards teach nothing, and a token is judged without regard to how its answer ended.
     "distillation": _row(
         _GRPO,
         baseline=Baseline.NONE,
         scale=Scale.NONE,
+        mini_batches=1,
         rl_coefficient=0.0,
         distill_coefficient=1.0,
         truncated=Truncated.TRAIN,
@@ -95,8 +116,8 @@ def resolve(settings: AlgorithmSettings) -> Algorithm:
     preset = PRESETS.get(settings.preset)
     if preset is None:
         raise ConfigurationError(f"trainer.algorithm.preset: {settings.preset!r} is not one of: {', '.join(PRESETS)}")
-    parts = {
-        field.name: value
+    parts: dict[str, Any] = {
+        field.name: None if is_cleared(value) else value
         for field in dataclasses.fields(Algorithm)
         if (value := getattr(settings, field.name)) is not None
     }
@@ -104,3 +125,11 @@ def resolve(settings: AlgorithmSettings) -> Algorithm:
     refuse_unused(settings, algorithm)
     refuse_contradictions(algorithm)
     return algorithm
+
+
+def warnings(settings: AlgorithmSettings) -> list[str]:
+    """Describe the parts of the preset that cannot act with what the settings change, for the log at start."""
+    found: dict[str, list[str]] = {}
+    for name, reason in dead_parts(PRESETS[settings.preset], resolve(settings)).items():
+        found.setdefault(reason, []).append(name)
+    return [f"{', '.join(names)} of preset {settings.preset}: {reason}" for reason, names in found.items()]

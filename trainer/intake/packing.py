@@ -11,7 +11,7 @@ Axes: B rows, T tokens of the longest row, N trained tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -42,6 +42,8 @@ class MiniBatch:
     micro_batches: tuple[MicroBatch, ...]
     denominator: int
     rewards: Mapping[int, RewardTree] = field(default_factory=dict)
+    rewarded: frozenset[int] = frozenset()
+    """Trajectories with a reward, by their index in the batch; only where advantages are normalised over tokens."""
 
     @property
     def trained_tokens(self) -> int:
@@ -95,6 +97,18 @@ class MicroBatch:
         """Which of the N tokens nobody chose."""
         return self.constrained_N & (self.behaviour_N >= CERTAIN)
 
+    def at_temperature_one(self) -> MicroBatch:
+        """Return the micro-batch for a policy that is trained as it is at temperature 1.
+
+        What acted on tokens drawn at another temperature is then another distribution, as with a constraint: its
+        log-probabilities weigh the gradient, and are no measure of the engine or of a proximal policy.
+        """
+        return replace(
+            self,
+            temperature_N=torch.ones_like(self.temperature_N),
+            constrained_N=self.constrained_N | (self.temperature_N != 1),
+        )
+
     def to(self, device: torch.device) -> MicroBatch:
         moved: dict[str, Any] = {
             name: each.to(device) if isinstance(each := getattr(self, name), Tensor) else each
@@ -126,9 +140,19 @@ def mini_batches(
             micro_batches=tuple(pack(batch, advantages, part, settings, algorithm)),
             denominator=denominator_of(algorithm, part, advantages),
             rewards=_rewards(batch, advantages, part) if algorithm.has_critic else {},
+            rewarded=_rewarded(batch, part) if algorithm.whitens else frozenset(),
         )
         for part in parts
     ]
+
+
+def _rewarded(batch: Batch, sequences: Sequence[TrainingSequence]) -> frozenset[int]:
+    return frozenset(
+        index
+        for index in {sequence.trajectory for sequence in sequences}
+        if batch.trajectories[index].reward is not None
+        or any(turn.reward is not None for turn in batch.trajectories[index].turns)
+    )
 
 
 def _rewards(

@@ -118,13 +118,13 @@ def test_micro_batches_change_nothing_and_the_part_changes_the_gradient(
 
 def test_the_bonus_is_the_gradient_of_the_mean_entropy(tiny_model: Path) -> None:
     """The difference that the part makes is −c times the gradient of the mean over all trained tokens."""
-    base = AlgorithmSettings()
-    bonus = AlgorithmSettings(entropy_coefficient=0.05)
+    base = AlgorithmSettings(mini_batches=1)
+    bonus = AlgorithmSettings(mini_batches=1, entropy_coefficient=0.05)
     (before, without), (after, gradient) = learnt(tiny_model, base), learnt(tiny_model, bonus)
     assert before.tokens is not None
     mean = before.tokens.entropy_N.double().mean().item()
     assert after.loss - before.loss == pytest.approx(-0.05 * mean, abs=1e-6)
-    _, twice = learnt(tiny_model, AlgorithmSettings(entropy_coefficient=0.1))
+    _, twice = learnt(tiny_model, AlgorithmSettings(mini_batches=1, entropy_coefficient=0.1))
     torch.testing.assert_close(twice - without, 2 * (gradient - without), atol=2e-6, rtol=1e-4)
 
 

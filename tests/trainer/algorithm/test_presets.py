@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from trainer.algorithm.parts import Algorithm, as_json, from_json
-from trainer.algorithm.presets import PRESETS, resolve
-from trainer.config import AlgorithmSettings, Surrogate, Truncated
+from trainer.algorithm.presets import PRESETS, resolve, warnings
+from trainer.config import AlgorithmSettings, Baseline, Scale, Surrogate, Truncated
 from trainer.errors import ConfigurationError
 
 
@@ -34,7 +34,8 @@ def test_an_algorithm_of_an_older_trainer_is_what_it_was() -> None:
         "reward",
     )
     written = as_json(PRESETS["grpo"])
-    before = dataclasses.replace(PRESETS["grpo"], truncated=Truncated.TRAIN)  # cut answers were trained as whole ones
+    # Cut answers were trained as whole ones, and a batch was one step.
+    before = dataclasses.replace(PRESETS["grpo"], mini_batches=1, truncated=Truncated.TRAIN)
     assert from_json({name: written[name] for name in names}) == before
 
 
@@ -63,7 +64,14 @@ def test_a_part_that_is_not_known_is_refused() -> None:
             "fill: with a critic no group is without signal",
         ),
         ({"preset": "distillation", "fill": True}, "fill: a teacher has something to say"),
-        ({"second_moment": 0.1, "proximal": "behaviour"}, "second_moment: it bounds the distance"),
+        ({"mini_batches": 1, "clip_low": 0.1}, "clip_low: with one mini-batch and proximal"),
+        ({"mini_batches": 1, "dual_clip": 3.0}, "dual_clip: with one mini-batch and proximal"),
+        ({"mini_batches": 1, "surrogate": "sequence_clip"}, "surrogate: with one mini-batch"),
+        ({"preset": "cispo", "mini_batches": 1, "proximal": "recompute", "clip_high": 1.0}, "clip_high: with one"),
+        ({"preset": "rloo", "clip_high": 0.3}, "clip_high: surrogate ratio clips nothing"),
+        ({"preset": "m2po", "dual_clip": 3.0}, "dual_clip: surrogate ratio does not clip so"),
+        ({"preset": "reinforce_pp", "drop_degenerate": True}, "drop_degenerate: scale = token_std leaves no"),
+        ({"preset": "ppo", "scale": "token_std"}, "scale: token_std is for advantages without a critic"),
         ({"scale": "group_std", "baseline": "none"}, "scale: group_std divides by the spread"),
         ({"dual_clip": 1.1}, "dual_clip: 1.1 must be above"),
         ({"gae_lambda": 0.9}, "gae_lambda: baseline group_mean has no critic"),
@@ -104,3 +112,50 @@ def test_parts_may_be_combined() -> None:
     )
     assert isinstance(algorithm, Algorithm)
     assert (algorithm.gate_positive, algorithm.has_reference) == (2.0, True)
+
+
+@pytest.mark.parametrize("preset", list(PRESETS))
+def test_at_its_defaults_every_part_of_a_preset_can_act(preset: str) -> None:
+    """Its ratio may differ from 1 wherever its term depends on the ratio."""
+    assert warnings(AlgorithmSettings(preset=preset)) == []
+    algorithm = PRESETS[preset]
+    assert not algorithm.ratio_is_one or algorithm.surrogate is Surrogate.RATIO or not algorithm.learns_from_rewards
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mini_batches": 1}, ["surrogate, clip_low, clip_high of preset grpo: with one mini-batch"]),
+        (
+            {"preset": "gspo", "mini_batches": 1},
+            ["surrogate, clip_low, clip_high of preset gspo: with"],
+        ),
+        (
+            {"preset": "sapo", "mini_batches": 1, "proximal": "recompute"},
+            ["surrogate, gate_positive, gate_negative of preset sapo: with one mini-batch"],
+        ),
+        (
+            {"preset": "ppo", "mini_batches": 1},
+            ["surrogate, clip_low, clip_high of preset ppo", "value_clip of preset ppo: in the first optimiser step"],
+        ),
+        ({"preset": "ppo", "value_clip": "none"}, []),
+        ({"preset": "cispo", "mini_batches": 1}, []),  # it acts on stale tokens
+        ({"proximal": "behaviour"}, ["importance_cap of preset grpo: with proximal = behaviour"]),
+        ({"rl_coefficient": 0.0, "distill_coefficient": 1.0}, []),
+    ],
+)
+def test_a_preset_whose_own_part_cannot_act_is_warned_of(given: dict[str, Any], said: list[str]) -> None:
+    found = warnings(AlgorithmSettings(**given))
+    assert len(found) == len(said)
+    assert all(line.startswith(start) for line, start in zip(found, said, strict=True))
+
+
+def test_a_part_can_be_cleared() -> None:
+    """The text "none" stands for no value; that of another option is its own member."""
+    parts = {
+        "ppo": resolve(AlgorithmSettings.model_validate({"preset": "ppo", "value_clip": "none"})),
+        "m2po": resolve(AlgorithmSettings.model_validate({"preset": "m2po", "second_moment": "none"})),
+        "grpo": resolve(AlgorithmSettings.model_validate({"dual_clip": "none", "baseline": "none", "scale": "none"})),
+    }
+    assert (parts["ppo"].value_clip, parts["m2po"].second_moment, parts["grpo"].dual_clip) == (None, None, None)
+    assert (parts["grpo"].baseline, parts["grpo"].scale) == (Baseline.NONE, Scale.NONE)

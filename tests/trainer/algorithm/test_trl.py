@@ -204,7 +204,7 @@ def grpo_trainer(trl: Any, base: Path, **options: Any) -> Any:
 
 
 CLIPPED = {"epsilon": 0.2, "epsilon_high": 0.28}
-BEHAVIOUR = {"proximal": "behaviour"}
+BEHAVIOUR = {"proximal": "behaviour", "mini_batches": 1}
 TOKENS = {"denominator": "tokens"}
 ANSWERS = {"denominator": "answers"}
 

@@ -288,7 +288,7 @@ def test_a_trainer_that_was_first_wins_and_one_that_comes_after_goes_on(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = ProxyClient.commit
-    with proxy.trainer() as trainer:
+    with proxy.trainer(algorithm={"mini_batches": 1}) as trainer:
         proxy.group([1.0, 0.0, 0.5, 0.0])
 
         def beaten(client: ProxyClient, request: CommitRequest) -> CommitReply:
