@@ -151,12 +151,12 @@ def table_scores(logits: Tensor, before_N: Tensor, targets_N: Tensor, temperatur
 
 
 def common_batch(known: Tables) -> tuple[TrajectoryGroup, ...]:
-    """Groups of four, three and two, the last with equal rewards, and a session alone; answers of one to fifteen
-    tokens by three versions, sessions of one to three turns, one turn with a reward."""
+    """Groups of four, of three with rewards that lie closer, and of two with equal ones, and a session alone; answers
+    of one to fifteen tokens by three versions, sessions of one to three turns, one turn with a reward."""
     rng = random.Random(1)  # noqa: S311 - see `tables`
     plan: list[tuple[str | None, list[tuple[float, list[int]]]]] = [
         ("four", [(1.0, [3, 5]), (0.0, [9]), (0.25, [2, 1, 4]), (0.0, [15])]),
-        ("three", [(0.0, [6, 2]), (1.0, [1]), (0.5, [7, 3])]),
+        ("three", [(0.4, [6, 2]), (0.6, [1]), (0.5, [7, 3])]),
         ("two", [(1.0, [4]), (1.0, [8, 2])]),
         (None, [(0.75, [5, 5])]),
     ]
