@@ -164,12 +164,11 @@ def test_turn_rewards_enter_the_preset(preset: str) -> None:
     batch = [chain(3.0), chain(1.0), chain(1.0), chain(0.0), chain(2.0), chain(2.0)]
     found = [turns[0] for turns in assign(batch, [0, 0, 0, 0, 1, 1], algorithm, MEANS).turns]
     group, spread = [1.75, -0.25, -0.25, -1.25], math.sqrt((1.75**2 + 2 * 0.25**2 + 1.25**2) / 4)
-    batch_spread = math.sqrt((1.5**2 + 3 * 0.5**2 + 1.5**2 + 0.5**2) / 6)
     wanted = {
         "grpo": [each / spread for each in group] + [0, 0],
         "rloo": [4 / 3 * each for each in group] + [0, 0],
         "dr_grpo": [*group, 0, 0],
-        "reinforce_pp": [each / batch_spread for each in (1.5, -0.5, -0.5, -1.5, 0.5, 0.5)],
+        "reinforce_pp": [1.5, -0.5, -0.5, -1.5, 0.5, 0.5],  # the learner divides them, over all tokens
     }
     assert found == pytest.approx(wanted[preset], abs=1e-12)
 

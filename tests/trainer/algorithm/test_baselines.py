@@ -20,6 +20,7 @@ COHORTS = [
     for baseline in (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT, Baseline.BATCH_MEAN)
     for scale in Scale
     if not (baseline is Baseline.BATCH_MEAN and scale is Scale.GROUP_STD)
+    and scale is not Scale.TOKEN_STD  # which leaves the division to the learner
 ]
 OTHERS = [
     *((Baseline.RUNNING_MEAN, scale) for scale in (Scale.RUNNING_STD, Scale.BATCH_STD, Scale.NONE)),
