@@ -31,6 +31,10 @@ def test_cut_answers_are_masked_and_shown(tmp_path: Path) -> None:
             for name in (cut_at_the_end, all_cut)
         }
         operating = httpx.get(f"{proxy.url}/api/v1/sessions/{cut_at_the_end}", headers=as_admin).json()
+        with httpx.Client(base_url=proxy.url) as browser:
+            browser.post("/admin/login", data={"key": ADMIN}, headers={"origin": proxy.url})
+            paths = (f"sessions/{cut_at_the_end}", f"runs/{RUN}", f"runs/{RUN}/steps/1")
+            session_page, run_page, step_page = [browser.get(f"/admin/{path}").text for path in paths]
         drawn = (
             CliRunner()
             .invoke(
@@ -62,3 +66,8 @@ def test_cut_answers_are_masked_and_shown(tmp_path: Path) -> None:
     assert "Version 1 consumed it and learnt nothing from it: its answers were cut" in views[all_cut]["explanation"]
     for said in ("4 (1 masked: length)", "skipped: truncated", "masked length", "cut answer share"):
         assert said in drawn
+    assert "Not trained: it was cut by its bound on tokens." in session_page
+    assert "cut, length</span>" in session_page
+    assert "% cut</span>" in run_page
+    assert "1 masked: length</span>" in step_page
+    assert "2 masked: length</span>" in step_page
