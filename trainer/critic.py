@@ -1,4 +1,4 @@
-"""The critic beside a policy: what its values make of a batch's rewards, and what it learns from them.
+"""The critic beside a policy: advantages from its values and a batch's rewards, and its own training.
 
 Axes: N trained tokens of a micro-batch, or of all that a rank holds.
 """
@@ -25,8 +25,8 @@ from trainer.parallel.mesh import Ranks
 
 
 class Credit(NamedTuple):
-    """What the critic says of a micro-batch at the start of the step: values, what it should have said, and the
-    advantages that the policy learns from. On the CPU, float32."""
+    """Values of a micro-batch's tokens at the start of the step, the returns that the critic learns to predict, and
+    the advantages that the policy learns from. On the CPU, float32."""
 
     values_N: Tensor
     returns_N: Tensor
@@ -37,7 +37,7 @@ class Credit(NamedTuple):
 
 
 class Critic:
-    """A value model and its optimiser. Every rank has one and calls the same methods in the same order."""
+    """A value model with its optimiser. Every rank has a critic and calls the same methods in the same order."""
 
     def __init__(self, model: ValueModel, algorithm: Algorithm, settings: OptimizerSettings, ranks: Ranks) -> None:
         self.model = model
@@ -51,7 +51,7 @@ class Critic:
 
     @property
     def learns_alone(self) -> bool:
-        """Whether the policy waits for it in the step that comes."""
+        """Whether the next step trains the critic alone."""
         return self.steps < self._algorithm.critic_warmup
 
     def credit(
@@ -60,9 +60,10 @@ class Critic:
         costs: Sequence[Sequence[Tensor | None]],
         rewards: Mapping[int, RewardTree],
     ) -> list[list[Credit]]:
-        """Of each micro-batch of this rank's shares, whose tokens' rewards are less by `costs` (None: by nothing).
+        """Return the credit of each micro-batch of this rank's shares. `costs` are subtracted from the rewards of the
+        tokens; None stands for no cost.
 
-        Paths go through the micro-batches of all ranks: the first one puts them together.
+        A path may go through micro-batches of several ranks, so the first rank computes the credit of all of them.
         """
         batches = [batch for share in shares for batch in share]
         values = [self._values(batch, learns=False).cpu() for batch in batches]
@@ -88,7 +89,7 @@ class Critic:
     def _credit_all(
         self, gathered: Sequence[tuple[Tensor, ...]], rewards: Mapping[int, RewardTree]
     ) -> list[tuple[Tensor, Tensor]]:
-        """(returns, advantages) of every share's tokens."""
+        """Return (returns, advantages) of the tokens of every rank."""
         trajectory_N, turn_N, forced_N, values_N, costs_N = (
             torch.cat(column) for column in zip(*gathered, strict=True)
         )
@@ -106,7 +107,7 @@ class Critic:
         )
 
     def accumulate(self, batch: MicroBatch, credit: Credit, tokens: int) -> float:
-        """Adds the gradient of a micro-batch, one of whose mini-batch's `tokens` each of its own is; its loss."""
+        """Add the gradient of a micro-batch and return its loss, a mean over the `tokens` of its mini-batch."""
         values_N = self._values(batch, learns=True)
         share_N = torch.full_like(values_N, 1 / max(1, tokens))
         loss = value_loss(values_N, credit.values_N, credit.returns_N, share_N, self._algorithm.value_clip)
@@ -132,7 +133,7 @@ class Critic:
         return values_N
 
     def capture(self) -> dict[str, Any]:
-        """Everything that its next step depends on, as this rank has it; no copies."""
+        """Return everything that the critic's next step depends on, as this rank has it, without copies."""
         return {
             "steps": self.steps,
             "weights": {name: parameter.detach() for name, parameter in self.model.named_weights()},
@@ -145,7 +146,7 @@ class Critic:
         return {**below("weights", weights), **below("optimizer", weights)}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """As captured; None: as it was in the beginning. Raises WeightsUnusable."""
+        """Take over what was captured. None makes the critic begin anew. Raises WeightsUnusable."""
         if state is None:
             self.model.begin_anew()
         else:

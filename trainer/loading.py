@@ -1,4 +1,4 @@
-"""Models as the ranks hold them."""
+"""Load models onto the ranks: policies, adapters, references and critics."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _Model = TypeVar("_Model", PolicyModel, ValueModel)
 _ONLY = "policy"
 
 Residents = dict[tuple[object, ...], Adapters]
-"""The models that the runs of a process have adapters over, by what they were loaded from and how."""
+"""Base models that the adapters of several runs of a process share, by their directory and settings."""
 
 
 def load_learnt(
     directory: Path, settings: TrainerSettings, ranks: Ranks, residents: Residents | None = None
 ) -> Policy:
-    """What a run trains: the whole model of a directory, or an adapter over it, which may be one of the `residents`.
-    A collective.
+    """Load what a run trains: the whole model of a directory, or a new adapter over it. The base model of the adapter
+    is taken from `residents` if it is there, and kept there. A collective.
 
     Raises UnsupportedModel, and ConfigurationError where the ranks' layout or the adapter does not fit the model.
     """
@@ -61,7 +61,7 @@ def load_learnt(
 
 
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
-    """The model of a directory on the ranks' device, divided among them, to be trained whole. A collective.
+    """Load the model of a directory onto the ranks' device, divided among them, to be trained whole. A collective.
 
     Raises UnsupportedModel, and ConfigurationError where the ranks' layout does not fit the model.
     """
@@ -71,7 +71,7 @@ def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> Po
 def load_adapters(
     directory: Path, settings: TrainerSettings, ranks: Ranks, shapes: Mapping[str, AdapterSettings]
 ) -> Adapters:
-    """One model of a directory, as `load_trained` has it, and adapters over it by name. A collective.
+    """Load a model as `load_trained` does, and add an adapter over it for each of `shapes`. A collective.
 
     Raises UnsupportedModel, and ConfigurationError where an adapter does not fit the model.
     """
@@ -101,8 +101,8 @@ def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> 
 
 
 def load_critic(directory: Path, settings: TrainerSettings, ranks: Ranks) -> ValueModel:
-    """A critic that begins with the transformer of a directory, which is transformers' own whatever the backend. A
-    collective. Raises UnsupportedModel."""
+    """Load a critic that begins with the transformer of a directory, in transformers' own definition whatever the
+    backend. A collective. Raises UnsupportedModel."""
     return _placed(
         load_value(directory, settings.precision, activation_checkpointing=settings.activation_checkpointing),
         settings,
@@ -156,7 +156,7 @@ def _divided(model: PolicyModel, settings: TrainerSettings, ranks: Ranks) -> Pol
 
 
 def check_compiler(device: torch.device) -> None:
-    """Raises ConfigurationError where nothing can be compiled for the device."""
+    """Raise ConfigurationError if nothing can be compiled for the device."""
     try:
         torch.compile(torch.nn.functional.silu)(torch.ones(2, device=device))
     except Exception as error:
@@ -177,7 +177,8 @@ def _placed(model: _Model, settings: TrainerSettings, ranks: Ranks) -> _Model:
 
 
 def _choose_attention(model: PolicyModel | ValueModel, settings: TrainerSettings, ranks: Ranks) -> None:
-    """Before the model is divided. Raises ConfigurationError where what was asked for does not work."""
+    """Choose how attention is computed, before the model is divided. Raises ConfigurationError if the chosen way does
+    not work for the model."""
     asked, packing = settings.attention, settings.batch.packing
     masked = {Packing.TREE, Packing.PACKED} if of_packed_rows(ranks.device) else {Packing.TREE}
     useful = packing in masked and Packing.TREE in model.packings

@@ -54,19 +54,19 @@ class PolicyModel(Passes, Repeatable):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The decoder layers. Raises UnsupportedModel where there is no one list of them."""
+        """The decoder layers. Raises UnsupportedModel if the model has no single list of them."""
         return decoder_layers(self._transformer.get_decoder(), self._transformer.config.num_hidden_layers)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names; tied ones once."""
+        """Yield parameters under their Hugging Face names, tied ones once."""
         yield from self.inner.named_parameters()
 
     def load_base(self, directory: Path) -> None:
-        """Copies the weights of the base model into this one. Raises WeightsUnusable."""
+        """Copy the weights of the base model into this one. Raises WeightsUnusable."""
         load_weights(self.named_weights(), directory)
 
     def load_version(self, directory: Path) -> None:
-        """Copies the weights of a version into this model. Raises WeightsUnusable."""
+        """Copy the weights of a version into this model. Raises WeightsUnusable."""
         if (adapter := adapter_in(directory)) is not None:
             raise WeightsUnusable(
                 f"{directory} has an adapter of rank {adapter.get('r')} over the base model, and no whole weights:"
@@ -103,14 +103,14 @@ class PolicyModel(Passes, Repeatable):
             )
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, reach_BT: Tensor | None = None) -> Tensor:
-        """The last hidden state of every token, BTD."""
+        """Return the last hidden state of every token, BTD."""
         decoder = self._transformer.get_decoder()
         return hidden_states(
             decoder, input_ids_BT, position_ids_BT, reach_BT, self.precision, by_blocks=self.by_blocks
         )
 
     def accept_block_masks(self) -> None:
-        """Attention takes them from now on, beside masks of other kinds."""
+        """Make attention take block masks beside masks of other kinds."""
         accept_block_masks(self._transformer)
 
 
@@ -123,8 +123,8 @@ def hidden_states(
     *,
     by_blocks: bool,
 ) -> Tensor:
-    """The last hidden states of a decoder of transformers, BTD. Rows without a reach, and without a sequence that
-    begins behind another, need no mask."""
+    """Return the last hidden states of a decoder of transformers, BTD. Rows need no mask if they have no reach and no
+    sequence that begins behind another."""
     halved = precision is Precision.BFLOAT16
     mask: Tensor | BlockMask | None = None
     if by_blocks and reach_BT is None and of_packed_rows(input_ids_BT.device):
@@ -143,7 +143,8 @@ def hidden_states(
 
 
 def accept_block_masks(transformer: Any) -> None:
-    """transformers' own flex_attention would make masks of T × T, and compile its kernel anew for each mode."""
+    """Register attention that takes block masks and use it in a model of transformers, whose own flex_attention would
+    make masks of T × T, and compile its kernel anew for each mode."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -162,7 +163,7 @@ def _blocks_or_sdpa(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls attention. Raises UnsupportedModel."""
+    """Compute attention as transformers calls it, by blocks under a block mask. Raises UnsupportedModel."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if not isinstance(attention_mask, BlockMask):
@@ -176,7 +177,7 @@ def _blocks_or_sdpa(
 
 
 def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
-    """Raises UnsupportedModel."""
+    """Return the decoder's list of `count` layers. Raises UnsupportedModel if it has none, or several."""
     lists = [module for module in decoder.children() if isinstance(module, nn.ModuleList) and len(module) == count]
     if len(lists) != 1:
         raise UnsupportedModel(f"{type(decoder).__name__}: found {len(lists)} lists of decoder layers, not one")
@@ -184,7 +185,7 @@ def decoder_layers(decoder: nn.Module, count: int) -> nn.ModuleList:
 
 
 def resolve_directory(model: str) -> Path:
-    """The local directory of a model: itself, or the snapshot of a Hugging Face id (from the cache where offline).
+    """Return the local directory of a model: itself, or the snapshot of a Hugging Face id, cached if offline.
 
     Raises UnsupportedModel if there is neither.
     """
@@ -207,7 +208,7 @@ def resolve_directory(model: str) -> Path:
 def load_policy(
     directory: Path, precision: Precision, token_logprobs: TokenLogprobs, *, activation_checkpointing: bool
 ) -> PolicyModel:
-    """The model of a directory with float32 weights on the CPU, checked to be one that is trained rightly here.
+    """Load the model of a directory with float32 weights on the CPU, after checking that its rows are scored rightly.
 
     Raises UnsupportedModel.
     """

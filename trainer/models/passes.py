@@ -1,4 +1,4 @@
-"""What a learner asks of a policy: passes over micro-batches, however the policy runs them.
+"""Passes over micro-batches, as a learner asks them of a policy, however the policy runs them.
 
 Axes: B rows, T tokens, N scored tokens.
 """
@@ -15,7 +15,7 @@ from trainer.parallel.tensor import total_norm
 
 
 class Rows(NamedTuple):
-    """The tokens of a micro-batch's rows, and N of them in their places: what a policy takes, in this order."""
+    """A policy's inputs, in this order: the tokens of a micro-batch's rows, and the N tokens to score."""
 
     input_ids_BT: Tensor
     position_ids_BT: Tensor
@@ -36,11 +36,11 @@ class Scores(NamedTuple):
 
 
 Loss = Callable[[int, Scores], Tensor]
-"""(number of a micro-batch, its scores) → what its gradient is of."""
+"""(number of a micro-batch, its scores) → the loss to differentiate."""
 
 
 class Passes:
-    """A module's, whose call takes `Rows` and gives `Scores`: one micro-batch after the other."""
+    """Passes of a module whose call takes `Rows` and returns `Scores`, one micro-batch after the other."""
 
     __call__: Callable[..., Any]
     parameters: Callable[..., Iterator[nn.Parameter]]
@@ -51,13 +51,13 @@ class Passes:
         return frozenset()
 
     def score(self, rows: Sequence[Rows]) -> list[Scores]:
-        """Without gradient, on every rank that sees the rows. A collective, as all passes are."""
+        """Score rows without a gradient, on every rank that sees them. A collective, as all passes are."""
         with torch.no_grad():
             return [Scores(*self(*each)) for each in rows]
 
     def learn(self, rows: Sequence[Rows], loss: Loss) -> list[Scores]:
-        """Adds the gradient of each one's loss; their scores, as of `score`. All that one optimiser step learns from
-        goes through one call. In a pipeline `loss` is asked at the last stage alone."""
+        """Add the gradient of each micro-batch's loss and return the scores, as `score` does. One call covers all
+        that one optimiser step learns from. In a pipeline only the last stage calls `loss`."""
         found = []
         for number, each in enumerate(rows):
             scores = Scores(*self(*each))
@@ -66,5 +66,5 @@ class Passes:
         return found
 
     def gradient_norm(self) -> float:
-        """Of the whole model, once all of its gradient is there. A collective."""
+        """Return the norm of the whole model's gradient, after the last `learn` of a step. A collective."""
         return total_norm(weight.grad for weight in self.parameters() if weight.grad is not None)

@@ -29,7 +29,7 @@ _HEAD = "value_head"
 
 
 class ValueModel(Repeatable):
-    """What is to come, as of each trained token. Weights are float32, and the head computes in it.
+    """A model of the reward that is still to come at each trained token. Weights are float32, and so is the head.
 
     `names` are the transformer's parameters under their Hugging Face names, in the order of its own.
     """
@@ -66,7 +66,7 @@ class ValueModel(Repeatable):
         yield from zip(self._names, self.decoder.parameters(), strict=True)
 
     def begin_anew(self) -> None:
-        """As it was when it was loaded. Raises WeightsUnusable."""
+        """Put back the weights that the model was loaded with. Raises WeightsUnusable."""
         load_weights(self._transformer_weights(), self._directory)
         with torch.no_grad():
             for parameter in self.value_head.parameters():
@@ -75,26 +75,26 @@ class ValueModel(Repeatable):
     def forward(
         self, input_ids_BT: Tensor, position_ids_BT: Tensor, predictor_N: Tensor, reach_BT: Tensor | None = None
     ) -> Tensor:
-        """V_N, float32: of each token before it was chosen, at the place where it is predicted.
+        """Return V_N, float32: the value before each trained token was chosen, at the place where it is predicted.
 
-        What a token of a row sees is as in `PolicyModel`.
+        Tokens of a row see each other as in `PolicyModel.forward`.
         """
         hidden_ND = self.hidden(input_ids_BT, position_ids_BT, reach_BT).flatten(0, 1)[predictor_N].float()
         return functional.linear(hidden_ND, self.value_head.weight, self.value_head.bias)[:, 0]
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, reach_BT: Tensor | None = None) -> Tensor:
-        """The last hidden state of every token, BTD."""
+        """Return the last hidden state of every token, BTD."""
         return hidden_states(
             self.decoder, input_ids_BT, position_ids_BT, reach_BT, self.precision, by_blocks=self.by_blocks
         )
 
     def accept_block_masks(self) -> None:
-        """Attention takes them from now on, beside masks of other kinds."""
+        """Make attention take block masks beside masks of other kinds."""
         accept_block_masks(self.decoder)
 
 
 def load_value(directory: Path, precision: Precision, *, activation_checkpointing: bool) -> ValueModel:
-    """A critic that begins with the transformer of a directory, on the CPU. Raises UnsupportedModel."""
+    """Load a critic that begins with the transformer of a directory, on the CPU. Raises UnsupportedModel."""
     transformer = load_transformer(directory, activation_checkpointing=activation_checkpointing)
     packings = packings_of(PolicyModel(transformer, Precision.FLOAT32, plain_logprobs))
     return ValueModel(transformer, precision, directory, packings).train()
