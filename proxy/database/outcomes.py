@@ -157,6 +157,7 @@ _MASKED = {
     "interrupted": "it was cut when its client left, or when the generation was ended",
     "repetition": "a filter found it repetitive",
     "gibberish": "a filter found it to be gibberish",
+    "superseded": "the agent went on with another answer to this prompt, and this one has no reward of its own",
 }
 """The reasons that the trainer gives for answers that it left out (`contract.claim.MaskedTurn`)."""
 

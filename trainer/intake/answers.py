@@ -26,6 +26,9 @@ from trainer.intake.filters import Fault, caught_by
 from trainer.intake.grouping import Batch
 from trainer.intake.staleness import Skip, is_trained
 
+SUPERSEDED = "superseded"
+"""The reason of an answer that the agent left behind for another one to the same prompt."""
+
 _CUT = {Cut.LENGTH: Fault.LENGTH, Cut.INTERRUPTED: Fault.INTERRUPTED}
 _SKIPS = {
     Fault.LENGTH: Skip.TRUNCATED,
@@ -93,9 +96,11 @@ def judge(batch: Batch, algorithm: Algorithm) -> JudgedAnswers:
         found = _faults(trajectory, algorithm)
         ends = [turn.cut is not None for turn in trajectory.turns if is_trained(turn)]
         answers, cut = answers + len(ends), cut + sum(ends)
-        if found:
+        reasons = {**dict.fromkeys(_left_behind(trajectory), SUPERSEDED), **found}
+        if reasons:
             masked[trajectory.session_id] = tuple(
-                MaskedTurn(turn_id=trajectory.turns[turn].id, reason=fault.value) for turn, fault in found.items()
+                MaskedTurn(turn_id=trajectory.turns[turn].id, reason=str(reason))
+                for turn, reason in sorted(reasons.items())
             )
         fatal = {
             number: fault
@@ -117,6 +122,15 @@ def judge(batch: Batch, algorithm: Algorithm) -> JudgedAnswers:
         answers=answers,
         cut=cut,
     )
+
+
+def _left_behind(trajectory: Trajectory) -> list[int]:
+    """Return the superseded turns that are not trained, as they have no reward of their own."""
+    return [
+        number
+        for number, turn in enumerate(trajectory.turns)
+        if turn.superseded and turn.trainable and not is_trained(turn)
+    ]
 
 
 def _faults(trajectory: Trajectory, algorithm: Algorithm) -> dict[int, Fault]:

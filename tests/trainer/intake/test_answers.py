@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from proxy.contract.claim import ClaimedBatch, MaskedTurn
 from proxy.contract.identifiers import ClaimId
-from proxy.contract.trajectory import Trajectory, TrajectoryTurn
+from proxy.contract.trajectory import Purpose, Trajectory, TrajectoryTurn
+from proxy.contract.turn import TurnPlace, TurnState
+from proxy.database.outcomes import TurnFacts, untrained_turns
 from tests.trainer.tiny import (
     GRPO,
     VOCABULARY,
@@ -197,6 +199,24 @@ def test_a_choice_that_was_left_behind_is_masked_alone() -> None:
     zeroed = prepared(members, truncated=Truncated.ZERO_REWARD).judged.compared
     assert [each.reward for each in zeroed] == [0.0, 1.0]
     assert [each.turns[0].reward for each in zeroed] == [0.0, 0.0]
+
+
+def test_a_choice_that_was_left_behind_is_named_with_its_reason() -> None:
+    choices = [
+        turn([6], superseded=True),
+        turn([7], superseded=True, reward=1.0),
+        turn([8], reward=0.0),
+        turn([9], superseded=True, trainable=False),
+    ]
+    member = trajectory(*choices, turn([9], parent=2, prefix=4, prompt=[9]), reward=1.0)
+    found = prepared([member, trajectory(turn([4]), reward=0.0)])
+    assert found.judged.masked == {member.session_id: (MaskedTurn(turn_id=choices[0].id, reason="superseded"),)}
+    clauses = untrained_turns(
+        [TurnFacts(place=TurnPlace(choices[0].id, None, 0, 3, TurnState.COMPLETE), is_greedy=False)],
+        Purpose.TRAIN,
+        {choices[0].id: "superseded"},
+    )
+    assert "another answer to this prompt" in clauses[choices[0].id]
 
 
 def test_what_is_not_trained_gives_no_signal() -> None:
