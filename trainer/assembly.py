@@ -140,7 +140,7 @@ def assemble(
     publisher = DiskPublisher(settings.weights.directory, base, settings.weights.keep_optimizer_states, model, ranks)
     ending.callback(publisher.close)
     versions = Versions(settings, algorithm, ranks, connection.client, connection.claims, publisher, learner)
-    source = BatchSource(connection.claims, settings.batch, algorithm, model.vocabulary)
+    source = BatchSource(connection.claims, settings.batch, algorithm, model.vocabulary, head.max_new_tokens)
     ahead = None
     if shared.changed is not None:
         ahead = BatchAhead(connection.claims, source, shared.changed)

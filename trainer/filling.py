@@ -25,13 +25,22 @@ _log = structlog.get_logger("trainer.filling")
 
 
 class BatchSource:
-    """Used by the first rank only. `vocabulary` is the model's number of token ids."""
+    """Used by the first rank only. `vocabulary` is the model's number of token ids, `max_new_tokens` the run's bound
+    on one answer that the algorithm was made for; None: it was not known."""
 
-    def __init__(self, claims: ClaimsInHand, settings: BatchSettings, algorithm: Algorithm, vocabulary: int) -> None:
+    def __init__(
+        self,
+        claims: ClaimsInHand,
+        settings: BatchSettings,
+        algorithm: Algorithm,
+        vocabulary: int,
+        max_new_tokens: int | None = None,
+    ) -> None:
         self._claims = claims
         self._settings = settings
         self._algorithm = algorithm
         self._vocabulary = vocabulary
+        self._max_new_tokens = max_new_tokens
 
     def take(self, version: int, means: RunningMeans, *, waits: bool = True) -> ClaimedBatch | None:
         """Return the next batch to train from `version`, after batches of these `means`; None if there was too little
@@ -39,9 +48,24 @@ class BatchSource:
         `ClaimsInHand.take` does."""
         deadline = time.monotonic() + self._settings.wait_seconds
         batch = self._claims.take(version, waits=waits)
+        if batch is not None:
+            self._warn_of_new_bound(batch)
         if batch is None or not self._algorithm.fill:
             return batch
         return self._filled(batch, version, means, deadline)
+
+    def _warn_of_new_bound(self, batch: ClaimedBatch) -> None:
+        """Say once that the run's bound on answers is not the one that the overlong penalty was made for. The penalty
+        is part of the record of every step, so it does not change while the trainer runs."""
+        bound = batch.max_new_tokens
+        if bound is None or bound == self._max_new_tokens or not self._algorithm.overlong_factor:
+            return
+        self._max_new_tokens = bound
+        _log.warning(
+            "run.max_new_tokens has changed, and overlong answers are penalised as before: start the trainer again",
+            max_new_tokens=bound,
+            overlong_tokens=self._algorithm.overlong_tokens,
+        )
 
     def _filled(self, batch: ClaimedBatch, version: int, means: RunningMeans, deadline: float) -> ClaimedBatch:
         """Join claims to the batch until it has enough trajectories with signal, nothing more waits, or as many

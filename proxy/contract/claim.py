@@ -43,13 +43,15 @@ class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClaimedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """`claim_id` None: there was nothing to claim. `base_version` is the head at the time of the claim. `engine` is
-    as of the answer; None where nobody looks at one."""
+    as of the answer; None where nobody looks at one. `max_new_tokens` is the run's bound on one answer at that time;
+    None: the proxy does not say."""
 
     claim_id: ClaimId | None
     lease_expires_at: float
     base_version: int
     groups: tuple[TrajectoryGroup, ...]
     engine: EngineReading | None = None
+    max_new_tokens: int | None = None
 
     @property
     def trajectory_count(self) -> int:

@@ -73,6 +73,7 @@ class TrainingProxy:
     is_deleted: bool = False
     engine: EngineReading | None = None
     formats: tuple[WeightsFormat, ...] | None = None
+    max_new_tokens: int | None = None
     before_commit: Callable[[], None] = lambda: None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -94,6 +95,7 @@ class TrainingProxy:
             base_model=self.base_model,
             weights=self.weights,
             formats=self.formats,
+            max_new_tokens=self.max_new_tokens,
         )
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 110.0) -> None:
@@ -190,6 +192,7 @@ class TrainingProxy:
             base_version=self.version,
             groups=tuple(taken),
             engine=self.engine,
+            max_new_tokens=self.max_new_tokens,
         )
 
     def _fill(self, want: int) -> None:

@@ -240,6 +240,20 @@ def test_rewards_that_the_penalty_made_equal_are_said(start: Start, tiny_model: 
     assert len(proxy.leases) == 1
 
 
+def test_a_bound_that_has_changed_is_said_once(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), max_new_tokens=64)
+    trainer = start(proxy, filling(tmp_path, algorithm={"preset": "dapo"}))
+    trainer.loop.resume()
+    with structlog.testing.capture_logs() as logs:
+        for bound in (64, 128, 128):
+            proxy.max_new_tokens = bound
+            proxy.offer(telling(2))
+            trainer.loop.step()
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "run.max_new_tokens has changed" in line["event"]
+    assert (line["max_new_tokens"], line["overlong_tokens"]) == (128, 64)
+
+
 @hypothesis.settings(max_examples=40, deadline=None)
 @given(
     offered=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=24),

@@ -101,12 +101,14 @@ class ClaimService:
         self._signals.trajectories.notify()
 
     async def claim(self, run: RunView, request: ClaimRequest, *, abandoned: Abandoned = _never) -> ClaimedBatch:
-        """Leases about `want` trajectories, waiting up to `wait_s` for them; an empty batch if there are too few.
+        """Lease about `want` trajectories, waiting up to `wait_s` for them; an empty batch if there are too few.
 
         Nothing is leased once `abandoned` says that nobody waits for the answer any more; what was leased while the
         one who asked went away is given back.
         """
         batch = await self._claim(run, request, abandoned)
+        if batch.claim_id is not None:
+            batch = msgspec.structs.replace(batch, max_new_tokens=run.settings.max_new_tokens)
         return batch if self._activity is None else msgspec.structs.replace(batch, engine=self._activity.read())
 
     async def _claim(self, run: RunView, request: ClaimRequest, abandoned: Abandoned) -> ClaimedBatch:

@@ -90,6 +90,7 @@ async def test_first_ready_first(world: World, claims: ClaimService) -> None:
         order.append(await world.ready())
     batch = await claims.claim(world.run, wish(2))
     assert sessions_of(batch) == order[:2]
+    assert batch.max_new_tokens == world.run.settings.max_new_tokens
 
 
 async def test_too_few_is_an_empty_batch(world: World, claims: ClaimService) -> None:
