@@ -26,6 +26,7 @@ from trainer.algorithm.losses import PolicyLossInputs, policy_loss
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
 from trainer.algorithm.running import SESSION, Observation, RunningMeans
+from trainer.algorithm.whitening import whitened
 from trainer.config import Baseline, BatchSettings, Scale
 from trainer.intake.grouping import Batch
 from trainer.intake.packing import MicroBatch, mini_batches
@@ -56,6 +57,15 @@ class Sample:
                 for place, values in self.seen.items()
             },
         )
+
+    @property
+    def rewarded(self) -> list[int]:
+        """The trajectories that have a reward of any kind."""
+        return [
+            index
+            for index, (session, turns) in enumerate(zip(self.session, self.turns, strict=True))
+            if any(each is not None for each in (session, *turns))
+        ]
 
     @property
     def members(self) -> list[Trajectory]:
@@ -129,6 +139,7 @@ def expected(sample: Sample, algorithm: Algorithm) -> list[list[float | None]]:
             cohort.remove(value)
         return value - statistics.fmean(sample.seen[place] if alone else cohort), alone
 
+    whitened_ = algorithm.whitens and len(sample.rewarded) > 1  # Then all have one scale, made of the tokens.
     found: list[list[float | None]] = []
     for index, turns in enumerate(sample.turns):
         of_session, lone = distance(index, SESSION)
@@ -136,18 +147,27 @@ def expected(sample: Sample, algorithm: Algorithm) -> list[list[float | None]]:
         for at in range(len(turns)):
             weighted = of_session * discount ** (len(turns) - 1 - at)
             own, own_lone = distance(index, at)
-            row.append(None if lone != own_lone and weighted * own < 0 else weighted + own)
+            row.append(None if not whitened_ and lone != own_lone and weighted * own < 0 else weighted + own)
         found.append(row)
+    if whitened_:  # Every turn has as many tokens.
+        mean = statistics.fmean([each or 0.0 for index in sample.rewarded for each in found[index]])
+        for index in sample.rewarded:
+            found[index] = [(each or 0.0) - mean for each in found[index]]
     return found
 
 
-def step(sample: Sample, algorithm: Algorithm) -> tuple[Advantages, dict[tuple[int, int], list[float]]]:
+Moves = dict[tuple[int, int], list[float]]
+
+
+def step(sample: Sample, algorithm: Algorithm) -> tuple[Advantages, Moves]:
     """Advantages, and by trajectory and turn the gradients of −loss by the log-probabilities of the tokens."""
     members = sample.members
     advantages = assign(members, sample.groups, algorithm, sample.means)
     batch = Batch(trajectories=tuple(members), groups=sample.groups, base_version=0)
+    if algorithm.whitens and len(sample.rewarded) > 1:
+        advantages = dataclasses.replace(advantages, turns=over_tokens(advantages.turns, sample.rewarded))
     parts = mini_batches(batch, advantages.turns, linearise(members), BatchSettings(), algorithm)
-    moves: dict[tuple[int, int], list[float]] = {}
+    moves: Moves = {}
     for part in parts:
         for micro in part.micro_batches:
             values_N = credited(micro, advantages, members, algorithm) if algorithm.has_critic else micro.advantages_N
@@ -167,6 +187,14 @@ def step(sample: Sample, algorithm: Algorithm) -> tuple[Advantages, dict[tuple[i
             ):
                 moves.setdefault((index, number), []).append(-slope)
     return advantages, moves
+
+
+def over_tokens(turns: Sequence[Sequence[float]], rewarded: Sequence[int]) -> tuple[tuple[float, ...], ...]:
+    """The advantages normalised over the tokens of rewarded trajectories; every turn has as many tokens."""
+    counted_N = torch.tensor([index in rewarded for index, row in enumerate(turns) for _ in row])
+    whitened_N = whitened(torch.tensor([each for row in turns for each in row], dtype=torch.float64), counted_N)
+    values = iter(whitened_N.tolist())
+    return tuple(tuple(next(values) for _ in row) for row in turns)
 
 
 def credited(
