@@ -34,7 +34,8 @@ from trainer.parallel.checkpoint import load_state, save_state
 from trainer.reference import FollowingReference
 from trainer.update import Learner
 
-HELD = AlgorithmSettings(kl_coefficient=0.5)
+HELD = AlgorithmSettings(kl_coefficient=0.5, mini_batches=1)
+"""One optimiser step of each update."""
 IDS = torch.arange(1, 9)[None]
 ROWS = Rows(IDS, torch.arange(8)[None], torch.arange(7), IDS[0, 1:], torch.ones(7))
 

@@ -49,7 +49,7 @@ def packed(layout: dict[str, Any]) -> list[MicroBatch]:
         trajectory(turn(drawn(3), prompt=prompt), turn(drawn(4), prompt=prompt), reward=0.0),
         trajectory(turn(drawn(2), prompt=last), reward=0.2),
     ]
-    algorithm = resolve(AlgorithmSettings())
+    algorithm = resolve(AlgorithmSettings(mini_batches=1))
     advantages = assign(members, [0, 0, 0], algorithm, RunningMeans.fresh(0.9))
     batch = Batch(trajectories=tuple(members), groups=(0, 0, 0), base_version=0)
     settings = BatchSettings.model_validate(layout)
