@@ -23,7 +23,7 @@ from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
 from trainer.utilisation import ModelFlops, peak_flops
 
-_GRPO = resolve(AlgorithmSettings())
+_GRPO = resolve(AlgorithmSettings(mini_batches=1))
 # So small that a step leaves the weights as they are: every repetition does the same.
 _OPTIMIZER = OptimizerSettings(learning_rate=1e-12)
 

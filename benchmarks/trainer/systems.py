@@ -62,7 +62,7 @@ class Ours:
     def __init__(self, directory: Path, workload: Workload) -> None:
         ranks = Ranks(0, 1, torch.device("cpu"), None)
         model = load_trained(directory, TrainerSettings(), ranks)
-        self._algorithm = resolve(AlgorithmSettings())
+        self._algorithm = resolve(AlgorithmSettings(mini_batches=1))
         self._learner = Learner(model, self._algorithm, _OPTIMIZER, ranks)
         self.workload = workload
         self.workload = workload.recorded(self._logprobs())

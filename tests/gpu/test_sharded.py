@@ -40,7 +40,7 @@ def test_sharded_steps_are_those_of_the_whole_model(
     ranks: Ranks, backend: str, precision: str, tmp_path: Path
 ) -> None:
     save_random(tmp_path, "qwen3")
-    algorithm = resolve(AlgorithmSettings())
+    algorithm = resolve(AlgorithmSettings(mini_batches=1))
     batch = a_batch()
     advantages = [[1.0 - index] * 3 for index in range(len(batch.trajectories))]
     packed = mini_batches(
