@@ -189,7 +189,7 @@ class Live(Calculator):
     """
 
     name = "live"
-    seconds = 16.0
+    seconds = 22.0
 
     def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
         problems = [random_problem(rng) for _ in range(GROUPS * MEMBERS)]
