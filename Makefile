@@ -7,7 +7,7 @@ SEED ?= 0
 ENGINE ?= embedded
 
 .PHONY: help demo test setup setup-dev lock lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-tracking test-sglang test-gpu \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-async bench-trainer bench-gpu chaos checkpoint clean
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-trainer bench-gpu chaos checkpoint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ bench-store: setup  ## both databases from nothing to a million turns -> benchma
 
 bench-learning: setup-dev  ## every preset that rewards teach, on three tasks, three seeds, staleness 0, 2 and 4 -> benchmarks/results/learning.json (SHORT=1: one seed, staleness 0 and 2; ARGS="--tasks live": a part)
 	$(BIN)/python -m benchmarks.learning $(if $(SHORT),--short) $(ARGS)
+
+bench-mismatch: setup  ## learning from a wrong engine, by correction, three seeds, an hour -> benchmarks/results/mismatch.json (ARGS="--faults stale --seeds 0" for a part; SHORT=1: does it run?)
+	$(BIN)/python -m benchmarks.mismatch $(if $(SHORT),--short) $(ARGS)
 
 bench-async: setup  ## an agent whose tools take time, synchronously and not, three seeds -> benchmarks/results/async.json (SHORT=1: does it run?)
 	$(BIN)/python -m benchmarks.asynchrony $(if $(SHORT),--short)

@@ -155,6 +155,7 @@ def assemble(
         instruments=instruments,
         sample=settings.audit.sample,
         pause_after=settings.optimizer.pause_after,
+        mismatch=settings.mismatch,
         teacher=teacher,
         memory=MicroBatchMemory(settings.batch, ranks, Restarts.of_launcher(), head.run_id),
         take=source.take if ahead is None else ahead.take,

@@ -54,6 +54,7 @@ _NOT_PART_OF_THE_MATHEMATICS = {
     "threads",
     "log_level",
     "audit",
+    "mismatch",
     "teacher",
     "weights",
     "metrics",
@@ -102,6 +103,18 @@ class Proximal(StrEnum):
     BEHAVIOUR = "behaviour"
 
 
+class Correction(StrEnum):
+    """How the weight of a token corrects for the difference between the policy that is trained and the one that drew
+    it (`algorithm/correction.py`)."""
+
+    NONE = "none"
+    TRUNCATE = "truncate"
+    MASK = "mask"
+    SEQUENCE_TRUNCATE = "sequence_truncate"
+    SEQUENCE_MASK = "sequence_mask"
+    GEOMETRIC_MASK = "geometric_mask"
+
+
 class Denominator(StrEnum):
     """What the summed loss is divided by, counted over all that one optimiser step learns from: trained tokens,
     sequences, answers that each are a mean over their tokens, or answers times a constant length."""
@@ -131,6 +144,17 @@ class Truncated(StrEnum):
     MASK = "mask"
     DROP = "drop"
     ZERO_REWARD = "zero_reward"
+    TRAIN = "train"
+
+
+class TruncatedSampling(StrEnum):
+    """What happens to answers that top-p, top-k or min-p cut out of the policy's distribution (`intake/answers.py`).
+
+    The engine does not say how much of the distribution was left, so no weight corrects for it. `mask`: their tokens
+    are not trained. `train`: they are, as if nothing had been cut.
+    """
+
+    MASK = "mask"
     TRAIN = "train"
 
 
@@ -335,6 +359,10 @@ class AlgorithmSettings(_Section):
     gate_positive: PositiveFloat | None = None
     gate_negative: PositiveFloat | None = None
     importance_cap: Annotated[float, Field(ge=1)] | None = None
+    correction: Correction | None = None
+    correction_low: Annotated[float, Field(ge=0, le=1)] | None = None
+    correction_high: Annotated[float, Field(ge=1)] | None = None
+    veto: Annotated[float, Field(gt=0, lt=1)] | None = None
     proximal: Proximal | None = None
     second_moment: _PositivePart | None = None
     denominator: Denominator | None = None
@@ -360,6 +388,7 @@ class AlgorithmSettings(_Section):
     overlong_tokens: PositiveInt | None = None
     overlong_tail: PositiveInt | None = None
     truncated: Truncated | None = None
+    truncated_sampling: TruncatedSampling | None = None
     reward: RewardSettings = RewardSettings()
     filters: FilterSettings = FilterSettings()
 
@@ -463,6 +492,26 @@ class AdapterSettings(_Section):
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """Names of linear layers, or ends of them; "all-linear": all but the output head."""
     publish: AdapterPublish = AdapterPublish.ADAPTER
+
+
+class MismatchSettings(_Section):
+    """Bounds on how far the engine's log-probabilities may be from the trainer's at one version (`watch.py`)."""
+
+    warn_above: NonNegativeFloat = 0.1
+    """Nats: mean absolute difference over the tokens of the head's own version; 0: no warning."""
+    pause_above: NonNegativeFloat = 0.5
+    """Nats, of the same mean; 0: the run is not paused."""
+    steps: PositiveInt = 3
+    """Steps in a row above a bound, after which it acts."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> MismatchSettings:
+        if self.pause_above and self.warn_above > self.pause_above:
+            raise ValueError(
+                f"warn_above ({self.warn_above}) cannot exceed pause_above ({self.pause_above}), or the run is paused"
+                " before anything is said"
+            )
+        return self
 
 
 class AuditSettings(_Section):
@@ -586,6 +635,7 @@ class TrainerSettings(_Section):
     reference: ReferenceSettings = ReferenceSettings()
     adapter: AdapterSettings | None = None
     """None: all weights are trained."""
+    mismatch: MismatchSettings = MismatchSettings()
     audit: AuditSettings = AuditSettings()
     teacher: TeacherSettings = TeacherSettings()
     weights: DiskWeights = DiskWeights()

@@ -74,7 +74,7 @@ class Critic:
         mine = (
             torch.cat([batch.trajectory_N for batch in batches]),
             torch.cat([batch.turn_N for batch in batches]),
-            torch.cat([batch.forced() for batch in batches]),
+            torch.cat([batch.forced_N for batch in batches]),
             torch.cat(values),
             torch.cat(less),
         )

@@ -23,7 +23,7 @@ from proxy.contract.identifiers import ClaimId
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.running import RunningMeans
 from trainer.claims import ClaimsInHand
-from trainer.config import BatchSettings
+from trainer.config import BatchSettings, MismatchSettings
 from trainer.errors import Superseded
 from trainer.instruments import Instruments
 from trainer.intake.grouping import Batch
@@ -33,6 +33,7 @@ from trainer.intake.sequences import linearise
 from trainer.intake.staleness import Skip
 from trainer.intake.teaching import Taught
 from trainer.memory import MicroBatchMemory
+from trainer.mismatch import GapWatch, warn_of_cut_sampling
 from trainer.parallel.mesh import Ranks
 from trainer.report import (
     audit_all_skipped,
@@ -71,6 +72,7 @@ class TrainingLoop:
         instruments: Instruments,
         sample: int,
         pause_after: int,
+        mismatch: MismatchSettings | None = None,
         teacher: Teacher | None = None,
         memory: MicroBatchMemory | None = None,
         take: Callable[[int, RunningMeans], ClaimedBatch | None],
@@ -89,6 +91,7 @@ class TrainingLoop:
         self._teacher = teacher
         self._watch = GradientWatch(ranks, claims, pause_after)
         self._groups = GroupWatch(algorithm.baseline)
+        self._gap = GapWatch(ranks, claims, mismatch or MismatchSettings())
 
     def run(self) -> None:
         """Trains until interrupted."""
@@ -121,6 +124,7 @@ class TrainingLoop:
         audits = audit_untrained(prepared)
         self.means = advantages.means
         self._groups.compared(advantages)
+        warn_of_cut_sampling(prepared.judged)
         if not batch.trajectories or (advantages.all_zero and not self._algorithm.has_teacher):
             self._warn_of_levelled(prepared)
             skipped = prepared.explained([*audits, *audit_all_skipped(batch, Skip.NO_SIGNAL)])
@@ -156,9 +160,12 @@ class TrainingLoop:
         metrics |= signal_metrics(prepared, extra_claims=len(self._claims.joined_to(claimed.claim_id)))
         metrics |= self._instruments.utilisation(mini_batches, seconds, claimed.engine)
         metrics["oom_splits"] = float(self._memory.take_splits())
+        gap = metrics.get("logprob_gap_fresh")
+        metrics |= self._gap.metrics(gap)
         tokens = audit_tokens(batch, outcome.tokens, self._sample)
         self.head = self._versions.make(self.head, self.means, claimed.claim_id, audits, metrics, tokens)
         self._instruments.made(self.head.version, self._versions.told)
+        self._gap.stepped(self.head.version, gap)
 
     def _prepared(self, claimed: ClaimedBatch) -> Prepared:
         def prepared() -> Prepared:

@@ -122,15 +122,15 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
     credited = _per_trajectory(tokens, len(counts)) if advantages.for_critic else _of_trajectories(batch, advantages)
     columns = zip(
         torch.split(difference_N, counts),
-        torch.split(tokens.constrained_N[order_N], counts),
+        torch.split(tokens.altered_N[order_N], counts),
         torch.split(tokens.staleness_N[order_N], counts),
         torch.split(tokens.clipped_N[order_N], counts),
         strict=True,
     )
     audits = []
-    for index, (difference, constrained, staleness, clipped) in enumerate(columns):
+    for index, (difference, altered, staleness, clipped) in enumerate(columns):
         ratio = difference.exp()
-        gap = _comparable(difference, constrained).abs()
+        gap = _comparable(difference, altered).abs()
         audits.append(
             TrajectoryAudit(
                 session_id=batch.trajectories[index].session_id,
@@ -261,7 +261,7 @@ def _of_layout(mini_batches: Sequence[MiniBatch]) -> dict[str, float]:
 def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
     difference_N = (tokens.logprobs_N - tokens.behaviour_N).double()
     ratio_N = difference_N.exp()
-    comparable_N = _comparable(difference_N, tokens.constrained_N)
+    comparable_N = _comparable(difference_N, tokens.altered_N)
     gap_N = comparable_N.abs()
     return {
         **{f"ratio_{name}": value for name, value in _quantiles(ratio_N).items()},
@@ -273,6 +273,7 @@ def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
         "entropy": tokens.entropy_N.double().mean().item(),
         "logprob_gap_mean": gap_N.mean().item(),
         "logprob_gap_max": gap_N.max().item(),
+        **_fresh_gap(difference_N, tokens),
         **_staleness(tokens.staleness_N),
     }
 
@@ -320,10 +321,18 @@ def _divergence(tokens: TokenRecord) -> dict[str, float]:
     return {"kl_reference": divergence(Divergence.K3, tokens.logprobs_N, tokens.reference_N).double().mean().item()}
 
 
-def _comparable(difference_N: Tensor, constrained_N: Tensor) -> Tensor:
-    """The differences of log-probabilities where the trainer's and the engine's are of the same distribution; all of
-    them where none are."""
-    same_N = ~constrained_N
+def _fresh_gap(difference_N: Tensor, tokens: TokenRecord) -> dict[str, float]:
+    """Return the gap of the tokens of the head's own version; nothing if there is none."""
+    fresh_N = (tokens.staleness_N <= 0) & ~tokens.altered_N
+    if not bool(fresh_N.any()):
+        return {}
+    return {"logprob_gap_fresh": difference_N[fresh_N].abs().mean().item()}
+
+
+def _comparable(difference_N: Tensor, altered_N: Tensor) -> Tensor:
+    """Return the differences of log-probabilities where the trainer's and the engine's are of the same distribution;
+    all differences if there is no such token."""
+    same_N = ~altered_N
     return difference_N[same_N] if bool(same_N.any()) else difference_N
 
 

@@ -41,7 +41,7 @@ def sampled(batch: Batch, tokens: TokenRecord, sample: int) -> list[int]:
     """Indices of the batch, in its order: where a log-probability is furthest from the engine's, and the others by
     the hash of their session's id, so that the choice is random and always the same."""
     gap_N = (tokens.logprobs_N - tokens.behaviour_N).abs()
-    gap_N = torch.where(tokens.constrained_N, torch.zeros_like(gap_N), gap_N)
+    gap_N = torch.where(tokens.altered_N, torch.zeros_like(gap_N), gap_N)
     worst = int(tokens.trajectory_N[gap_N.argmax()])
     others = sorted(
         (index for index in range(len(batch.trajectories)) if index != worst),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from trainer.algorithm.correction import importance_weight
 from trainer.algorithm.custom import LossInputs
 from trainer.algorithm.divergence import divergence, still_to_come
 from trainer.algorithm.entropy import entropy_loss, high_entropy_threshold
@@ -59,7 +60,7 @@ class TokenRecord:
     staleness_N: Tensor
     trajectory_N: Tensor
     turn_N: Tensor
-    constrained_N: Tensor
+    altered_N: Tensor
 
     @staticmethod
     def concatenate(records: Sequence[TokenRecord]) -> TokenRecord:
@@ -270,7 +271,7 @@ class Learner:
         mine = [
             (
                 _advantages(look, batch, None).double(),
-                torch.isin(batch.trajectory_N, rewarded_R) & ~batch.forced() & (len(rewarded) > 1),
+                torch.isin(batch.trajectory_N, rewarded_R) & ~batch.forced_N & (len(rewarded) > 1),
             )
             for look, batch in pairs
         ]
@@ -303,7 +304,7 @@ class Learner:
         ):
             distance_N = look.logprobs_N - batch.behaviour_N
             distances.append(distance_N)
-            candidates.append(beyond_behaviour(distance_N, _advantages(look, batch, credit)) & ~batch.constrained_N)
+            candidates.append(beyond_behaviour(distance_N, _advantages(look, batch, credit)) & ~batch.altered_N)
         mine_N = torch.cat([each[chosen] for each, chosen in zip(distances, candidates, strict=True)])
         gathered = self._ranks.gather(mine_N)
         cut = self._ranks.from_first(lambda: second_moment_cut(torch.cat(list(gathered)), bound))
@@ -355,8 +356,8 @@ class Learner:
         other_N = batch.behaviour_N
         if self._algorithm.proximal is Proximal.LOGLINEAR:
             other_N = loglinear_proximal(current_N, batch.behaviour_N, batch.staleness_N)
-        # What acted on constrained tokens is no policy that one could be between, or keep close to.
-        return torch.where(batch.constrained_N, current_N, other_N)
+        # Altered tokens were drawn from no policy that one could be between, or keep close to.
+        return torch.where(batch.altered_N, current_N, other_N)
 
     def _accumulate(
         self,
@@ -411,21 +412,24 @@ class Learner:
             advantages_N=advantages_N,
             answer_N=batch.answer_N,
             share_N=policy_share_N,
+            altered_N=batch.altered_N,
         )
         own_N = None if self._algorithm.loss is None else self._own_terms(batch, inputs, entropy_N, look)
-        result = policy_loss(inputs, self._algorithm.objective, own_N)
+        objective = self._algorithm.objective
+        result = policy_loss(inputs, objective, own_N)
         loss, reference_N = result.loss, look.reference_N
+        # Divergences are those of the current policy, whatever the proximal one is.
+        weight_N = importance_weight(objective, logprobs_N - batch.behaviour_N, batch.answer_N, batch.altered_N)
         if reference_N is None:
             reference_N = torch.full_like(share_N, math.nan)
         elif look.cost_N is None:
             apart_N = divergence(self._algorithm.kl_form, logprobs_N, reference_N)
-            loss = loss + self._algorithm.kl_coefficient * (share_N * apart_N).sum()
+            loss = loss + self._algorithm.kl_coefficient * (share_N * weight_N * apart_N).sum()
         if self._algorithm.entropy_coefficient > 0:
             loss = loss + entropy_loss(entropy_N, share_N, self._algorithm.entropy_coefficient)
         if self._taught is not None:
             teacher_N = taught_of(batch.trajectory_N, batch.turn_N, self._taught).to(logprobs_N.device)
-            cap = self._algorithm.importance_cap
-            apart = distillation(logprobs_N, batch.behaviour_N, teacher_N, share_N, cap)
+            apart = distillation(logprobs_N, teacher_N, share_N, weight_N)
             loss = self._algorithm.rl_coefficient * loss + self._algorithm.distill_coefficient * apart
         unknown_N = torch.full_like(share_N, math.nan)
         clipped_N = result.clipped_N | (policy_share_N == 0)
@@ -442,7 +446,7 @@ class Learner:
             staleness_N=batch.staleness_N.cpu(),
             trajectory_N=batch.trajectory_N.cpu(),
             turn_N=batch.turn_N.cpu(),
-            constrained_N=batch.constrained_N.cpu(),
+            altered_N=batch.altered_N.cpu(),
         )
         return loss, record
 

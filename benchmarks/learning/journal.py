@@ -49,10 +49,10 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def code_digest(root: Path) -> str:
-    """Return the hash of all code and data that decide how a run goes."""
+def code_digest(root: Path, *more: str) -> str:
+    """Return the hash of all code and data that decide how a run goes; `more` are further directories."""
     digest = hashlib.sha256()
-    for part in _LEARNT_BY:
+    for part in (*_LEARNT_BY, *more):
         for file in sorted((root / part).rglob("*")):
             if file.suffix in {".py", ".json", ".jinja", ".safetensors"}:
                 digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())

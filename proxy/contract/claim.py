@@ -80,9 +80,9 @@ class ReleasedClaims(msgspec.Struct, frozen=True, kw_only=True):
 class MaskedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that was not trained although it was drawn from the policy, and the reason.
 
-    The trainer's reasons are `length` and `interrupted` (the answer was cut), `repetition` and `gibberish` (a filter
-    caught it), `superseded` (the agent went on with another answer to the same prompt, and this one has no reward of
-    its own).
+    The trainer's reasons are `length` and `interrupted` (the answer was cut), `sampling` (top-p, top-k or min-p cut
+    the distribution that it was drawn from), `repetition` and `gibberish` (a filter caught it), `superseded` (the
+    agent went on with another answer to the same prompt, and this one has no reward of its own).
     """
 
     turn_id: TurnId

@@ -65,17 +65,19 @@ class Continuation(StrEnum):
 
 
 class LogprobConvention(StrEnum):
-    """Which distribution the recorded log-probabilities belong to.
+    """The distribution that the recorded log-probabilities belong to.
 
-    `sampled`: the temperature-scaled distribution that was sampled from, the policy's own. `untruncated`:
-    temperature-scaled, but top-p or top-k cut the distribution and the engine does not say by how much.
-    `constrained`: of the tokens that a constraint left alone, renormalised over them; the policy's own
-    log-probability is lower, by the logarithm of what it gave to them all, and the engine does not say how much.
+    `sampled`: the temperature-scaled distribution that was sampled from, the policy's own. `adjusted`: the one that
+    was sampled from, which penalties or a logit bias had made another than the policy's. `constrained`: of the tokens
+    that a constraint left alone, renormalised over them; the policy's own log-probability is lower, by the logarithm
+    of what it gave to them all, and the engine does not say how much. `untruncated`: the one before top-p, top-k or
+    min-p cut it; the tokens were drawn from what was left, and the engine does not say how much that was.
     """
 
     SAMPLED = "sampled"
-    UNTRUNCATED = "untruncated"
+    ADJUSTED = "adjusted"
     CONSTRAINED = "constrained"
+    UNTRUNCATED = "untruncated"
 
 
 class VersionSpan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -125,10 +127,13 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     @property
     def logprob_convention(self) -> LogprobConvention:
+        """Where several apply, the one that a trainer can correct for least."""
+        if self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0:
+            return LogprobConvention.UNTRUNCATED
         if self.constraint is not None:
             return LogprobConvention.CONSTRAINED
-        cut = self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
-        return LogprobConvention.UNTRUNCATED if cut else LogprobConvention.SAMPLED
+        adjusted = self.presence_penalty or self.frequency_penalty or self.logit_bias
+        return LogprobConvention.ADJUSTED if adjusted else LogprobConvention.SAMPLED
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

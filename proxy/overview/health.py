@@ -97,6 +97,7 @@ class HealthCheck:
             for run in runs
             if run.rejected_version is not None
         )
+        problems.extend(_mismatch_problem(run, run.mismatch) for run in runs if run.mismatch is not None)
         return Health(
             ready=(database == "ok" or self._serves_unrecorded) and engine_ready is not False,
             status="degraded" if problems else "ok",
@@ -145,7 +146,16 @@ class HealthCheck:
             paused_because=await repository.pause_reason(run.id) if run.state == "paused" else None,
             rejected_version=None if rejected is None else rejected.version,
             rejected_because=None if rejected is None else rejected.rejected_because,
+            mismatch=await repository.mismatch(run.id, run.head_version),
         )
+
+
+def _mismatch_problem(run: RunHealth, gap: float) -> str:
+    return (
+        f"engine and trainer of the run {run.name!r} disagree by {gap:.2g} nats a token of one version, as of version"
+        f" {run.head_version}: see that the engine serves the weights that it names, and its precision and"
+        " quantisation (trainer.mismatch has the bounds)"
+    )
 
 
 def _fault_problem(fault: EngineFault) -> str:

@@ -328,6 +328,14 @@ class OverviewRepository:
         )
         return await self._all(statement)
 
+    async def mismatch(self, run_id: str, head: int) -> float | None:
+        """Return the difference between engine and trainer that the step of the head warned of; None: it did not."""
+        statement = select(PolicyVersionRow.metrics).where(
+            PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == head
+        )
+        metrics = (await self._connection.execute(statement)).scalar_one_or_none()
+        return None if not metrics else metrics.get("mismatch_warning")
+
     async def version_times(self, run_id: str, limit: int) -> Sequence[AnyRow]:
         """`version`, `created_at`, `served_at`, `swap_seconds` of the newest, newest first."""
         statement = select(

@@ -254,7 +254,8 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     """`trainer`: `active` (claimed, renewed or committed within the run's lease time), `away` (trajectories have
     waited for longer than that), `idle` (quiet, with nothing that waits for long) or `never` (no claim so far).
     `paused_because` is what was said when a run was paused that is so still. `rejected_version` is the newest
-    version, if it was rejected, and `rejected_because` the reason."""
+    version, if it was rejected, and `rejected_because` the reason. `mismatch` is the difference between engine and
+    trainer, in nats a token, that the trainer warned of in its newest step; None: it did not."""
 
     id: str
     name: str
@@ -266,6 +267,7 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
     paused_because: str | None = None
     rejected_version: int | None = None
     rejected_because: str | None = None
+    mismatch: float | None = None
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ def record(
         staleness_N=torch.ones(count),
         trajectory_N=torch.tensor([trajectory for trajectory, _ in places]),
         turn_N=torch.tensor([turn for _, turn in places]),
-        constrained_N=torch.tensor([index in constrained for index in range(count)]),
+        altered_N=torch.tensor([index in constrained for index in range(count)]),
     )
 
 

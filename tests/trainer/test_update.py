@@ -15,7 +15,9 @@ from trainer.algorithm.presets import PRESETS, resolve
 from trainer.algorithm.running import RunningMeans
 from trainer.config import (
     AlgorithmSettings,
+    Baseline,
     BatchSettings,
+    Correction,
     Divergence,
     OptimizerSettings,
     Packing,
@@ -142,7 +144,7 @@ def test_constrained_tokens_weigh_what_the_policy_gave_to_all_that_was_allowed(
     mine = outcome.tokens.trajectory_N == 0
     assert outcome.tokens.weight_N[mine][0].item() == pytest.approx(math.exp(total), rel=1e-4)
     assert not outcome.tokens.clipped_N[mine].any(), "and no clip takes its gradient away"
-    assert outcome.tokens.constrained_N.tolist() == mine.tolist()
+    assert outcome.tokens.altered_N.tolist() == mine.tolist()
 
 
 def test_a_turn_without_a_choice_teaches_nothing(tiny_model: Path) -> None:
@@ -264,6 +266,42 @@ def test_the_divergence_from_the_reference_holds_the_policy(
         assert float(outcome.tokens.reference_N.sum()) == pytest.approx(theirs, abs=1e-2)
         apart.append(float((torch.expm1(-difference_N) + difference_N).mean()))
     assert sum(apart[-5:]) < 0.6 * sum(apart[:5])
+
+
+@pytest.mark.parametrize("correction", [Correction.NONE, Correction.TRUNCATE, Correction.MASK])
+def test_the_divergence_of_another_policys_tokens_is_weighed_by_the_correction(
+    tiny_model: Path, tmp_path: Path, correction: Correction
+) -> None:
+    """k3 in the loss, in float64: the engine's log-probabilities are such that each bound acts on some token."""
+    save_tiny_model(tmp_path, seed=1)
+    output, ratios = (4, 5, 6, 7), (0.3, 0.9, 1.8, 7.0)
+    model, base = load_tiny(tiny_model), load_tiny(tmp_path)
+
+    def scored(policy: PolicyModel) -> list[float]:
+        ids = torch.tensor([1, 2, 3, *output])
+        places = torch.arange(2, 6)
+        with torch.no_grad():
+            logprobs_N, _ = policy(ids[None], torch.arange(7)[None], places, ids[3:], torch.ones(4))
+        return [float(value) for value in logprobs_N.tolist()]
+
+    now, held = scored(model), scored(base)
+    drawn = [logp - math.log(ratio) for logp, ratio in zip(now, ratios, strict=True)]
+    members = [trajectory(turn(output, logprobs=drawn), reward=0.0)]
+    algorithm = AlgorithmSettings(
+        kl_coefficient=0.5, kl_form=Divergence.K3, correction=correction, baseline=Baseline.NONE, scale=Scale.NONE
+    )
+    learner = learner_of(model, resolve(algorithm), OptimizerSettings(), tmp_path)
+    loss = learner.update(packed_of(members, [0], algorithm)).loss
+    weights = {
+        Correction.NONE: [1.0] * 4,
+        Correction.TRUNCATE: [min(ratio, 2.0) for ratio in ratios],
+        Correction.MASK: [ratio if 0.5 <= ratio <= 5.0 else 0.0 for ratio in ratios],
+    }[correction]
+    terms = [
+        weight * (math.exp(reference - logp) - 1 - (reference - logp))
+        for weight, logp, reference in zip(weights, now, held, strict=True)
+    ]
+    assert loss == pytest.approx(0.5 * math.fsum(terms) / 4, rel=1e-5)
 
 
 def test_the_gradient_is_clipped_to_its_bound(tiny_model: Path) -> None:

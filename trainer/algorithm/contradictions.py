@@ -8,6 +8,7 @@ from trainer.algorithm.parts import Algorithm
 from trainer.config import (
     AlgorithmSettings,
     Baseline,
+    Correction,
     Denominator,
     Proximal,
     ReferenceSettings,
@@ -51,6 +52,8 @@ _GATE = ("gate_positive", "gate_negative")
 _CRITIC = ("gae_lambda", "discount", "value_clip", "critic_rate", "critic_warmup")
 _COMPARISON = ("baseline", "scale", "turn_discount", "running_mean_decay")
 _OVERLONG = ("overlong_tokens", "overlong_tail")
+_WEIGHT = ("importance_cap", "correction", "correction_low", "correction_high", "veto")
+_MASKS = (Correction.MASK, Correction.SEQUENCE_MASK, Correction.GEOMETRIC_MASK)
 _GROUP_BASELINES = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
 
 
@@ -138,13 +141,15 @@ def dead_parts(preset: Algorithm, algorithm: Algorithm) -> dict[str, str]:
 
 def unused_parts(algorithm: Algorithm) -> dict[str, str]:
     """Return the parts that change nothing beside the others, by name with the reason."""
-    unused = {**_unused_in_the_ratio(algorithm), **_unused_beside_a_critic(algorithm)}
+    unused = {
+        **_unused_in_the_ratio(algorithm),
+        **_unused_in_the_weight(algorithm),
+        **_unused_beside_a_critic(algorithm),
+    }
     if algorithm.denominator is not Denominator.CONSTANT:
         unused["constant_tokens"] = f"the denominator {algorithm.denominator.value} does not use it"
     if not algorithm.has_teacher:
         unused["rl_coefficient"] = "there is no teacher while distill_coefficient is 0"
-        if algorithm.proximal is Proximal.BEHAVIOUR:
-            unused["importance_cap"] = "with proximal = behaviour there is no weight to cap"
     if not algorithm.has_reference:
         unused["kl_form"] = "there is no reference while kl_coefficient is 0"
     if not algorithm.overlong_factor:
@@ -206,6 +211,23 @@ def check_reference(settings: ReferenceSettings, algorithm: Algorithm) -> None:
             f"trainer.reference.{option}: there is no reference while kl_coefficient is 0; set"
             " trainer.algorithm.kl_coefficient, or leave it out"
         )
+
+
+def _unused_in_the_weight(algorithm: Algorithm) -> dict[str, str]:
+    corrects = (
+        algorithm.proximal is not Proximal.BEHAVIOUR
+        or algorithm.has_teacher
+        or (algorithm.has_reference and not algorithm.pays_divergence_in_reward)
+    )
+    correction = algorithm.correction
+    if not corrects:
+        because = "with proximal = behaviour the ratio is against the policy that acted, and there is no weight"
+        return dict.fromkeys(_WEIGHT, because)
+    if correction is Correction.NONE:
+        return dict.fromkeys(("correction_low", "correction_high"), "correction none has no bounds")
+    if correction not in _MASKS:
+        return {"correction_high": f"correction {correction.value} is bounded by importance_cap"}
+    return {}
 
 
 def check_teacher(settings: TeacherSettings, algorithm: Algorithm) -> None:

@@ -56,7 +56,7 @@ class Loss(Protocol):
     """Return one term per token, shape N, with a gradient: not their mean or sum.
 
     The trainer adds up share · w · term. The share is 1 / the batch's denominator (`algorithm.denominator`), and w
-    the importance weight against the engine (`importance_cap`; 1 with `proximal` = behaviour). So micro-batches and
+    the importance weight against the engine (`correction`; 1 with `proximal` = behaviour). So micro-batches and
     processes change nothing, as long as a term depends on the tokens of its own answer alone; the trial at the start
     checks that. The trainer adds divergence, entropy bonus and masks of tokens as configured.
     """

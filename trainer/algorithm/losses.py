@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trainer.algorithm.correction import importance_weight
 from trainer.algorithm.objective import Objective
 from trainer.config import Surrogate
 
@@ -24,7 +25,8 @@ class PolicyLossInputs:
     weights at the start of the step) and the behaviour policy (the engine's record), and the advantages.
 
     `answer_N` numbers the answer of each token, from 0. `share_N` is what each term is multiplied by: 1 / the batch's
-    denominator. A token that takes no part has the share 0.
+    denominator. A token that takes no part has the share 0. `altered_N` marks tokens that were drawn from a
+    distribution that a grammar, a penalty or a bias had changed.
     """
 
     logprobs_N: Tensor
@@ -33,6 +35,7 @@ class PolicyLossInputs:
     advantages_N: Tensor
     answer_N: Tensor
     share_N: Tensor
+    altered_N: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,15 +49,15 @@ class PolicyLoss:
 
 
 def policy_loss(inputs: PolicyLossInputs, objective: Objective, own_N: Tensor | None = None) -> PolicyLoss:
-    """Σ share · w · term, with ρ = exp(logp − prox) in the surrogate's term and the truncated weight
-    w = min(exp(prox − behave), importance_cap), which carries no gradient.
+    """Return Σ share · w · term, with exp(logp − prox) as the ratio in the surrogate's term and the weight w that
+    `importance_weight` makes of exp(prox − behave). The weight carries no gradient.
 
     With the behaviour policy as the proximal one, w is 1 and this is the surrogate as it was published; otherwise it
-    is decoupled (Hilton et al. 2022; truncation: Espeholt et al. 2018). `own_N` are the terms of a user's own loss,
-    in place of the surrogate's.
+    is decoupled (Hilton et al. 2022). `own_N` are the terms of a user's own loss, in place of the surrogate's.
     """
     proximal_N = inputs.proximal_N.detach()
-    weight_N = (proximal_N - inputs.behaviour_N).clamp(max=math.log(objective.importance_cap)).exp()
+    logratio_N = proximal_N - inputs.behaviour_N
+    weight_N = importance_weight(objective, logratio_N, inputs.answer_N, inputs.altered_N)
     if own_N is not None:
         terms_N, clipped_N = own_N, torch.zeros_like(own_N, dtype=torch.bool)
     else:

@@ -1,10 +1,36 @@
-"""What a policy loss is told of an algorithm. Beside the losses, as an algorithm is chosen before torch is there."""
+"""The parts of an algorithm that a policy loss depends on. Apart from the losses, since algorithms are chosen before
+torch is imported."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.config import Surrogate
+from trainer.config import Correction, Surrogate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bounds:
+    """Bounds of a correction, as ratios. `low` 0 and `high` infinity bound nothing. `cap` truncates the weights of
+    tokens where whole answers are judged by their geometric mean, and of tokens that a grammar, a penalty or a bias
+    changed."""
+
+    low: float
+    high: float
+    cap: float
+
+
+BOUNDS: dict[Correction, tuple[float, float]] = {
+    Correction.MASK: (0.5, 5.0),  # as IcePop
+    Correction.SEQUENCE_MASK: (0.0, 3.0),  # as TRL
+    Correction.GEOMETRIC_MASK: (0.8, 1.25),
+}
+"""`correction_low` and `correction_high` where they are not set; a truncation is bounded by `importance_cap`."""
+
+
+def bounds_of(correction: Correction, low: float | None, high: float | None, cap: float) -> Bounds:
+    """Return the bounds that a correction keeps; `low` and `high` None: its own."""
+    own_low, own_high = BOUNDS.get(correction, (0.0, cap))
+    return Bounds(low=own_low if low is None else low, high=own_high if high is None else high, cap=cap)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,3 +46,11 @@ class Objective:
     gate_positive: float
     gate_negative: float
     importance_cap: float
+    correction: Correction = Correction.TRUNCATE
+    correction_low: float | None = None
+    correction_high: float | None = None
+    veto: float | None = None
+
+    @property
+    def bounds(self) -> Bounds:
+        return bounds_of(self.correction, self.correction_low, self.correction_high, self.importance_cap)

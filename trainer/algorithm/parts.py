@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from trainer.algorithm.objective import Objective
 from trainer.config import (
     Baseline,
+    Correction,
     Denominator,
     Divergence,
     FilterSettings,
@@ -20,6 +21,7 @@ from trainer.config import (
     Scale,
     Surrogate,
     Truncated,
+    TruncatedSampling,
 )
 from trainer.errors import ConfigurationError
 from trainer.user_code import UserFunction, functions_in, without_directories
@@ -36,8 +38,10 @@ class Algorithm:
 
     - `loss`, `advantage` and `filter` are functions of the user's own (`algorithm/custom.py`). `loss` takes the
       place of the surrogate, `advantage` that of baseline, scale and discounts; `filter` drops trajectories before.
-    - `surrogate`, `clip_low`, `clip_high`, `dual_clip`, `gate_positive`, `gate_negative` and `importance_cap` are the
-      policy loss (`algorithm/losses.py`).
+    - `surrogate`, `clip_low`, `clip_high`, `dual_clip`, `gate_positive` and `gate_negative` are the policy loss
+      (`algorithm/losses.py`).
+    - `correction`, `correction_low`, `correction_high`, `veto` and `importance_cap` are the weight of a token for the
+      difference between the proximal and the behaviour policy (`algorithm/correction.py`).
     - `proximal` is the policy in the denominator of the ratio. `second_moment` bounds the mean square of
       log(policy / behaviour) over the tokens that have moved in the direction of their advantage: those with the
       largest squares are left out until it holds.
@@ -59,8 +63,8 @@ class Algorithm:
       first `critic_warmup` steps only the critic is trained.
     - A session whose longest answer has more than `overlong_tokens` − `overlong_tail` tokens loses reward, up to
       `overlong_factor`. None: they follow the run's bound on answers (`algorithm/overlong.py`).
-    - `truncated` is what happens to answers that were cut, `filters` to repetitive ones and gibberish
-      (`intake/answers.py`).
+    - `truncated` is what happens to answers that were cut, `truncated_sampling` to those drawn with top-p, top-k or
+      min-p, `filters` to repetitive ones and gibberish (`intake/answers.py`).
     """
 
     loss: UserFunction | None = None
@@ -75,6 +79,10 @@ class Algorithm:
     gate_positive: float = 1.0
     gate_negative: float = 1.05
     importance_cap: float
+    correction: Correction = Correction.TRUNCATE
+    correction_low: float | None = None
+    correction_high: float | None = None
+    veto: float | None = None
     proximal: Proximal
     second_moment: float | None = None
     denominator: Denominator
@@ -100,6 +108,7 @@ class Algorithm:
     overlong_tokens: int | None = None
     overlong_tail: int | None = None
     truncated: Truncated = Truncated.TRAIN
+    truncated_sampling: TruncatedSampling = TruncatedSampling.TRAIN
     reward: RewardSettings
     filters: FilterSettings = _NO_FILTERS
 

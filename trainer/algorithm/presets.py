@@ -17,6 +17,7 @@ from trainer.config import (
     Scale,
     Surrogate,
     Truncated,
+    TruncatedSampling,
     is_cleared,
 )
 from trainer.errors import ConfigurationError
@@ -35,6 +36,7 @@ _GRPO = Algorithm(
     turn_discount=1.0,
     running_mean_decay=0.99,
     truncated=Truncated.MASK,
+    truncated_sampling=TruncatedSampling.MASK,
     reward=RewardSettings(),
 )
 

@@ -1,4 +1,5 @@
-"""Mask the answers of a batch that were cut or that a filter catches, or treat them as the algorithm chooses.
+"""Mask the answers of a batch that were cut, that were drawn from a cut distribution or that a filter catches, or
+treat them as the algorithm chooses.
 
 A masked answer stays in its sequence as context. Its tokens have no loss and are in no denominator; the other answers
 of its session keep their advantages, and the session's reward stays in its group's baseline. Leaving out a whole
@@ -18,10 +19,10 @@ import msgspec
 from proxy.contract.claim import MaskedTurn
 from proxy.contract.identifiers import SessionId
 from proxy.contract.trajectory import Trajectory
-from proxy.contract.turn import Cut
+from proxy.contract.turn import Cut, LogprobConvention
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.parts import Algorithm
-from trainer.config import FilterAction, Truncated
+from trainer.config import FilterAction, Truncated, TruncatedSampling
 from trainer.intake.filters import Fault, caught_by
 from trainer.intake.grouping import Batch
 from trainer.intake.staleness import Skip, is_trained
@@ -33,6 +34,7 @@ _CUT = {Cut.LENGTH: Fault.LENGTH, Cut.INTERRUPTED: Fault.INTERRUPTED}
 _SKIPS = {
     Fault.LENGTH: Skip.TRUNCATED,
     Fault.INTERRUPTED: Skip.TRUNCATED,
+    Fault.SAMPLING: Skip.SAMPLING,
     Fault.REPETITION: Skip.REPETITION,
     Fault.GIBBERISH: Skip.GIBBERISH,
 }
@@ -85,7 +87,7 @@ class JudgedAnswers:
 
 
 def judge(batch: Batch, algorithm: Algorithm) -> JudgedAnswers:
-    """Find the answers that were cut or that a filter catches, and what the algorithm does about them."""
+    """Find the answers that are not to be trained as they are, and what the algorithm does about them."""
     kept: list[int] = []
     compared: list[Trajectory] = []
     faults: list[Mapping[int, Fault]] = []
@@ -137,11 +139,14 @@ def _faults(trajectory: Trajectory, algorithm: Algorithm) -> dict[int, Fault]:
     """Return the turns that are not to be trained as they are, of those that would be."""
     found: dict[int, Fault] = {}
     leaves_out_cut = algorithm.truncated in (Truncated.MASK, Truncated.DROP)
+    leaves_out_sampling = algorithm.truncated_sampling is TruncatedSampling.MASK
     for number, turn in enumerate(trajectory.turns):
         if not is_trained(turn):
             continue
         if turn.cut is not None and leaves_out_cut:
             found[number] = _CUT[turn.cut]
+        elif turn.convention is LogprobConvention.UNTRUNCATED and leaves_out_sampling:
+            found[number] = Fault.SAMPLING
         elif (caught := caught_by(turn, algorithm.filters)) is not None:
             found[number] = caught
     return found
@@ -151,6 +156,8 @@ def _drops(fault: Fault, algorithm: Algorithm) -> bool:
     """Whether an answer with this fault takes its whole trajectory out."""
     if _SKIPS[fault] is Skip.TRUNCATED:
         return algorithm.truncated is Truncated.DROP
+    if fault is Fault.SAMPLING:
+        return False
     return algorithm.filters.action is FilterAction.DROP
 
 

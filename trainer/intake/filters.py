@@ -16,10 +16,14 @@ from trainer.config import FilterSettings
 
 
 class Fault(StrEnum):
-    """The reason why an answer is not trained as it is: it was cut, or a filter caught it. Audits carry it."""
+    """The reason why an answer is not trained as it is: it was cut, its distribution was, or a filter caught it.
+
+    Audits carry it.
+    """
 
     LENGTH = "length"
     INTERRUPTED = "interrupted"
+    SAMPLING = "sampling"
     REPETITION = "repetition"
     GIBBERISH = "gibberish"
 

@@ -58,9 +58,10 @@ class MicroBatch:
     each whole in it; `staleness_N` is in versions. `reach_BT` is where in its row the tokens end that see a token
     (`intake/tree.py`); None: positions say it all. `lengths_B` are those of the rows without padding,
     `sequence_tokens` those of all sequences, which are more where prefixes are shared.
-    `constrained_N` are those whose behaviour log-probability is of what a constraint left: the weight of their
-    gradient is what the policy gave to all of that. One to which the constraint left no other has no advantage, since
-    nobody chose it. With a critic there are no advantages yet.
+    `altered_N` marks tokens that were drawn from another distribution than the policy's own at that temperature: a
+    grammar, a penalty or a bias had changed it, or top-p and the like had cut it. `forced_N` marks tokens to which a
+    grammar left no alternative: they have no advantage, since nobody chose them. With a critic there are no
+    advantages yet.
 
     `learns` false: there is no gradient, so a forward pass for the record is all that it takes."""
 
@@ -76,7 +77,8 @@ class MicroBatch:
     trajectory_N: Tensor
     turn_N: Tensor
     answer_N: Tensor
-    constrained_N: Tensor
+    altered_N: Tensor
+    forced_N: Tensor
     lengths_B: Tensor
     sequence_tokens: int
     reach_BT: Tensor | None = None
@@ -93,20 +95,16 @@ class MicroBatch:
             self.reach_BT,
         )
 
-    def forced(self) -> Tensor:
-        """Which of the N tokens nobody chose."""
-        return self.constrained_N & (self.behaviour_N >= CERTAIN)
-
     def at_temperature_one(self) -> MicroBatch:
         """Return the micro-batch for a policy that is trained as it is at temperature 1.
 
-        What acted on tokens drawn at another temperature is then another distribution, as with a constraint: its
+        What acted on tokens drawn at another temperature is then another distribution, as with a penalty: its
         log-probabilities weigh the gradient, and are no measure of the engine or of a proximal policy.
         """
         return replace(
             self,
             temperature_N=torch.ones_like(self.temperature_N),
-            constrained_N=self.constrained_N | (self.temperature_N != 1),
+            altered_N=self.altered_N | (self.temperature_N != 1),
         )
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -284,7 +282,8 @@ def _micro_batch(
     owners: list[int] = []
     turns: list[int] = []
     answers: list[int] = []
-    constrained: list[bool] = []
+    altered: list[bool] = []
+    forced: list[bool] = []
     for number, row in enumerate(rows):
         offset = len(ids)
         for member, places in zip(row.members, row.places, strict=True):
@@ -298,7 +297,8 @@ def _micro_batch(
                 temperatures.extend([turn.temperature] * len(learnt))
                 behaviour.extend(_at(turn.logprobs, learnt))
                 credited.extend(_at(_credited(turn, advantages[sequence.trajectory][span.turn]), learnt))
-                constrained.extend([turn.convention is LogprobConvention.CONSTRAINED] * len(learnt))
+                altered.extend([turn.convention is not LogprobConvention.SAMPLED] * len(learnt))
+                forced.extend(_at(_forced(turn), learnt))
                 stale: list[int] = []
                 for version_span in turn.spans:
                     stale.extend(
@@ -329,7 +329,8 @@ def _micro_batch(
         trajectory_N=torch.tensor(owners, dtype=torch.long),
         turn_N=torch.tensor(turns, dtype=torch.long),
         answer_N=torch.tensor(answers, dtype=torch.long),
-        constrained_N=torch.tensor(constrained, dtype=torch.bool),
+        altered_N=torch.tensor(altered, dtype=torch.bool),
+        forced_N=torch.tensor(forced, dtype=torch.bool),
         reach_BT=torch.tensor(reach).view(len(rows), width) if masked else None,
         lengths_B=torch.tensor([len(row) for row in rows]),
         sequence_tokens=sum(len(sequences[member].ids) for row in rows for member in row.members),
@@ -337,12 +338,16 @@ def _micro_batch(
 
 
 def _at(values: Sequence[_Value], positions: Sequence[int]) -> Sequence[_Value]:
-    """All of them, where nothing of a turn was redacted."""
+    """Return the values at these positions of a turn: all of them unless something was redacted."""
     return values if len(positions) == len(values) else [values[position] for position in positions]
 
 
-def _credited(turn: TrajectoryTurn, advantage: float) -> list[float]:
-    """The advantage of each of a turn's tokens."""
+def _forced(turn: TrajectoryTurn) -> list[bool]:
     if turn.convention is not LogprobConvention.CONSTRAINED:
-        return [advantage] * len(turn.output_ids)
-    return [advantage if logprob < CERTAIN else 0.0 for logprob in turn.logprobs]
+        return [False] * len(turn.output_ids)
+    return [logprob >= CERTAIN for logprob in turn.logprobs]
+
+
+def _credited(turn: TrajectoryTurn, advantage: float) -> list[float]:
+    """Return the advantage of each of a turn's tokens."""
+    return [0.0 if forced else advantage for forced in _forced(turn)]

@@ -16,6 +16,7 @@ class Skip(StrEnum):
     NO_REWARD = "no_reward"
     NOTHING_TRAINABLE = "nothing_trainable"
     TRUNCATED = "truncated"
+    SAMPLING = "sampling"
     REPETITION = "repetition"
     GIBBERISH = "gibberish"
     MALFORMED = "malformed"

@@ -44,6 +44,8 @@ UNITS: Mapping[str, str] = {
     "entropy_threshold": _NATS,
     "logprob_gap_mean": _NATS,
     "logprob_gap_max": _NATS,
+    "logprob_gap_fresh": _NATS,
+    "mismatch_warning": _NATS,
     "staleness_mean": "versions",
     "staleness_max": "versions",
     "staleness_share_N": _SHARE,

@@ -45,6 +45,7 @@ def bundle(rows: list[Token], denominator: float = 1.0, answers: list[int] | Non
         advantages_N=columns[3],
         answer_N=torch.tensor(answers or [0] * len(rows), dtype=torch.long),
         share_N=torch.full((len(rows),), 1 / denominator, dtype=torch.float64),
+        altered_N=torch.zeros(len(rows), dtype=torch.bool),
     )
 
 
@@ -226,6 +227,7 @@ def test_tokens_drawn_under_a_constraint_give_the_policys_own_gradient_over_what
             advantages_N=torch.tensor([advantage], dtype=torch.float64),
             answer_N=torch.zeros(1, dtype=torch.long),
             share_N=torch.ones(1, dtype=torch.float64),
+            altered_N=torch.ones(1, dtype=torch.bool),
         )
         result = policy_loss(drawn, objective(Surrogate.CLIP, importance_cap=5.0))
         loss = loss + behaviour_N[index].exp() * result.loss

@@ -7,7 +7,7 @@ import pytest
 
 from trainer.algorithm.parts import Algorithm, as_json, from_json
 from trainer.algorithm.presets import PRESETS, resolve, warnings
-from trainer.config import AlgorithmSettings, Baseline, Scale, Surrogate, Truncated
+from trainer.config import AlgorithmSettings, Baseline, Scale, Surrogate, Truncated, TruncatedSampling
 from trainer.errors import ConfigurationError
 
 
@@ -34,8 +34,10 @@ def test_an_algorithm_of_an_older_trainer_is_what_it_was() -> None:
         "reward",
     )
     written = as_json(PRESETS["grpo"])
-    # Cut answers were trained as whole ones, and a batch was one step.
-    before = dataclasses.replace(PRESETS["grpo"], mini_batches=1, truncated=Truncated.TRAIN)
+    # Cut answers were trained as whole ones, and so were those of cut distributions; a batch was one step.
+    before = dataclasses.replace(
+        PRESETS["grpo"], mini_batches=1, truncated=Truncated.TRAIN, truncated_sampling=TruncatedSampling.TRAIN
+    )
     assert from_json({name: written[name] for name in names}) == before
 
 
@@ -50,6 +52,10 @@ def test_a_part_that_is_not_known_is_refused() -> None:
         ({"preset": "gpro"}, "is not one of: grpo, dapo"),
         ({"preset": "sapo", "clip_low": 0.1}, "clip_low: the gated surrogate clips nothing"),
         ({"preset": "sapo", "importance_cap": 3.0}, "importance_cap: with proximal = behaviour"),
+        ({"preset": "sapo", "correction": "mask"}, "correction: with proximal = behaviour"),
+        ({"preset": "cispo", "veto": 1e-4}, "veto: with proximal = behaviour"),
+        ({"correction_high": 3.0}, "correction_high: correction truncate is bounded by importance_cap"),
+        ({"correction": "none", "correction_low": 0.5}, "correction_low: correction none has no bounds"),
         ({"preset": "cispo", "dual_clip": 3.0}, "dual_clip: surrogate truncated does not clip so"),
         ({"gate_positive": 2.0}, "gate_positive: only the gated surrogate"),
         ({"constant_tokens": 9}, "constant_tokens: the denominator tokens does not use it"),
@@ -104,6 +110,13 @@ def test_a_teacher_stands_alone_or_beside_rewards() -> None:
     beside = resolve(AlgorithmSettings(preset="sapo", distill_coefficient=0.1, importance_cap=4.0))
     assert (beside.has_teacher, beside.learns_from_rewards) == (True, True)
     assert [name for name, each in PRESETS.items() if each.has_teacher] == ["distillation"]
+
+
+def test_a_divergence_in_the_loss_is_corrected_where_the_ratio_is_not() -> None:
+    beside = {"preset": "sapo", "kl_coefficient": 0.1, "correction": "mask", "correction_high": 3.0}
+    assert resolve(AlgorithmSettings.model_validate(beside)).objective.bounds.high == 3.0
+    with pytest.raises(ConfigurationError, match="correction: with proximal = behaviour"):
+        resolve(AlgorithmSettings.model_validate({**beside, "kl_form": "k1"}))
 
 
 def test_parts_may_be_combined() -> None:

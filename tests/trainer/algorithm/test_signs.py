@@ -179,6 +179,7 @@ def step(sample: Sample, algorithm: Algorithm) -> tuple[Advantages, Moves]:
                 advantages_N=values_N.double(),
                 answer_N=micro.answer_N,
                 share_N=torch.full_like(logprobs_N, 1 / part.denominator).detach(),
+                altered_N=micro.altered_N,
             )
             torch.autograd.backward(policy_loss(inputs, algorithm.objective).loss)
             assert logprobs_N.grad is not None

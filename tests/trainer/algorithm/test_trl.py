@@ -3,10 +3,10 @@
 TRL's side is its trainers' own loss code, called on a batch as their collators and generation would make it. Ours is
 what a training step does: packed rows, chosen tokens, the loss and its backward pass.
 
-Left out, as TRL computes them only while it generates: advantages (leave-one-out baselines, scaling by groups) and
-the importance weight of vLLM's log-probabilities. Left out, as one side does not have them: luspo, vespo, off-policy
-sequence masks and entropy masks of TRL; M2PO and log-linear proximal policies of ours. TRL's distillation is of whole
-distributions, ours of drawn tokens. Its weight on the divergence (`use_bias_correction_kl`) is off: ours has none.
+Left out, as TRL computes them only while it generates: advantages (leave-one-out baselines, scaling by groups). Left
+out, as one side does not have them: luspo, vespo, off-policy sequence masks and entropy masks of TRL; M2PO and
+log-linear proximal policies of ours. TRL's distillation is of whole distributions, ours of drawn tokens. Its weight
+on the divergence (`use_bias_correction_kl`) is off: it has a gradient, ours has none.
 """
 
 from __future__ import annotations
@@ -205,6 +205,7 @@ def grpo_trainer(trl: Any, base: Path, **options: Any) -> Any:
 
 CLIPPED = {"epsilon": 0.2, "epsilon_high": 0.28}
 BEHAVIOUR = {"proximal": "behaviour", "mini_batches": 1}
+SIMPLE = {"proximal": "recompute", "mini_batches": 1}
 TOKENS = {"denominator": "tokens"}
 ANSWERS = {"denominator": "answers"}
 
@@ -222,7 +223,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sapo": ({"loss_type": "sapo"}, {"preset": "sapo", **ANSWERS}),
     "kl": (
         {"loss_type": "dapo", **CLIPPED, "beta": 0.3, "use_bias_correction_kl": False},
-        {"preset": "grpo", "kl_coefficient": 0.3, "kl_form": "k3"},
+        {"preset": "grpo", "kl_coefficient": 0.3, "kl_form": "k3", "correction": "none"},
     ),
 }
 
@@ -243,6 +244,42 @@ def test_policy_losses(trl: Any, base: Path, other: Path, name: str) -> None:
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
         value = trainer._compute_loss(trainer.model, their_inputs(**more))
+        torch.autograd.backward(value)
+    assert loss == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
+    assert_same(gradients, wanted)
+
+
+@pytest.mark.parametrize(
+    ("correction", "bounds"),
+    [
+        ("truncate", {"correction_low": 0.8, "importance_cap": 1.3}),
+        ("mask", {"correction_low": 0.8, "correction_high": 1.3}),
+        ("sequence_truncate", {"correction_low": 0.8, "importance_cap": 1.7}),
+        ("sequence_mask", {"correction_low": 0.8, "correction_high": 1.7}),
+    ],
+)
+def test_corrections(trl: Any, base: Path, correction: str, bounds: dict[str, float]) -> None:
+    """The weight of the engine's log-probabilities: TRL makes it while it generates, so its formula is written out
+    here, and its loss takes the weight."""
+    mode = correction if correction.startswith("sequence") else f"token_{correction}"
+    low, high = bounds["correction_low"], bounds.get("correction_high", bounds.get("importance_cap", 0.0))
+    now = token_logprobs(load_tiny(base))
+    drawn = disturbed(now, 1.2)
+    algorithm = AlgorithmSettings.model_validate({"preset": "dapo", "correction": correction, **bounds, **SIMPLE})
+    loss, gradients = our_step(base, algorithm, drawn, None)
+    difference = padded(now, left=False, dtype=torch.float64) - padded(drawn, left=False, dtype=torch.float64)
+    ratio = (difference.sum(-1, keepdim=True) if mode.startswith("sequence") else difference).exp()
+    if mode.endswith("truncate"):
+        weight = ratio.clamp(min=low, max=high)
+    else:
+        weight = ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+    assert (weight == ratio).any(), "some are within the bounds"
+    assert (weight != ratio).any(), "some are not"
+    trainer = grpo_trainer(trl, base, loss_type="dapo", **CLIPPED, vllm_importance_sampling_mode=mode)
+    trainer.use_vllm = True  # its loss applies the weight only then
+    trainer.model.train()
+    with gradients_of(trainer.model.named_parameters()) as wanted:
+        value = trainer._compute_loss(trainer.model, their_inputs(importance_sampling_ratio=weight.float()))
         torch.autograd.backward(value)
     assert loss == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
     assert_same(gradients, wanted)

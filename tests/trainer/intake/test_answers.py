@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from proxy.contract.claim import ClaimedBatch, MaskedTurn
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import Purpose, Trajectory, TrajectoryTurn
-from proxy.contract.turn import TurnPlace, TurnState
+from proxy.contract.turn import LogprobConvention, TurnPlace, TurnState
 from proxy.database.outcomes import TurnFacts, untrained_turns
 from tests.trainer.tiny import (
     GRPO,
@@ -40,6 +40,7 @@ from trainer.config import (
     Packing,
     Proximal,
     Truncated,
+    TruncatedSampling,
 )
 from trainer.intake.preparation import Prepared, prepare
 from trainer.intake.sequences import linearise
@@ -120,6 +121,21 @@ def test_a_masked_answer_is_context_and_the_others_keep_their_advantages(
     }
 
 
+def test_answers_from_a_cut_distribution_are_masked_with_the_reason_unless_they_are_to_be_trained() -> None:
+    drawn = LogprobConvention.UNTRUNCATED
+    both = trajectory(turn([1, 2]), turn([3], parent=0, prefix=5, convention=drawn), reward=1.0, group="grp")
+    only = trajectory(turn([4], convention=drawn), reward=0.0, group="grp")
+    whole = trajectory(turn([5], convention=LogprobConvention.ADJUSTED), reward=0.5, group="grp")
+    found = prepared([both, only, whole], PRESETS["grpo"])
+    assert trained_turns(found) == {(both.session_id, 0), (whole.session_id, 0)}
+    assert found.dropped == ((only, Skip.SAMPLING),)
+    assert found.judged.masked[both.session_id] == (MaskedTurn(turn_id=both.turns[1].id, reason="sampling"),)
+    assert found.judged.metrics()["masked_sampling"] == 2.0
+    trained = prepared([both, only, whole], PRESETS["grpo"], truncated_sampling=TruncatedSampling.TRAIN)
+    assert len(trained_turns(trained)) == 4
+    assert trained.advantages.turns[0][0] == found.advantages.turns[0][0], "rewards are compared all the same"
+
+
 @given(groups())
 def test_dropped_trajectories_are_in_no_comparison(members: list[Trajectory]) -> None:
     found = prepared(members, truncated=Truncated.DROP)
@@ -173,6 +189,7 @@ def test_answers_are_counted_with_their_reasons() -> None:
         "cut_answer_share": 2 / 5,
         "masked_length": 1.0,
         "masked_interrupted": 1.0,
+        "masked_sampling": 0.0,
         "masked_repetition": 1.0,
         "masked_gibberish": 0.0,
     }

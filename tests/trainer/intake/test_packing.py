@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,8 +90,25 @@ def test_of_a_constrained_turn_what_nobody_chose_has_no_advantage() -> None:
     by_owner = [packed.trajectory_N == owner for owner in (0, 1)]
     assert packed.advantages_N[by_owner[0]].tolist() == [2.0, 0.0, 0.0, 2.0]
     assert packed.advantages_N[by_owner[1]].tolist() == [3.0] * 4
-    assert packed.constrained_N[by_owner[0]].all()
-    assert not packed.constrained_N[by_owner[1]].any()
+    assert packed.altered_N[by_owner[0]].all()
+    assert not packed.altered_N[by_owner[1]].any()
+    assert packed.forced_N[by_owner[0]].tolist() == [False, True, True, False]
+    assert not packed.forced_N[by_owner[1]].any()
+
+
+@pytest.mark.parametrize("convention", [LogprobConvention.ADJUSTED, LogprobConvention.UNTRUNCATED])
+def test_tokens_of_an_altered_distribution_are_marked_and_all_of_them_were_chosen(
+    convention: LogprobConvention,
+) -> None:
+    """After a penalty or a bias, too, a probability of 1 is the policy's own doing."""
+    batch = Batch(
+        trajectories=(trajectory(turn([4, 5], logprobs=(0.0, -3.0), convention=convention)),),
+        groups=(0,),
+        base_version=0,
+    )
+    (packed,) = pack(batch, [[2.0]], linearise(batch.trajectories), BatchSettings(), GRPO)
+    assert packed.altered_N.all()
+    assert packed.advantages_N.tolist() == [2.0, 2.0]
 
 
 def test_an_idle_micro_batch_trains_nothing() -> None:

@@ -16,7 +16,7 @@ from trainer.intake.sequences import linearise
 from trainer.intake.staleness import is_trained, unusable
 
 _SETTINGS = BatchSettings(packing=Packing.PACKED, row_tokens=64, max_tokens_per_microbatch=256)
-_PER_TOKEN = ("targets_N", "temperature_N", "behaviour_N", "staleness_N", "trajectory_N", "turn_N", "constrained_N")
+_PER_TOKEN = ("targets_N", "temperature_N", "behaviour_N", "staleness_N", "trajectory_N", "turn_N", "altered_N")
 
 
 @st.composite

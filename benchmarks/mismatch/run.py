@@ -1,0 +1,111 @@
+"""One run: a policy acts through a wrong engine, the trainer learns from what it recorded, a right engine judges."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.learning.tasks import Calculator
+from benchmarks.mismatch.engines import ENGINES, Engine
+from proxy.contract.claim import ClaimedBatch
+from proxy.contract.identifiers import ClaimId
+from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
+from trainer.config import Correction, TrainerSettings
+from trainer.intake.preparation import prepare
+from trainer.loading import load_reference, load_trained
+from trainer.parallel.mesh import Ranks
+from trainer.update import Learner
+
+PRESET = "grpo"
+CORRECTIONS: dict[str, Correction | None] = {
+    "none": Correction.NONE,
+    "default": None,
+    "mask": Correction.MASK,
+    "sequence_truncate": Correction.SEQUENCE_TRUNCATE,
+    "sequence_mask": Correction.SEQUENCE_MASK,
+    "geometric_mask": Correction.GEOMETRIC_MASK,
+}
+"""`default` is what the preset has."""
+LEARNING_RATE = 5e-4
+"""Twice that of `bench-learning`: faults show in fewer steps, and clean learning is still stable."""
+STEPS = 80
+JUDGED = 4
+"""Batches that judge the policy in the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    fault: str
+    correction: str
+    seed: int
+    steps: int = STEPS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """`final` is the mean reward of the learnt weights on a right engine, `acted` that of the wrong engine's last
+    batches, `gap` the mean difference of log-probabilities over all steps, in nats a token."""
+
+    final: float
+    acted: float
+    gap: float
+    seconds: float
+
+
+def learn(run: Run) -> Found:
+    torch.set_num_threads(1)
+    began = time.process_time()
+    task = Calculator()
+    base = task.prepare(Path(), run.seed)
+    correction = CORRECTIONS[run.correction]
+    settings = TrainerSettings.model_validate(
+        {
+            "batch": {"max_staleness": 0},
+            "algorithm": {"preset": PRESET, **({} if correction is None else {"correction": correction})},
+            "optimizer": {"learning_rate": LEARNING_RATE},
+        }
+    )
+    algorithm, alone = resolve(settings.algorithm), Ranks(0, 1, torch.device("cpu"), None)
+    model = load_trained(base, settings, alone)
+    inner: Any = load_reference(base, settings, alone).inner
+    engine = ENGINES[run.fault](inner, run.seed)
+    learner = Learner(model, algorithm, settings.optimizer, alone)
+    means = RunningMeans.fresh(algorithm.running_mean_decay)
+    rng, generator = random.Random(run.seed), torch.Generator().manual_seed(run.seed)
+    rewards: list[float] = []
+    gaps: list[float] = []
+    for step in range(run.steps):
+        engine.load(_weights(model))
+        groups, scores = task.attempt(engine, rng, generator, step)
+        rewards.append(statistics.fmean(scores))
+        claimed = ClaimedBatch(
+            claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=step, groups=tuple(groups)
+        )
+        prepared = prepare(claimed, step, settings.batch, algorithm, means, model.vocabulary)
+        means = prepared.advantages.means
+        if prepared.advantages.all_zero or not prepared.batch.trajectories:
+            continue
+        torch.manual_seed(run.seed + step)
+        tokens = learner.update(prepared.packed(settings.batch, algorithm)).tokens
+        assert tokens is not None
+        gaps.append(float((tokens.logprobs_N - tokens.behaviour_N).abs().mean()))
+    judge = Engine(inner, run.seed)
+    judge.load(_weights(model))
+    judged = [statistics.fmean(task.attempt(judge, rng, generator, run.steps)[1]) for _ in range(JUDGED)]
+    return Found(
+        final=statistics.fmean(judged),
+        acted=statistics.fmean(rewards[-JUDGED:]),
+        gap=statistics.fmean(gaps) if gaps else 0.0,
+        seconds=round(time.process_time() - began, 1),
+    )
+
+
+def _weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_weights()}
