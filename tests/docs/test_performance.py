@@ -12,6 +12,7 @@ from benchmarks.gpu import report as gpu_report
 from benchmarks.hostile.__main__ import judged
 from benchmarks.learning import report as learning_report
 from benchmarks.learning.tasks import TASKS
+from benchmarks.mismatch import report as mismatch_report
 from benchmarks.proxy import report
 from benchmarks.store import report as store_report
 from benchmarks.targets import target_rows
@@ -145,6 +146,21 @@ def test_what_presets_learn() -> None:
     for task in (task for task in TASKS if learning_report.by_preset(measured, task)):
         assert (ROOT / "docs" / "images" / f"learning-{task}.svg").exists()
         assert f"(images/learning-{task}.svg)" in told
+
+
+def test_a_wrong_engine() -> None:
+    if not (ROOT / "benchmarks" / "results" / "mismatch.json").exists():
+        assert "A wrong engine" not in sections(PAGE), "figures without a result file"
+        pytest.skip("not measured on an idle machine yet: make bench-mismatch")
+    measured = result("mismatch.json")
+    told = sections(PAGE)["A wrong engine"]
+    assert rows(told) == [*mismatch_report.page_rows(measured), *target_rows(mismatch_report.judged(measured))]
+    facts = " ".join(told.split())
+    strengths = measured["strengths"]
+    assert f"deviation of {strengths['noise']:g}" in facts
+    assert f"steps of {strengths['eight_bits']:g}" in facts
+    assert f"{measured['steps']} batches" in facts
+    assert f"cores of an {measured['machine']['processor']}" in facts
 
 
 def test_one_hostile_client() -> None:
