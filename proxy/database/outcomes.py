@@ -157,6 +157,7 @@ _MASKED = {
     "interrupted": "it was cut when its client left, or when the generation was ended",
     "repetition": "a filter found it repetitive",
     "gibberish": "a filter found it to be gibberish",
+    "sampling": "it was drawn with top_p, top_k or min_p, and the engine does not say how much they cut off",
     "superseded": "the agent went on with another answer to this prompt, and this one has no reward of its own",
 }
 """The reasons that the trainer gives for answers that it left out (`contract.claim.MaskedTurn`)."""
@@ -221,6 +222,7 @@ _SKIPPED = {
     "truncated": "its answers were cut",
     "repetition": "a filter found its answers repetitive",
     "gibberish": "a filter found its answers to be gibberish",
+    "sampling": "its answers were drawn with top_p, top_k or min_p, which no engine says the effect of",
     "no_signal": "nothing in its batch was better or worse than the rest",
 }
 """The trainer's reasons for a session that taught nothing; others are named as they are."""
