@@ -153,7 +153,7 @@ def test_at_its_defaults_every_part_of_a_preset_can_act(preset: str) -> None:
         ),
         ({"preset": "ppo", "value_clip": "none"}, []),
         ({"preset": "cispo", "mini_batches": 1}, []),  # it acts on stale tokens
-        ({"proximal": "behaviour"}, ["importance_cap of preset grpo: with proximal = behaviour"]),
+        ({"proximal": "behaviour"}, ["importance_cap, correction of preset grpo: with proximal = behaviour"]),
         ({"rl_coefficient": 0.0, "distill_coefficient": 1.0}, []),
     ],
 )
