@@ -42,7 +42,7 @@ def test_every_metric_has_a_name_in_the_table_and_every_name_is_told(
     told: set[str] = set()
     for preset in ("ppo", "grpo"):
         proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
-        algorithm = {"preset": preset, "kl_coefficient": 0.1}
+        algorithm = {"preset": preset, "kl_coefficient": 0.1, "top_entropy_share": 0.5}
         trainer = start(proxy, settings(tmp_path / preset, algorithm=algorithm))
         trainer.loop.resume()
         for seconds, busy in ((10.0, 1.0), (20.0, 4.0)):
@@ -53,7 +53,8 @@ def test_every_metric_has_a_name_in_the_table_and_every_name_is_told(
         "mfu",
         "kl_teacher",
         "seconds_other_runs",
-    }  # a GPU's, a teacher's, and of several runs
+        "mismatch_warning",
+    }  # a GPU's, a teacher's, of several runs, and of an engine that computes something else
     assert "engine_idle_ratio" not in proxy.commits[0].step.metrics
     assert proxy.commits[1].step.metrics["engine_idle_ratio"] == 0.7
 
