@@ -26,8 +26,8 @@ _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "base-rl", "font.family":
 
 
 def draw(result: dict[str, Any], directory: Path = IMAGES) -> None:
-    """`learning-TASK.svg` of every task in the result: mean reward of a batch by optimiser steps, the mean of the
-    seeds and their range, a line per staleness."""
+    """`learning-TASK.svg` of every task in the result: mean reward of a batch by steps, each of which learns from one
+    batch; the mean of the seeds and their range, a line per staleness."""
     directory.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
         presets = by_preset(result, task)
@@ -53,7 +53,7 @@ def _figure(presets: dict[str, dict[str, dict[str, Any]]]) -> Figure:
         panel.set_visible(False)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
-    figure.supxlabel("optimiser steps", fontsize=8)
+    figure.supxlabel("steps", fontsize=8)
     figure.supylabel("mean reward of a batch", fontsize=8)
     return figure
 

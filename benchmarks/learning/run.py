@@ -42,7 +42,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """`rewards` are means of batches, in order, each from 0 to 1. `steps_to_090`: optimisation steps until the mean
+    """`rewards` are means of batches, in order, each from 0 to 1. `steps_to_090`: batches learnt from until the mean
     of `WINDOW` batches was 0.9, None where it never was. `final` is the mean of the last `WINDOW`."""
 
     rewards: tuple[float, ...]
