@@ -68,6 +68,8 @@ def _words(url: str, weights: Path, run: str | None) -> list[str]:
         "batch.wait_seconds": "20",
         "optimizer.learning_rate": "1e-3",
         "weights.directory": str(weights),
+        "mismatch.warn_above": "0",  # the sessions' log-probabilities are invented
+        "mismatch.pause_above": "0",
     }
     if run is not None:
         values = {"run": run, **values}

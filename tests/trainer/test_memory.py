@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -27,6 +28,8 @@ from trainer.memory import MicroBatchMemory
 from trainer.models.state_dict import read_weights
 from trainer.parallel.mesh import Ranks
 from trainer.restarts import Restarts, SmallerBound
+
+IN_ONE_STEP = dataclasses.replace(GRPO, mini_batches=1)
 
 
 def refuse(trainer: InProcess, most: int, *, after: int = 0) -> list[int]:
@@ -94,7 +97,7 @@ def second_of_two(directory: Path | None) -> tuple[MicroBatchMemory, Callable[[i
     sequences = linearise(members)
     restarts = None if directory is None else Restarts(directory)
     memory = MicroBatchMemory(BatchSettings(), Ranks(1, 2, torch.device("cpu"), None), restarts, RUN)
-    packed = mini_batches(batch, [(1.0,)] * 8, sequences, memory.settings, GRPO)
+    packed = mini_batches(batch, [(1.0,)] * 8, sequences, memory.settings, IN_ONE_STEP)
     largest = max(part.input_ids_BT.numel() for part in packed[0].micro_batches)
     return memory, lambda version: memory.refused(packed, sequences, version, "Tried"), largest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def packed(packing: Packing, *lengths: int) -> list[MicroBatch]:
     configured = settings(Path())
     prepared = prepare(claimed, 0, configured.batch, GRPO, RunningMeans.fresh(0.9), 64)
     chosen = configured.batch.model_copy(update={"packing": packing})
-    return [each for mini_batch in prepared.packed(chosen, GRPO) for each in mini_batch.micro_batches]
+    in_one_step = dataclasses.replace(GRPO, mini_batches=1)
+    return [each for mini_batch in prepared.packed(chosen, in_one_step) for each in mini_batch.micro_batches]
 
 
 @pytest.mark.parametrize("packing", [Packing.PADDED, Packing.PACKED])

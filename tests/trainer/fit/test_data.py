@@ -138,17 +138,17 @@ def test_labels_of_a_file_tell_good_from_bad(
 
 def test_rewards_of_sessions_tell_good_from_bad(proxy: RealProxy, capsys: pytest.CaptureFixture[str]) -> None:
     """The rule: the policy's own ids are good ones below 32, and bad ones above."""
-    for _ in range(6):
+    for _ in range(16):
         proxy.session(1.0, highest=32)
         proxy.session(0.0)
     proxy.session(None)
-    words = ("--threshold", "0.5", "--epochs", "3", "--batch", "6", "--held-out", "0.25")
+    words = ("--threshold", "0.5", "--epochs", "4", "--batch", "6", "--held-out", "0.25")
     outcome = fit(proxy, capsys, "kto", *words)
-    assert (outcome["version"], outcome["fitted"], outcome["held_out"]) == (1, 9, 3)
+    assert (outcome["version"], outcome["fitted"], outcome["held_out"]) == (1, 24, 8)
     assert outcome["dropped_because"] == {"no_reward": 1}
     assert outcome["held_out_loss"] < outcome["held_out_loss_before"]
     record = proxy.get("/steps/1")["inputs"]["fit"]
-    assert (len(record["sessions"]), record["options"]["threshold"]) == (9, 0.5)
+    assert (len(record["sessions"]), record["options"]["threshold"]) == (24, 0.5)
 
 
 def test_what_makes_no_sense_with_files_is_told(
