@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from proxy.settings import RequestSettings
+
 MIB = 1 << 20
 MODEL = b"policy"
 USER = b'{"role":"user","content":"a"}'
@@ -119,7 +121,8 @@ def prompt_ids(_dialect: str, size: int) -> Body:
 def allowed_ids(_dialect: str, _size: int) -> Body:
     """As many as are taken, in prompts that fit the context."""
     prompt = b"[" + b",".join([b"7"] * 1_000) + b"]"
-    return COMPLETIONS, _head("prompt") + b"[" + b",".join([prompt] * 1_000) + b"]}"
+    prompts = RequestSettings().max_prompt_ids // 1_000
+    return COMPLETIONS, _head("prompt") + b"[" + b",".join([prompt] * prompts) + b"]}"
 
 
 def text_prompt(_dialect: str, size: int) -> Body:

@@ -34,6 +34,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.body = b""
+        self.is_closed = False
         self._transport: asyncio.Transport
         self._waiter: asyncio.Future[float] | None = None
         self._received = bytearray()
@@ -81,6 +82,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(time.perf_counter())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closed = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(Failed(f"the connection was lost: {exc}"))
 
