@@ -415,21 +415,21 @@ class Learner:
             altered_N=batch.altered_N,
         )
         own_N = None if self._algorithm.loss is None else self._own_terms(batch, inputs, entropy_N, look)
-        objective = self._algorithm.objective
-        result = policy_loss(inputs, objective, own_N)
+        result = policy_loss(inputs, self._algorithm.objective, own_N)
         loss, reference_N = result.loss, look.reference_N
-        # Divergences are those of the current policy, whatever the proximal one is.
-        weight_N = importance_weight(objective, logprobs_N - batch.behaviour_N, batch.answer_N, batch.altered_N)
         if reference_N is None:
             reference_N = torch.full_like(share_N, math.nan)
         elif look.cost_N is None:
             apart_N = divergence(self._algorithm.kl_form, logprobs_N, reference_N)
-            loss = loss + self._algorithm.kl_coefficient * (share_N * weight_N * apart_N).sum()
+            loss = (
+                loss
+                + self._algorithm.kl_coefficient * (share_N * self._weight_now(batch, logprobs_N) * apart_N).sum()
+            )
         if self._algorithm.entropy_coefficient > 0:
             loss = loss + entropy_loss(entropy_N, share_N, self._algorithm.entropy_coefficient)
         if self._taught is not None:
             teacher_N = taught_of(batch.trajectory_N, batch.turn_N, self._taught).to(logprobs_N.device)
-            apart = distillation(logprobs_N, teacher_N, share_N, weight_N)
+            apart = distillation(logprobs_N, teacher_N, share_N, self._weight_now(batch, logprobs_N))
             loss = self._algorithm.rl_coefficient * loss + self._algorithm.distill_coefficient * apart
         unknown_N = torch.full_like(share_N, math.nan)
         clipped_N = result.clipped_N | (policy_share_N == 0)
@@ -449,6 +449,12 @@ class Learner:
             altered_N=batch.altered_N.cpu(),
         )
         return loss, record
+
+    def _weight_now(self, batch: MicroBatch, logprobs_N: Tensor) -> Tensor:
+        """Return the importance weight of divergences, which are those of the current policy, whatever the proximal
+        one is."""
+        logratio_N = logprobs_N - batch.behaviour_N
+        return importance_weight(self._algorithm.objective, logratio_N, batch.answer_N, batch.altered_N)
 
     def _own_terms(self, batch: MicroBatch, inputs: PolicyLossInputs, entropy_N: Tensor, look: _Look) -> Tensor:
         """Return the terms of the user's loss. Where it fails they are NaN, not an exception: this rank alone would
