@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from benchmarks.learning.tasks import GROUPS, MEMBERS, TASKS
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.identifiers import ClaimId
+from proxy.contract.trajectory import TrajectoryGroup
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
 from trainer.config import TrainerSettings
@@ -73,7 +75,7 @@ def learn(run: Run) -> Curve:
     learner = Learner(model, algorithm, settings.optimizer, alone, reference, critic)
     means = RunningMeans.fresh(algorithm.running_mean_decay)
     rng, generator = random.Random(run.seed), torch.Generator().manual_seed(run.seed)
-    behind: deque[dict[str, torch.Tensor]] = deque([_weights(model)], maxlen=run.staleness + 1)
+    behind: deque[dict[str, torch.Tensor]] = deque([copied_weights(model)], maxlen=run.staleness + 1)
     rewards: list[float] = []
     head, reached = 0, None
     for step in range(task.steps):
@@ -84,9 +86,7 @@ def learn(run: Run) -> Curve:
             reached = step
         if reached is not None and step >= reached + AFTER:
             break
-        claimed = ClaimedBatch(
-            claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=head, groups=tuple(groups)
-        )
+        claimed = claim_of(groups, head)
         prepared = prepare(claimed, head, settings.batch, algorithm, means, model.vocabulary)
         reasons = {reason for _, reason in prepared.dropped}
         assert reasons <= {Skip.TRUNCATED}, "trajectories that are dropped would not be as stale as was asked"
@@ -96,7 +96,7 @@ def learn(run: Run) -> Curve:
         torch.manual_seed(run.seed + step)
         learner.update(prepared.packed(settings.batch, algorithm))
         head += 1
-        behind.append(_weights(model))
+        behind.append(copied_weights(model))
     return Curve(
         rewards=tuple(rewards),
         steps_to_090=reached,
@@ -105,5 +105,11 @@ def learn(run: Run) -> Curve:
     )
 
 
-def _weights(model: Any) -> dict[str, torch.Tensor]:
+def copied_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Return the weights of the model as they are now, by name."""
     return {name: weight.detach().clone() for name, weight in model.named_weights()}
+
+
+def claim_of(groups: Sequence[TrajectoryGroup], version: int) -> ClaimedBatch:
+    """Return the groups as the proxy would hand them out to a trainer that has the version."""
+    return ClaimedBatch(claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=version, groups=tuple(groups))

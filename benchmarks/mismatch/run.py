@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.learning.run import claim_of, copied_weights
 from benchmarks.learning.tasks import Calculator
 from benchmarks.mismatch.engines import ENGINES, Engine
-from proxy.contract.claim import ClaimedBatch
-from proxy.contract.identifiers import ClaimId
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
 from trainer.config import Correction, TrainerSettings
@@ -82,13 +81,10 @@ def learn(run: Run) -> Found:
     rewards: list[float] = []
     gaps: list[float] = []
     for step in range(run.steps):
-        engine.load(_weights(model))
+        engine.load(copied_weights(model))
         groups, scores = task.attempt(engine, rng, generator, step)
         rewards.append(statistics.fmean(scores))
-        claimed = ClaimedBatch(
-            claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=step, groups=tuple(groups)
-        )
-        prepared = prepare(claimed, step, settings.batch, algorithm, means, model.vocabulary)
+        prepared = prepare(claim_of(groups, step), step, settings.batch, algorithm, means, model.vocabulary)
         means = prepared.advantages.means
         if prepared.advantages.all_zero or not prepared.batch.trajectories:
             continue
@@ -97,7 +93,7 @@ def learn(run: Run) -> Found:
         assert tokens is not None
         gaps.append(float((tokens.logprobs_N - tokens.behaviour_N).abs().mean()))
     judge = Engine(inner, run.seed)
-    judge.load(_weights(model))
+    judge.load(copied_weights(model))
     judged = [statistics.fmean(task.attempt(judge, rng, generator, run.steps)[1]) for _ in range(JUDGED)]
     return Found(
         final=statistics.fmean(judged),
@@ -105,7 +101,3 @@ def learn(run: Run) -> Found:
         gap=statistics.fmean(gaps) if gaps else 0.0,
         seconds=round(time.process_time() - began, 1),
     )
-
-
-def _weights(model: Any) -> dict[str, torch.Tensor]:
-    return {name: weight.detach().clone() for name, weight in model.named_weights()}

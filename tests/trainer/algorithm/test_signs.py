@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -262,16 +262,22 @@ def test_equal_rewards_move_nothing_at_all(
     assert {move for each in moves.values() for move in each} <= {0.0}
 
 
+def in_both_units(
+    preset: str, sample: Sample, factor: float, shift: int
+) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Return the advantages of each trajectory's turns, as rewarded and in another unit from another zero."""
+    plain, _ = step(sample, PRESETS[preset])
+    other, _ = step(sample.moved(factor, float(shift)), PRESETS[preset])
+    return zip(plain.turns, other.turns, strict=True)
+
+
 @pytest.mark.parametrize("preset", INVARIANT)
 @settings(max_examples=12, deadline=None)
 @given(sample=samples(), factor=st.floats(1e-6, 1e6), shift=st.integers(-100, 100))
 def test_another_unit_and_another_zero_of_rewards_change_nothing(
     preset: str, sample: Sample, factor: float, shift: int
 ) -> None:
-    algorithm = PRESETS[preset]
-    plain, _ = step(sample, algorithm)
-    other, _ = step(sample.moved(factor, float(shift)), algorithm)
-    for mine, theirs in zip(plain.turns, other.turns, strict=True):
+    for mine, theirs in in_both_units(preset, sample, factor, shift):
         assert theirs == pytest.approx(mine, abs=1e-9)
 
 
@@ -281,8 +287,5 @@ def test_another_unit_and_another_zero_of_rewards_change_nothing(
 def test_presets_without_a_scale_are_in_the_unit_of_the_rewards(
     preset: str, sample: Sample, factor: float, shift: int
 ) -> None:
-    algorithm = PRESETS[preset]
-    plain, _ = step(sample, algorithm)
-    other, _ = step(sample.moved(factor, float(shift)), algorithm)
-    for mine, theirs in zip(plain.turns, other.turns, strict=True):
+    for mine, theirs in in_both_units(preset, sample, factor, shift):
         assert theirs == pytest.approx([factor * each for each in mine], abs=1e-9 * factor)
