@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -111,6 +112,14 @@ class RealProxy:
         answer = httpx.get(f"{self.url}/api/v1/runs/{run}{path}", headers={"authorization": f"Bearer {ADMIN}"})
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    def get_when(self, path: str, condition: Callable[[Any], bool]) -> Any:
+        """The answer once the condition holds of it, for 10 seconds: a run's figures are up to half a second old."""
+        deadline = time.monotonic() + 10.0
+        while not condition(answer := self.get(path)):
+            assert time.monotonic() < deadline, answer
+            threading.Event().wait(0.02)
+        return answer
 
     def post(self, path: str) -> None:
         """By the operator."""
