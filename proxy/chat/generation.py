@@ -32,6 +32,10 @@ from proxy.log import logger
 ABORT_SECONDS = 5.0
 """How long an engine may take to end a generation that was aborted and say which versions produced it."""
 
+CHOICES_AT_ONCE = 32
+"""How many choices of one call are at the engine together. Sending hundreds at once, as a list of prompts asks for,
+would make the calls of all other clients wait behind them."""
+
 Record = Callable[[Sequence[tuple[Capture, TurnState]]], Awaitable[Answer]]
 """Commit the turns, one for every choice, and return the answer as it was recorded."""
 
@@ -66,6 +70,7 @@ class Generation:
         self._captures = tuple(captures)
         self._engine = engine
         self._slots = slots
+        self._own_slots = asyncio.Semaphore(CHOICES_AT_ONCE)
         self._clock = clock
         self._record = record
         self._vacate = vacate
@@ -202,7 +207,7 @@ class Generation:
         self._has_recorded = True
 
     async def _generate_all(self) -> list[TurnState]:
-        """Generate all choices at once. When one fails, cancel the others and raise its error."""
+        """Generate all choices, `CHOICES_AT_ONCE` together. When one fails, cancel the others and raise its error."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._generate(capture)) for capture in self._captures]
@@ -211,8 +216,6 @@ class Generation:
         return [task.result() for task in tasks]
 
     async def _generate(self, capture: Capture) -> TurnState:
-        if self.abandoned:
-            return TurnState.TRUNCATED
         plan = capture.plan
         request = GenerateRequest(
             request_id=plan.turn_id,
@@ -225,7 +228,9 @@ class Generation:
         limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
         try:
-            async with limit, self._slots:
+            async with limit, self._own_slots, self._slots:  # its own first: a call that waits takes nobody's slot
+                if self.abandoned:  # while it waited
+                    return TurnState.TRUNCATED
                 self._started.add(plan.turn_id)
                 generated = cast("AsyncGenerator[EngineChunk, None]", self._engine.generate(request))
                 async with aclosing(generated) as chunks:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from proxy.chat.generation import CHOICES_AT_ONCE
 from proxy.errors import EngineFailed
 from proxy.tokens.template import ChatTemplate
 from proxy.trajectories.assembly import assemble
@@ -206,3 +207,26 @@ async def test_choices_wait_for_their_places(tmp_path: Path, template: ChatTempl
         assert len(world.engine.requests) == 2
         world.engine.gate.set()
         assert len((await call).json()["choices"]) == 5
+
+
+async def test_choices_of_one_call_go_to_the_engine_some_at_a_time(world: World) -> None:
+    world.engine.gate.clear()
+    call = asyncio.create_task(world.post({"n": CHOICES_AT_ONCE + 8}))
+    await until(lambda: len(world.engine.requests) == CHOICES_AT_ONCE)
+    other = asyncio.create_task(world.post({}))
+    await until(lambda: len(world.engine.requests) == CHOICES_AT_ONCE + 1)
+    world.engine.gate.set()
+    assert len((await call).json()["choices"]) == CHOICES_AT_ONCE + 8
+    assert (await other).status_code == 200
+
+
+async def test_choices_that_wait_when_their_client_leaves_are_not_sent_to_the_engine(world: World) -> None:
+    world.engine.gate.clear()
+    asked = {"model": "policy", "messages": [USER], "n": CHOICES_AT_ONCE + 8}
+    async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
+        call = asyncio.create_task(client.post(f"{address}/v1/chat/completions", json=asked))
+        await until(lambda: len(world.engine.requests) == CHOICES_AT_ONCE)
+        await world.engine.held.wait()
+        call.cancel()
+        await until(lambda: not world.app.state.chat._running)
+    assert len(world.engine.requests) == CHOICES_AT_ONCE
