@@ -16,16 +16,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from proxy import machine
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
-from proxy.chat import endpoints as chat_endpoints
-from proxy.chat import messages_endpoints, responses_endpoints
-from proxy.chat.service import ChatService
+from proxy.auth.http import authenticate
+from proxy.auth.secret import load_secret
+from proxy.auth.service import Credentials, PrincipalKind
+from proxy.calls.service import ChatService
+from proxy.claims import endpoints as claim_endpoints
+from proxy.claims.service import ClaimService
 from proxy.clock import Clock, system_clock
-from proxy.credentials.http import authenticate
-from proxy.credentials.secret import load_secret
-from proxy.credentials.service import Credentials, PrincipalKind
 from proxy.database import migrate
-from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
+from proxy.dialects import endpoints as chat_endpoints
+from proxy.dialects.messages import messages_endpoints
+from proxy.dialects.responses import responses_endpoints
 from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine
@@ -39,9 +41,7 @@ from proxy.http.admission import BodyAdmission, BodyBytes
 from proxy.http.boundary import RequestBoundary, RequestObserver
 from proxy.http.descriptors import LOOK_SECONDS, DescriptorWatch
 from proxy.http.plain_routes import PlainRoutes
-from proxy.keeping import endpoints as keeping_endpoints
-from proxy.keeping.erasing import EraseService
-from proxy.keeping.retention import RetentionService
+from proxy.lifecycle.signals import Signals
 from proxy.limits.service import RunLimits
 from proxy.log import logger
 from proxy.metrics import CONTENT_TYPE, Metrics, Stored
@@ -50,25 +50,26 @@ from proxy.overview import key_endpoints
 from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
-from proxy.policies import endpoints as policy_endpoints
-from proxy.policies.inspector import WeightsInspector
-from proxy.policies.retention import WeightRetention
-from proxy.policies.service import VersionService
-from proxy.policies.swap import SwapController
 from proxy.private_files import make_directory, tighten
+from proxy.retention import endpoints as keeping_endpoints
+from proxy.retention.erasing import EraseService
+from proxy.retention.retention import RetentionService
 from proxy.runs.asking import AskedBatches
 from proxy.runs.service import RunDirectory, RunView
+from proxy.serving.reconciler import SwapController
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, opentelemetry_is_set_up
+from proxy.steps import endpoints as step_endpoints
+from proxy.steps.service import StepService
 from proxy.tokens.template import ChatTemplate
-from proxy.trajectories import endpoints as claim_endpoints
-from proxy.trajectories.claims.service import ClaimService
-from proxy.trajectories.service import TrajectoryStore
-from proxy.trajectories.steps import endpoints as step_endpoints
-from proxy.trajectories.steps.service import StepService
-from proxy.trajectories.transfer import endpoints as transfer_endpoints
-from proxy.trajectories.transfer.service import TransferService
+from proxy.transfer import endpoints as transfer_endpoints
+from proxy.transfer.service import TransferService
+from proxy.turns.service import TrajectoryStore
+from proxy.versions import endpoints as policy_endpoints
+from proxy.versions.inspector import WeightsInspector
+from proxy.versions.retention import WeightRetention
+from proxy.versions.service import VersionService
 
 _MIB = 1 << 20
 _MOST_BODIES_BYTES = 2048 * _MIB

@@ -21,8 +21,8 @@ import pytest
 
 import benchmarks.postgresql
 from benchmarks.postgresql import FORGETFUL, programs
-from proxy.database.check import check
 from proxy.database.migrate import upgrade
+from proxy.lifecycle.check import check
 
 _MIGRATED = "migrated"
 

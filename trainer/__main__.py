@@ -38,9 +38,9 @@ from trainer.algorithm.presets import resolve
 from trainer.algorithm.presets import warnings as algorithm_warnings
 from trainer.config import OF_THE_PROCESS, TrainerSettings, load_runs, merge, parse_assignment
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
-from trainer.metrics.sinks import check_directories, check_installed
+from trainer.observe.metrics.sinks import check_directories, check_installed
 from trainer.parallel.layout import layout_of
-from trainer.restarts import STATUS, LastWords, Restarts, end_with_launcher
+from trainer.runtime.restarts import STATUS, LastWords, Restarts, end_with_launcher
 
 
 class Interrupted(BaseException):
@@ -181,9 +181,9 @@ def _train(runs: Mapping[str, TrainerSettings], failed: dict[str, TrainerError])
     import torch
 
     from trainer.assembly import Shared, begin
+    from trainer.claims.presence import new_process_name
     from trainer.parallel.mesh import join
-    from trainer.presence import new_process_name
-    from trainer.turns import train_in_turns
+    from trainer.rotation import train_in_turns
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

@@ -9,30 +9,30 @@ from threading import Condition
 import torch
 
 from proxy.contract.policy import Head
-from trainer.ahead import BatchAhead
 from trainer.algorithm.overlong import bounded
 from trainer.algorithm.presets import resolve
-from trainer.claims import ClaimsInHand, take_over
+from trainer.claims.filling import BatchSource
+from trainer.claims.in_hand import ClaimsInHand, take_over
+from trainer.claims.leases import LeaseKeeper
+from trainer.claims.prefetch import BatchAhead
+from trainer.claims.presence import Presence
 from trainer.config import TrainerSettings
-from trainer.filling import BatchSource
-from trainer.instruments import Instruments
-from trainer.leases import LeaseKeeper
 from trainer.loading import Residents, load_critic, load_learnt, reference_of
 from trainer.loop import TrainingLoop
-from trainer.memory import MicroBatchMemory
 from trainer.models.huggingface import resolve_directory
 from trainer.models.policy import Policy
+from trainer.observe.instruments import Instruments
+from trainer.observe.tracing import Profiler
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
-from trainer.presence import Presence
 from trainer.proxy_client import ProxyClient
-from trainer.restarts import Restarts
+from trainer.publish.accepted import Accepted
+from trainer.publish.disk import DiskPublisher
+from trainer.runtime.memory import MicroBatchMemory
+from trainer.runtime.restarts import Restarts
 from trainer.teacher import Teacher
-from trainer.tracing import Profiler
 from trainer.update import Learner
 from trainer.versions import Versions
-from trainer.weights.accepted import Accepted
-from trainer.weights.disk import DiskPublisher
 
 
 class Shared:

@@ -135,7 +135,7 @@ class Divergence(StrEnum):
 
 
 class Truncated(StrEnum):
-    """How answers that did not end by themselves are trained (`intake/answers.py`).
+    """How answers that did not end by themselves are trained (`batching/answers.py`).
 
     `mask`: their tokens are not. `drop`: their whole trajectory is not, nor is its reward compared with others'.
     `zero_reward`: they are, and their session's reward counts as 0. `train`: they are, as whole answers are.
@@ -148,7 +148,7 @@ class Truncated(StrEnum):
 
 
 class TruncatedSampling(StrEnum):
-    """What happens to answers that top-p, top-k or min-p cut out of the policy's distribution (`intake/answers.py`).
+    """The use of answers that were drawn with top-p, top-k or min-p (`batching/answers.py`).
 
     The engine does not say how much of the distribution was left, so no weight corrects for it. `mask`: their tokens
     are not trained. `train`: they are, as if nothing had been cut.
@@ -174,8 +174,8 @@ class PreferenceForm(StrEnum):
 
 
 class Packing(StrEnum):
-    """How sequences are laid out for the model (`intake/packing.py`): one in a row, several in a row, or every prefix
-    that some of them share once."""
+    """The layout of sequences in rows (`batching/packing.py`): one in a row, several in a row, or every prefix that
+    some of them share once."""
 
     PADDED = "padded"
     PACKED = "packed"
@@ -304,7 +304,7 @@ class RewardSettings(_Section):
 
 
 class FilterSettings(_Section):
-    """Bounds beyond which an answer counts as repetitive or as gibberish (`intake/filters.py`); None: no bound."""
+    """Bounds beyond which an answer counts as repetitive or as gibberish (`batching/filters.py`); None: no bound."""
 
     repeated_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """An answer is repetitive if a larger share of its n-grams stands earlier in it as well."""

@@ -15,8 +15,8 @@ from torch import Tensor
 from trainer.algorithm.gae import Discounts, RewardTree, batch_advantages, scaled, set_apart
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.value_loss import value_loss
+from trainer.batching.packing import MicroBatch
 from trainer.config import OptimizerSettings
-from trainer.intake.packing import MicroBatch
 from trainer.models.state_dict import put_weights
 from trainer.models.value import ValueModel
 from trainer.optimizer import adamw, clip_gradients, learning_rate_at, step_at

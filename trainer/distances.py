@@ -25,9 +25,9 @@ from proxy.contract.turn import LogprobConvention, VersionSpan
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.preparation import prepare
+from trainer.batching.teaching import Taught
 from trainer.config import BatchSettings, OptimizerSettings, Packing
-from trainer.intake.preparation import prepare
-from trainer.intake.teaching import Taught
 from trainer.models.passes import Passes, Rows, Scores
 from trainer.models.value import ValueModel
 from trainer.parallel.mesh import Ranks

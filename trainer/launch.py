@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxy.contract.visible import visible
-from trainer.restarts import STATUS, Restarts
+from trainer.runtime.restarts import STATUS, Restarts
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

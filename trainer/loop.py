@@ -22,20 +22,18 @@ from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.running import RunningMeans
-from trainer.claims import ClaimsInHand
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MiniBatch
+from trainer.batching.preparation import Prepared, prepare
+from trainer.batching.sequences import linearise
+from trainer.batching.staleness import Skip
+from trainer.batching.teaching import Taught
+from trainer.claims.in_hand import ClaimsInHand
 from trainer.config import BatchSettings, MismatchSettings
 from trainer.errors import Superseded
-from trainer.instruments import Instruments
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MiniBatch
-from trainer.intake.preparation import Prepared, prepare
-from trainer.intake.sequences import linearise
-from trainer.intake.staleness import Skip
-from trainer.intake.teaching import Taught
-from trainer.memory import MicroBatchMemory
-from trainer.mismatch import GapWatch, warn_of_cut_sampling
-from trainer.parallel.mesh import Ranks
-from trainer.report import (
+from trainer.observe.instruments import Instruments
+from trainer.observe.mismatch import GapWatch, warn_of_cut_sampling
+from trainer.observe.report import (
     audit_all_skipped,
     audit_trained,
     audit_untrained,
@@ -45,11 +43,13 @@ from trainer.report import (
     step_metrics,
     why_skipped,
 )
+from trainer.observe.token_audit import audit_tokens
+from trainer.observe.watch import GradientWatch, GroupWatch
+from trainer.parallel.mesh import Ranks
+from trainer.runtime.memory import MicroBatchMemory
 from trainer.teacher import Teacher
-from trainer.token_audit import audit_tokens
 from trainer.update import Learner, Outcome
 from trainer.versions import Versions
-from trainer.watch import GradientWatch, GroupWatch
 
 _log = structlog.get_logger("trainer")
 

@@ -25,11 +25,10 @@ from proxy.contract.replay import StepBatch
 from proxy.contract.step import Fit, StepInputs
 from trainer.algorithm.parts import Algorithm, from_json
 from trainer.algorithm.running import RunningMeans
-from trainer.conditions import conditions, differences
+from trainer.batching.grouping import joined
+from trainer.batching.preparation import prepare
 from trainer.config import Packing, TrainerSettings
 from trainer.errors import ConfigurationError, ReplayImpossible, WeightsUnusable
-from trainer.intake.grouping import joined
-from trainer.intake.preparation import prepare
 from trainer.loading import load_critic, load_learnt, reference_of
 from trainer.models.adapters import AdaptedPolicy
 from trainer.models.huggingface import resolve_directory
@@ -39,12 +38,13 @@ from trainer.models.value import ValueModel
 from trainer.parallel.checkpoint import load_state, save_state
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
+from trainer.publish.adapters import merged
+from trainer.publish.disk import has_state, has_weights, restore_version
+from trainer.publish.publisher import TrainerState
+from trainer.runtime.conditions import conditions, differences
 from trainer.update import Learner, Outcome
 from trainer.user_code import UserFunction
 from trainer.versions import check_format, means_of, state_after
-from trainer.weights.adapters import merged
-from trainer.weights.disk import has_state, has_weights, restore_version
-from trainer.weights.publisher import TrainerState
 
 _BATCH_BEFORE = {"packing": Packing.PACKED.value}
 """What steps were made with before it was an option."""

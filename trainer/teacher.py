@@ -17,10 +17,10 @@ import httpx
 import structlog
 
 from proxy.contract.trajectory import Trajectory
+from trainer.batching.sequences import TrainingSequence
+from trainer.batching.teaching import Taught
 from trainer.config import TeacherSettings
 from trainer.errors import ConfigurationError, TeacherSilent, TeacherUnusable
-from trainer.intake.sequences import TrainingSequence
-from trainer.intake.teaching import Taught
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0

@@ -29,11 +29,11 @@ from trainer.algorithm.losses import (
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.user_functions import call_loss
 from trainer.algorithm.whitening import whitened
+from trainer.batching.packing import MicroBatch, MiniBatch, idle_micro_batch
+from trainer.batching.teaching import Taught, taught_of
 from trainer.config import Denominator, OptimizerSettings, Packing, Proximal
 from trainer.critic import Credit, Critic
 from trainer.errors import UserFunctionFailed
-from trainer.intake.packing import MicroBatch, MiniBatch, idle_micro_batch
-from trainer.intake.teaching import Taught, taught_of
 from trainer.models.passes import Scores
 from trainer.models.policy import Policy, Scorer
 from trainer.models.value import ValueModel

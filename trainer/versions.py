@@ -14,16 +14,16 @@ from proxy.contract.policy import Head, PruneRequest
 from proxy.contract.step import StepInputs, TokenAudit
 from trainer.algorithm.parts import Algorithm, as_json
 from trainer.algorithm.running import RunningMeans, lacks_spreads
-from trainer.claims import ClaimsInHand
-from trainer.conditions import conditions
+from trainer.claims.in_hand import ClaimsInHand
 from trainer.config import TrainerSettings
 from trainer.errors import ProxyRefused, ProxySilent, Superseded, WeightsUnusable
 from trainer.models.state_dict import whole_weights
+from trainer.observe.report import consumption
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
-from trainer.report import consumption
+from trainer.publish.publisher import TrainerState, WeightPublisher
+from trainer.runtime.conditions import conditions
 from trainer.update import Learner
-from trainer.weights.publisher import TrainerState, WeightPublisher
 
 _STATE_FORMAT = 2
 _SEED_STRIDE = 1_000_003

@@ -35,8 +35,8 @@ from proxy.cli.addresses import random_free_port
 from proxy.cli.stack import ENGINE, PROXY, TRAINER, Stack, running_stack, wait_until_ready
 from proxy.cli.supervisor import Part, Supervisor
 from proxy.cli.up import with_model
-from proxy.database.check import check
 from proxy.engines.launch import embedded_plan
+from proxy.lifecycle.check import check
 from proxy.settings import Settings, load_settings
 
 RESULT = Path(__file__).parent.parent / "results" / "chaos.json"

@@ -9,7 +9,7 @@ compiled and not:
   and with each prompt once; whole mask: the latter with SDPA under a whole mask in the place of flex_attention.
 
 Of each the median of `--rounds` steps after one that is not counted: seconds of the update alone (forward, backward,
-clipping, AdamW), model FLOPs utilisation as the trainer tells it (`trainer/utilisation.py`), and the most memory that
+clipping, AdamW), model FLOPs utilisation as `trainer/observe/utilisation.py` counts it, and the most memory that
 tensors took. Then the seconds and the memory of log-probabilities by how many logits are computed at a time.
 
 Writes `benchmarks/results/gpu.json`; exit status 0: the targets were reached, 1: not, 2: there is no GPU. `--short`

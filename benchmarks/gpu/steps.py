@@ -15,13 +15,13 @@ import torch
 from benchmarks.trainer.workloads import Workload, sessions_of, shared_prefix
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.presets import resolve
+from trainer.batching.packing import MiniBatch, mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, TrainerSettings
-from trainer.intake.packing import MiniBatch, mini_batches
-from trainer.intake.sequences import linearise
 from trainer.loading import load_trained
+from trainer.observe.utilisation import ModelFlops, peak_flops
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
-from trainer.utilisation import ModelFlops, peak_flops
 
 _GRPO = resolve(AlgorithmSettings(mini_batches=1))
 # So small that a step leaves the weights as they are: every repetition does the same.

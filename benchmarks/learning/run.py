@@ -20,9 +20,9 @@ from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import TrajectoryGroup
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.preparation import prepare
+from trainer.batching.staleness import Skip
 from trainer.config import TrainerSettings
-from trainer.intake.preparation import prepare
-from trainer.intake.staleness import Skip
 from trainer.loading import load_critic, load_reference, load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner

@@ -16,8 +16,8 @@ from benchmarks.learning.tasks import Calculator
 from benchmarks.mismatch.engines import ENGINES, Engine
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.preparation import prepare
 from trainer.config import Correction, TrainerSettings
-from trainer.intake.preparation import prepare
 from trainer.loading import load_reference, load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner

@@ -11,24 +11,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.store.workload import SessionPlan, Workload, stored_tokens
+from proxy.auth.service import Credentials, Principal, PrincipalKind
+from proxy.claims.service import ClaimService
 from proxy.clock import system_clock
 from proxy.contract.claim import ClaimRequest, CommitRequest, StepReport, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId, SessionId
 from proxy.contract.policy import WeightsFormat, WeightsReference
-from proxy.credentials.service import Credentials, Principal, PrincipalKind
 from proxy.database.migrate import upgrade
-from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.feedback.service import FeedbackItem, FeedbackService
+from proxy.lifecycle.signals import Signals
 from proxy.overview.service import OverviewService
-from proxy.policies.inspector import WeightsInspector
-from proxy.policies.service import VersionService
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionHints
 from proxy.sessions.service import SessionService
 from proxy.settings import RunSettings
-from proxy.trajectories.claims.service import ClaimService
-from proxy.trajectories.service import TrajectoryStore
+from proxy.turns.service import TrajectoryStore
+from proxy.versions.inspector import WeightsInspector
+from proxy.versions.service import VersionService
 
 AT_ONCE = 128
 """Sessions under way."""

@@ -13,7 +13,7 @@ from benchmarks.store.filling import Proxy
 from proxy.clock import system_clock
 from proxy.contract.claim import ClaimRequest, encode
 from proxy.contract.identifiers import ClaimId
-from proxy.database.signals import Signals
+from proxy.lifecycle.signals import Signals
 from proxy.overview.filters import SessionFilter
 from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards.views import RewardFilter

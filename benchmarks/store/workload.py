@@ -24,7 +24,7 @@ from proxy.contract.turn import (
     TurnState,
     VersionSpan,
 )
-from proxy.trajectories.service import TurnRecord
+from proxy.turns.service import TurnRecord
 
 VOCABULARY = 151_936
 PROMPT_TOKENS, OUTPUT_TOKENS = 130, 80

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from benchmarks.trainer.workloads import VOCABULARY, Workload
 from trainer.algorithm.presets import resolve
+from trainer.batching.packing import mini_batches
+from trainer.batching.sequences import TrainingSequence, linearise
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, TrainerSettings
-from trainer.intake.packing import mini_batches
-from trainer.intake.sequences import TrainingSequence, linearise
 from trainer.loading import load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner, Outcome

@@ -12,7 +12,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.identifiers import GroupId, SessionId, TurnId
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, VersionSpan
-from trainer.intake.grouping import Batch
+from trainer.batching.grouping import Batch
 
 VOCABULARY = 4096
 GROUP = 8

@@ -19,9 +19,9 @@ from typing import IO, Protocol
 from proxy.cli.console import Refused
 from proxy.contract.export import PREFERENCE_FORMAT
 from proxy.private_files import make_directory, open_file
-from proxy.trajectories.transfer.parquet import RecordWriter, read_records
-from proxy.trajectories.transfer.preferences import PreferenceRecord, decode_preference
-from proxy.trajectories.transfer.records import InvalidRecord, SessionRecord, decode, encode
+from proxy.transfer.parquet import RecordWriter, read_records
+from proxy.transfer.preferences import PreferenceRecord, decode_preference
+from proxy.transfer.records import InvalidRecord, SessionRecord, decode, encode
 
 _SHARD_BYTES = 256 << 20
 _GROUP_BYTES = 8 << 20

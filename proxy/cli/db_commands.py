@@ -39,7 +39,7 @@ def check(config: Config = None, data_dir: StoreDir = None, as_json: AsJson = Fa
     def run() -> int:
         import msgspec
 
-        from proxy.database.check import check as findings_of
+        from proxy.lifecycle.check import check as findings_of
 
         findings = findings_of(_url(config, data_dir))
         if as_json:

@@ -78,7 +78,7 @@ def export(
 
     def write() -> int:
         from proxy.cli.datasets import DatasetWriter
-        from proxy.trajectories.transfer.parquet import ParquetNotInstalled, is_installed
+        from proxy.transfer.parquet import ParquetNotInstalled, is_installed
 
         address, key = where(data_dir, url, api_key)
         if preferences and (query.keys() - {"since", "until"} or file_format is FileFormat.PARQUET):
@@ -121,8 +121,8 @@ def import_sessions(
     """
 
     def read() -> int:
-        from proxy.trajectories.transfer.parquet import ParquetNotInstalled
-        from proxy.trajectories.transfer.records import InvalidRecord
+        from proxy.transfer.parquet import ParquetNotInstalled
+        from proxy.transfer.records import InvalidRecord
 
         address, key = where(data_dir, url, api_key)
         try:

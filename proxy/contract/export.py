@@ -1,6 +1,6 @@
 """The lines of an export: what can be learnt from of a session, or of a preference. Token ids are as recorded.
 
-What else an export says of them is the proxy's (`proxy/trajectories/transfer`), whose records extend these.
+What else an export says of them is the proxy's (`proxy/transfer`), whose records extend these.
 """
 
 from __future__ import annotations

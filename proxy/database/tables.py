@@ -52,7 +52,7 @@ class Base(DeclarativeBase):
 
 class RunRow(Base):
     """A policy being trained. `head_version` is what the trainer continues from, `serving_version` what engines
-    should hold; engines are brought to it (`policies/swap.py`)."""
+    should hold; engines are brought to it (`serving/reconciler.py`)."""
 
     __tablename__ = "runs"
 
@@ -208,7 +208,7 @@ class SessionRow(Base):
 class SessionUserRow(Base):
     """On whose behalf a session's calls were made, so that what is known of a person can be found and erased.
 
-    `digest` is a keyed hash of what the agent sent as `user` (`credentials/users.py`): the name itself is not kept.
+    `digest` is a keyed hash of what the agent sent as `user` (`auth/users.py`): the name itself is not kept.
     """
 
     __tablename__ = "session_users"
@@ -405,13 +405,13 @@ class PolicyVersionRow(Base):
     weights_sha256: Mapped[str | None] = mapped_column(String(64))
     weights_bytes: Mapped[int | None] = mapped_column(Big)
     weights_removed_at: Mapped[float | None] = mapped_column(Float)
-    """Since when its weights may be gone from the disk (`policies/retention.py`)."""
+    """Since when its weights may be gone from the disk (`versions/retention.py`)."""
     weights_files: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
     """SHA-256 of every file by its path; null for versions of before this was kept."""
     rejected_because: Mapped[str | None] = mapped_column(Text)
     rejected_at: Mapped[float | None] = mapped_column(Float)
     engine_deaths: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    """How many engines stopped while they loaded it or soon after (`policies/swap.py`)."""
+    """How many engines stopped while they loaded it or soon after (`serving/reconciler.py`)."""
     claim_ids: Mapped[list[Any]]
     config_hash: Mapped[str | None] = mapped_column(String(64))
     seed: Mapped[int | None] = mapped_column(Big)

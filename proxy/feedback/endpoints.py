@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictStr
 from pydantic_core import PydanticCustomError
 
+from proxy.auth.http import principal
 from proxy.contract.reward import DEFAULT_NAME, DEFAULT_SOURCE
-from proxy.credentials.http import principal
 from proxy.errors import InvalidRequest
 from proxy.feedback.preferences import PreferenceItem
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import Connection
 
+from proxy.auth.service import Principal
 from proxy.contract.identifiers import PreferenceId, SessionId, TurnId, new_preference_id
 from proxy.contract.reward import DEFAULT_SOURCE
-from proxy.credentials.service import Principal
 from proxy.errors import InvalidRequest
 from proxy.feedback.repository import AnyRow, FeedbackRepository
 from proxy.feedback.targets import Finder, Target

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Row, Table, bindparam, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from proxy.database.prepared import NewRows, Prepared, among
-from proxy.database.session_names import session_called
 from proxy.database.tables import PreferenceRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import InvalidRequest
+from proxy.lifecycle.session_names import session_called
 
 AnyRow = Row[*tuple[Any, ...]]
 

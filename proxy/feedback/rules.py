@@ -10,9 +10,9 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.reward import RewardRules
-from proxy.database.lifecycle import settle
 from proxy.database.unit_of_work import Database
 from proxy.feedback.repository import RulesRepository
+from proxy.lifecycle.lifecycle import settle
 from proxy.settings import RunSettings
 
 _AT_ONCE = 500

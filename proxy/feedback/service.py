@@ -9,21 +9,21 @@ from typing import Any, Protocol, Self
 import msgspec
 from sqlalchemy import Connection
 
+from proxy.auth.http import require
+from proxy.auth.service import Principal, PrincipalKind
 from proxy.clock import Clock
 from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, is_session_id, new_reward_id
 from proxy.contract.reward import DEFAULT_SOURCE
-from proxy.credentials.http import require
-from proxy.credentials.service import Principal, PrincipalKind
 from proxy.database.group_commit import Together
-from proxy.database.lifecycle import settle
-from proxy.database.outcomes import Ending, EndReason, TrainingState
-from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, InvalidRequest
 from proxy.feedback.preferences import PreferenceItem, PreferenceReceipt, prefer
 from proxy.feedback.repository import FeedbackRepository, FoundSession
 from proxy.feedback.rules import apply_changed_rules
 from proxy.feedback.targets import Finder, Target
+from proxy.lifecycle.lifecycle import settle
+from proxy.lifecycle.outcomes import Ending, EndReason, TrainingState
+from proxy.lifecycle.signals import Signals
 
 _KEY_END = "\x1f"
 """Closes the client's part of a stored idempotency key, before the entry's name; clients' keys hold no controls."""

@@ -8,8 +8,8 @@ from types import MappingProxyType
 import msgspec
 from sqlalchemy import Connection
 
+from proxy.auth.service import Principal
 from proxy.contract.identifiers import RunId, SessionId, TurnId
-from proxy.credentials.service import Principal
 from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.repository import FeedbackRepository, FoundSession
 

@@ -14,8 +14,8 @@ from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import SamplingParameters, TurnPlace, TurnState, VersionSpan
 from proxy.database.audits import SessionAudit
-from proxy.database.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 from proxy.database.weights import weights_of
+from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 from proxy.overview.views import (
     EventItem,
     RewardPoint,

@@ -31,9 +31,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
 
+from proxy.auth.http import principal, require
+from proxy.auth.service import Principal, PrincipalKind
 from proxy.contract.policy import MAX_VERSION
-from proxy.credentials.http import principal, require
-from proxy.credentials.service import Principal, PrincipalKind
 from proxy.errors import NotFound, PermissionDenied
 from proxy.http.openapi import EVENT_STREAM, described
 from proxy.http.strict_route import StrictRoute

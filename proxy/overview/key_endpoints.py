@@ -18,8 +18,8 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from proxy.credentials.http import require
-from proxy.credentials.service import BOOTSTRAP, Credentials, KeyView, NewKey, PrincipalKind
+from proxy.auth.http import require
+from proxy.auth.service import BOOTSTRAP, Credentials, KeyView, NewKey, PrincipalKind
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described

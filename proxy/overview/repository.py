@@ -26,7 +26,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from proxy.contract.policy import VersionState
-from proxy.database.lifecycle import is_open
 from proxy.database.prepared import unindexed
 from proxy.database.tables import (
     ClaimedSessionRow,
@@ -39,7 +38,8 @@ from proxy.database.tables import (
     SessionRow,
     TurnRow,
 )
-from proxy.database.turn_requests import turns_as_sent
+from proxy.lifecycle.lifecycle import is_open
+from proxy.lifecycle.turn_requests import turns_as_sent
 from proxy.overview.filters import Cursor, SessionFilter
 
 AnyRow = Row[*tuple[Any, ...]]

@@ -23,13 +23,13 @@ from pathlib import Path
 from proxy.clock import Clock
 from proxy.contract.policy import MAX_VERSION
 from proxy.database.audits import session_audit
-from proxy.database.events import append_event
-from proxy.database.outcomes import TrainingState
-from proxy.database.signals import Signals
-from proxy.database.trainable import teaching_sessions
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFaults
 from proxy.errors import Conflict, InvalidRequest, NotFound
+from proxy.lifecycle.events import append_event
+from proxy.lifecycle.outcomes import TrainingState
+from proxy.lifecycle.signals import Signals
+from proxy.lifecycle.trainable import teaching_sessions
 from proxy.metrics import LastStep
 from proxy.overview import assembly
 from proxy.overview.assembly import TokenText

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from proxy.credentials.http import principal, require
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.http import principal, require
+from proxy.auth.service import PrincipalKind
 from proxy.errors import PermissionDenied
 from proxy.runs.service import RunDirectory, RunView
 

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Row
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
-from proxy.database.events import append_event
 from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, ModelNotFound, NotFound
+from proxy.lifecycle.events import append_event
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
 

@@ -10,14 +10,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr
 
+from proxy.auth.http import principal, require
+from proxy.auth.service import PrincipalKind
 from proxy.contract.trajectory import Purpose
-from proxy.credentials.http import principal, require
-from proxy.credentials.service import PrincipalKind
-from proxy.database.outcomes import Outcome
 from proxy.errors import InvalidRequest
 from proxy.http.address import client_address
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
+from proxy.lifecycle.outcomes import Outcome
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import checked_name
 from proxy.sessions.opening import SessionSpec

@@ -29,11 +29,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
 from proxy.contract.turn import Continuation, TurnState
-from proxy.database.lifecycle import is_open
-from proxy.database.outcomes import SessionState, TrainingState
-from proxy.database.preferences import preferences_about
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
-from proxy.database.session_names import session_called
 from proxy.database.tables import (
     ClaimedSessionRow,
     GroupRow,
@@ -44,6 +40,10 @@ from proxy.database.tables import (
     TurnRow,
 )
 from proxy.errors import Conflict
+from proxy.lifecycle.lifecycle import is_open
+from proxy.lifecycle.outcomes import SessionState, TrainingState
+from proxy.lifecycle.preferences import preferences_about
+from proxy.lifecycle.session_names import session_called
 
 _HASHES = 64
 

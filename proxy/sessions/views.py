@@ -11,7 +11,7 @@ from sqlalchemy import Row
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import TurnPlace, TurnState
 from proxy.database.audits import SessionAudit
-from proxy.database.outcomes import TrainingState, TurnFacts, explanation, standing_of, untrained_turns
+from proxy.lifecycle.outcomes import TrainingState, TurnFacts, explanation, standing_of, untrained_turns
 
 _LOGPROB_BYTES = 4
 

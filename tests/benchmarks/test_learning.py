@@ -22,8 +22,8 @@ from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.presets import PRESETS, resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.preparation import prepare
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, TrainerSettings
-from trainer.intake.preparation import prepare
 from trainer.loading import load_reference, load_trained
 from trainer.parallel.mesh import Ranks
 from trainer.update import Learner

@@ -28,7 +28,7 @@ from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
 from trainer.config import AlgorithmSettings, TrainerSettings
 from trainer.fit.command import main as fit_main
-from trainer.metrics.names import UNITS
+from trainer.observe.metrics.names import UNITS
 
 NOT_SET = "–"
 MACHINE_DEPENDENT = (EngineSettings, "sglang_venv")

@@ -10,7 +10,7 @@ import pytest
 from proxy.contract.claim import CommitRequest, encode
 from proxy.contract.identifiers import SessionId
 from tests.end_to_end.installation import EXAMPLE, Installation, installation
-from tests.proxy.policies.publishing import fit_request, reference
+from tests.proxy.versions.publishing import fit_request, reference
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(300), pytest.mark.xdist_group("end_to_end")]
 

@@ -20,7 +20,7 @@ from proxy.cli.addresses import random_free_port
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, CommitRequest, decode, encode
 from proxy.engines.scripted.script import MODEL
 from tests.database import assert_whole, needs_postgresql, postgresql_database
-from tests.proxy.policies.publishing import commit_request, publish
+from tests.proxy.versions.publishing import commit_request, publish
 from tests.running_app import bearer
 
 pytestmark = [

@@ -25,7 +25,7 @@ from trainer.loading import load_learnt
 from trainer.models.adapters import AdaptedPolicy
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.mesh import Ranks
-from trainer.weights.disk import DiskPublisher
+from trainer.publish.disk import DiskPublisher
 
 
 @pytest.fixture(scope="session")

@@ -26,14 +26,14 @@ from proxy.database.tables import PolicyVersionRow, RunRow
 from proxy.engines.interface import LabelSpan
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import WeightsRejected
-from proxy.policies import swap
-from proxy.policies.inspector import WeightsInspector
-from proxy.policies.service import VersionService
-from proxy.policies.swap import SwapController
+from proxy.serving import reconciler as swap
+from proxy.serving.reconciler import SwapController
+from proxy.versions.inspector import WeightsInspector
+from proxy.versions.service import VersionService
 from tests.engines.conftest import Models, Reference
 from tests.engines.generating import PROMPT, ask, collect
-from tests.proxy.policies.publishing import fit_request, reference
-from tests.proxy.trajectories.world import World, open_world
+from tests.proxy.turns.world import World, open_world
+from tests.proxy.versions.publishing import fit_request, reference
 
 LAYER = "model.layers.1.self_attn.q_proj.weight"
 ADAPTER = "base_model.model.model.layers.1.self_attn.q_proj.lora_"

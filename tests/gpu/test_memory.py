@@ -12,7 +12,7 @@ from torch import nn
 from proxy.contract.trajectory import TrajectoryGroup
 from tests.fakes.training_proxy import TrainingProxy
 from tests.gpu.device import peak_bytes, relative
-from tests.trainer.test_memory import refuse
+from tests.trainer.runtime.test_memory import refuse
 from tests.trainer.tiny import InProcess, build, group_of, save_tiny_model, settings, trajectory, turn
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.config import TrainerSettings

@@ -14,9 +14,9 @@ from tests.gpu.test_training import loaded
 from tests.trainer.models.archon.shapes import save_random
 from tests.trainer.models.test_attention import a_batch
 from trainer.algorithm.presets import resolve
+from trainer.batching.packing import mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing
-from trainer.intake.packing import mini_batches
-from trainer.intake.sequences import linearise
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.fsdp import shard
 from trainer.parallel.mesh import Ranks

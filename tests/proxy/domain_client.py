@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import httpx
 from fastapi import FastAPI
 
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.service import PrincipalKind
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.http import errors
 from proxy.sessions import endpoints as session_endpoints

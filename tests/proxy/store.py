@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from sqlalchemy import insert, select, update
 
+from proxy.auth.service import Credentials, Principal, PrincipalKind
 from proxy.contract.arrays import pack_ids
 from proxy.contract.identifiers import new_turn_id
-from proxy.credentials.service import Credentials, Principal, PrincipalKind
-from proxy.database.signals import Signals
 from proxy.database.tables import RewardRow, SessionRow, TurnRow
 from proxy.database.unit_of_work import Database
 from proxy.feedback.service import FeedbackService
+from proxy.lifecycle.signals import Signals
 from proxy.limits.service import RunLimits
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.service import SessionService

@@ -16,8 +16,8 @@ from proxy.app import create_app
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, decode, encode
 from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, ServerSettings, Settings
 from tests.fakes.engine import FakeEngine
-from tests.proxy.policies.publishing import commit_request, publish
 from tests.proxy.tokens.models import write_model
+from tests.proxy.versions.publishing import commit_request, publish
 from tests.running_app import bearer, running
 
 ADMIN, RUN, TRAINER = "rl-admin-chosen", "rl-run-chosen", "rl-trainer-chosen"

@@ -7,11 +7,11 @@ import json
 import sys
 import time
 
-from tests.trainer.metrics.telling import about, metrics
+from tests.trainer.observe.metrics.telling import about, metrics
 from trainer.config import MetricsSettings
-from trainer.metrics.background import BackgroundSink
-from trainer.metrics.sink import StepMetrics
-from trainer.metrics.sinks import make_sink
+from trainer.observe.metrics.background import BackgroundSink
+from trainer.observe.metrics.sink import StepMetrics
+from trainer.observe.metrics.sinks import make_sink
 
 
 def main(directory: str, given: str, *versions: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.tracking.conftest import Drive
-from tests.trainer.metrics.telling import about
+from tests.trainer.observe.metrics.telling import about
 
 pytestmark = pytest.mark.tracking
 

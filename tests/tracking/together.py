@@ -7,9 +7,9 @@ import dataclasses
 import json
 import sys
 
-from tests.trainer.metrics.telling import about, metrics
+from tests.trainer.observe.metrics.telling import about, metrics
 from trainer.config import MetricsSettings
-from trainer.metrics.sinks import Sinks, open_sinks
+from trainer.observe.metrics.sinks import Sinks, open_sinks
 
 
 def main(directory: str, given: str, *versions: str) -> None:

@@ -17,7 +17,7 @@ _IMPORTED = [
     "torch.distributed.fsdp",
     "trainer.__main__",
     "trainer.models.archon.dividing",
-    "trainer.turns",
+    "trainer.rotation",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.configuration_qwen3_moe",

@@ -1,6 +1,6 @@
 """The real proxy, on a port and in a thread, with an engine that has no model; and trainers of its run, in-process.
 
-Sessions are written into its store the short way (`tests.proxy.trajectories.world`), everything else goes over HTTP.
+Sessions are written into its store the short way (`tests.proxy.turns.world`), everything else goes over HTTP.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from proxy.runs.service import RunView
 from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, ServerSettings, Settings
 from tests.fakes.engine import FakeEngine
 from tests.proxy.tokens.models import write_model
-from tests.proxy.trajectories.world import World
+from tests.proxy.turns.world import World
 from tests.trainer.tiny import ALONE, VOCABULARY, InProcess, save_tiny_model, settings
 from trainer.assembly import Shared, assemble, connect
 from trainer.config import TrainerSettings

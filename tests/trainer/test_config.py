@@ -12,7 +12,7 @@ from trainer.__main__ import main
 from trainer.algorithm.presets import PRESETS, resolve
 from trainer.config import AlgorithmSettings, Baseline, Scale, load_runs, load_settings, parse_assignment
 from trainer.errors import ConfigurationError
-from trainer.metrics.sinks import check_directories
+from trainer.observe.metrics.sinks import check_directories
 
 FILE = """
 [run]

@@ -19,7 +19,7 @@ from tests.trainer.forked import context
 from trainer.errors import ConfigurationError
 from trainer.launch import _first_cause, main
 from trainer.parallel.mesh import join
-from trainer.restarts import LastWords, Restarts
+from trainer.runtime.restarts import LastWords, Restarts
 
 MODULE = "tests.trainer.ranks_that_end"
 

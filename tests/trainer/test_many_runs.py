@@ -24,7 +24,7 @@ from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import ALONE, settings
 from trainer.__main__ import main
 from trainer.assembly import RunTrainer, Shared, begin
-from trainer.turns import Turns
+from trainer.rotation import Turns
 
 CHANGES: dict[str, dict[str, Any]] = {
     RUN: {"api_key": ADMIN},

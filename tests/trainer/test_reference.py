@@ -15,6 +15,9 @@ from trainer.algorithm.advantages import assign
 from trainer.algorithm.contradictions import check_reference
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MiniBatch, mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import (
     AdapterSettings,
     AlgorithmSettings,
@@ -24,9 +27,6 @@ from trainer.config import (
     TrainerSettings,
 )
 from trainer.errors import ConfigurationError, WeightsUnusable
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MiniBatch, mini_batches
-from trainer.intake.sequences import linearise
 from trainer.loading import load_learnt, reference_of
 from trainer.models.passes import Rows
 from trainer.models.policy import Policy

@@ -22,12 +22,12 @@ from tests.trainer.real_proxy import write_real_model
 from tests.trainer.tiny import ALONE, draw, group_of, load_tiny, save_tiny_model, settings, trajectory, turn
 from trainer.algorithm.contradictions import check_teacher
 from trainer.algorithm.presets import resolve
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import mini_batches
+from trainer.batching.sequences import linearise
+from trainer.batching.teaching import taught_of
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, TeacherSettings
 from trainer.errors import ConfigurationError, TeacherSilent, TeacherUnusable
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import mini_batches
-from trainer.intake.sequences import linearise
-from trainer.intake.teaching import taught_of
 from trainer.models.huggingface import PolicyModel
 from trainer.teacher import Teacher, differing
 from trainer.update import Learner

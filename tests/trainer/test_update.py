@@ -13,6 +13,10 @@ from trainer.algorithm.advantages import assign
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS, resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MiniBatch, mini_batches
+from trainer.batching.sequences import linearise
+from trainer.batching.teaching import Taught
 from trainer.config import (
     AlgorithmSettings,
     Baseline,
@@ -24,10 +28,6 @@ from trainer.config import (
     Proximal,
     Scale,
 )
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MiniBatch, mini_batches
-from trainer.intake.sequences import linearise
-from trainer.intake.teaching import Taught
 from trainer.models.huggingface import PolicyModel
 from trainer.optimizer import learning_rate_at
 from trainer.update import Learner

@@ -24,13 +24,13 @@ from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import resolve
 from trainer.assembly import RunTrainer, Shared, assemble, connect
-from trainer.claims import ClaimsInHand
+from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leases import LeaseKeeper
 from trainer.config import AlgorithmSettings, OptimizerSettings, Precision, TrainerSettings
-from trainer.instruments import Instruments
-from trainer.leases import LeaseKeeper
 from trainer.loop import TrainingLoop
 from trainer.models.huggingface import PolicyModel, load_policy
 from trainer.models.value import load_value
+from trainer.observe.instruments import Instruments
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
 from trainer.teacher import Teacher

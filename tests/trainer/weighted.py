@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from trainer.intake.packing import MicroBatch
+from trainer.batching.packing import MicroBatch
 from trainer.models.huggingface import PolicyModel
 
 Place = tuple[int, int, int]

@@ -48,7 +48,7 @@ class Algorithm:
     - `denominator` is what the summed loss is divided by; `constant_tokens` is the answer length of the constant
       denominator. With `drop_degenerate`, trajectories without an advantage do not count in it.
     - With `fill`, groups without an advantage are left out of the batch, and the trainer claims more in their place
-      (`trainer/filling.py`).
+      (`trainer/claims/filling.py`).
     - `mini_batches` is the number of optimiser steps per batch.
     - `kl_coefficient` weighs the divergence from the base model. `kl_form` k1 subtracts it from the advantages, for
       each token together with the tokens after it in its answer; k2 and k3 add it to the loss.
@@ -64,7 +64,7 @@ class Algorithm:
     - A session whose longest answer has more than `overlong_tokens` − `overlong_tail` tokens loses reward, up to
       `overlong_factor`. None: they follow the run's bound on answers (`algorithm/overlong.py`).
     - `truncated` is what happens to answers that were cut, `truncated_sampling` to those drawn with top-p, top-k or
-      min-p, `filters` to repetitive ones and gibberish (`intake/answers.py`).
+      min-p, `filters` to repetitive ones and gibberish (`batching/answers.py`).
     """
 
     loss: UserFunction | None = None

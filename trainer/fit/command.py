@@ -30,7 +30,7 @@ from trainer import log
 from trainer.config import TrainerSettings, load_settings
 from trainer.errors import ConfigurationError, HeadMoved, TrainerError
 from trainer.fit.options import KTO, RATES, REWARD_MODEL, SFT, check, overrides_of, parse
-from trainer.metrics.sinks import check_installed
+from trainer.observe.metrics.sinks import check_installed
 from trainer.proxy_client import ProxyClient
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
     from trainer.loading import load_learnt
     from trainer.models.huggingface import resolve_directory
     from trainer.parallel.mesh import join
-    from trainer.weights.disk import DiskPublisher
+    from trainer.publish.disk import DiskPublisher
 
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)

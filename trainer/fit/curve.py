@@ -9,8 +9,8 @@ from typing import Any
 from proxy.contract.policy import Head
 from trainer.config import TrainerSettings
 from trainer.fit.fitting import Figures, Progress
-from trainer.metrics.sink import RunAbout
-from trainer.metrics.sinks import open_sinks
+from trainer.observe.metrics.sink import RunAbout
+from trainer.observe.metrics.sinks import open_sinks
 
 
 class Curve:

@@ -21,12 +21,12 @@ from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.imitation import negative_log_likelihood
 from trainer.algorithm.preferences import PairLoss, PreferenceInputs, accuracy, bradley_terry, preference_loss
 from trainer.algorithm.presets import resolve
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MicroBatch, pack
+from trainer.batching.sequences import linearise
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, PreferenceForm
 from trainer.errors import NothingToFit
 from trainer.fit.records import Example, Labelled, Pair
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MicroBatch, pack
-from trainer.intake.sequences import linearise
 from trainer.models.policy import Policy
 from trainer.optimizer import adamw, learning_rate_at, step_at
 

@@ -9,14 +9,14 @@ import msgspec
 from proxy.contract.claim import CommitRequest, StepReport
 from proxy.contract.policy import Head
 from proxy.contract.step import Fit, StepInputs
-from trainer.conditions import conditions
 from trainer.config import TrainerSettings
 from trainer.errors import ProxyRefused, Superseded
 from trainer.models.policy import Policy
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
-from trainer.weights.publisher import TrainerState, WeightPublisher
+from trainer.publish.publisher import TrainerState, WeightPublisher
+from trainer.runtime.conditions import conditions
 
 
 def publish(

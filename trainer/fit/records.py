@@ -30,8 +30,8 @@ from proxy.contract.export import (
 from proxy.contract.identifiers import PreferenceId, SessionId, TurnId
 from proxy.contract.trajectory import Purpose, Trajectory, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, TurnPlace, TurnState, VersionSpan, abandoned_turns
+from trainer.batching.staleness import is_trained, well_formed
 from trainer.errors import NothingToFit
-from trainer.intake.staleness import is_trained, well_formed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

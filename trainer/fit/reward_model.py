@@ -21,7 +21,7 @@ from trainer.config import Precision
 from trainer.errors import UnsupportedModel, WeightsUnusable
 from trainer.models.dropout import Repeatable, remove_dropout
 from trainer.models.state_dict import adapter_in
-from trainer.weights.checksums import verify_version
+from trainer.publish.checksums import verify_version
 
 _TOLERANCE = 1e-3
 _NOT_OF_THE_MODEL = {"config.json", "generation_config.json"}

@@ -18,11 +18,11 @@ from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, VersionSpan
 from trainer.algorithm.kto import KtoInputs, KtoLoss, kto_loss
 from trainer.algorithm.preferences import accuracy
+from trainer.batching.packing import MicroBatch
+from trainer.batching.sequences import TrainingSequence, training_sequences
 from trainer.config import BatchSettings
 from trainer.fit.fitting import Figures, logprobs_of, measured, packed
 from trainer.fit.records import Labelled
-from trainer.intake.packing import MicroBatch
-from trainer.intake.sequences import TrainingSequence, training_sequences
 from trainer.models.policy import Policy
 
 

@@ -1,7 +1,7 @@
 """What the tokens of a row see of each other, and attention under it: under a mask of T × T, or by those blocks of it
 in which something is seen.
 
-A row is a forest in preorder (`intake/tree.py`): token i sees token j where j ≤ i < reach[j], and itself. On CUDA
+A row is a forest in preorder (`batching/tree.py`): token i sees token j where j ≤ i < reach[j], and itself. On CUDA
 flex_attention goes through the blocks. It has no backward pass on a CPU: there SDPA does, several blocks at a time.
 
 Axes: B rows, T tokens, S blocks of tokens, Q queries, H heads, K width of a head, or keys.

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
 
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.service import PrincipalKind
 from proxy.errors import PermissionDenied
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Limit, Overview, Who, json_answer, readable_run

@@ -8,11 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from proxy.database.combining import LedgerEntry
-from proxy.database.lifecycle import ledger_of
-from proxy.database.preferences import preferences_about
 from proxy.database.prepared import Prepared
-from proxy.database.session_names import session_called
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -22,6 +18,10 @@ from proxy.database.tables import (
     SessionRow,
     TurnRow,
 )
+from proxy.lifecycle.combining import LedgerEntry
+from proxy.lifecycle.lifecycle import ledger_of
+from proxy.lifecycle.preferences import preferences_about
+from proxy.lifecycle.session_names import session_called
 from proxy.overview.filters import Cursor
 from proxy.overview.rewards.views import RewardFilter
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from proxy.contract.reward import RewardRules
-from proxy.database.combining import LedgerEntry, session_rewards
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
+from proxy.lifecycle.combining import LedgerEntry, session_rewards
 from proxy.overview.filters import Cursor, page_size
 from proxy.overview.repository import OverviewRepository
 from proxy.overview.rewards.assembly import reward_items, used_by

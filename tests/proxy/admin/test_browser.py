@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.async_api import Browser, Page, async_playwright, expect
 
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.service import PrincipalKind
 from tests.database import sqlite_database
 from tests.fakes.run_history import add_history, add_run, add_session
 from tests.proxy.overview.serving import serving

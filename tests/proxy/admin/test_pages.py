@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from proxy.admin.sign_in import COOKIE, SignIn, local_path
-from proxy.credentials.service import PrincipalKind
-from proxy.database.lifecycle import settle
+from proxy.auth.service import PrincipalKind
 from proxy.database.tables import (
     EventRow,
     GroupRow,
@@ -24,6 +23,7 @@ from proxy.database.tables import (
     SignOutRow,
     TurnRow,
 )
+from proxy.lifecycle.lifecycle import settle
 from proxy.overview.filters import SessionFilter
 from proxy.sessions.identification import AttributedBy
 from proxy.settings import ServerSettings

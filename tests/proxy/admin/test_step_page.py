@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from sqlalchemy import insert, select, update
 
+from proxy.auth.service import PrincipalKind
 from proxy.contract.arrays import pack_ids, pack_logprobs, unpack_ids
 from proxy.contract.identifiers import SessionId
 from proxy.contract.step import Fit, StepConditions, StepInputs
-from proxy.credentials.service import PrincipalKind
 from proxy.database.tables import PolicyVersionRow, SessionRow, TokenAuditRow, TurnRow
-from proxy.policies.repository import VersionRepository
+from proxy.versions.repository import VersionRepository
 from tests.fakes.run_history import NOW
 from tests.proxy.overview.site import ORIGIN, Site
 

@@ -10,23 +10,23 @@ import pytest
 from fastapi import FastAPI
 from typer.testing import CliRunner
 
+from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app as command_line
 from proxy.cli.console import Refused
 from proxy.cli.datasets import DatasetWriter, lines_of
-from proxy.credentials.service import PrincipalKind
 from proxy.http import errors
-from proxy.keeping import endpoints as keeping_endpoints
-from proxy.keeping.erasing import EraseService
-from proxy.trajectories.transfer import endpoints as transfer_endpoints
-from proxy.trajectories.transfer.preferences import decode_preference
-from proxy.trajectories.transfer.records import encode
-from proxy.trajectories.transfer.service import TransferService
+from proxy.retention import endpoints as keeping_endpoints
+from proxy.retention.erasing import EraseService
+from proxy.transfer import endpoints as transfer_endpoints
+from proxy.transfer.preferences import decode_preference
+from proxy.transfer.records import encode
+from proxy.transfer.service import TransferService
 from tests.database import sqlite_database
-from tests.proxy.chat.world import listening
+from tests.proxy.calls.world import listening
 from tests.proxy.store import Store, open_store
-from tests.proxy.trajectories.transfer.test_preferences import preferred
-from tests.proxy.trajectories.transfer.test_service import exported, recorded
-from tests.proxy.trajectories.world import World
+from tests.proxy.transfer.test_preferences import preferred
+from tests.proxy.transfer.test_service import exported, recorded
+from tests.proxy.turns.world import World
 
 
 class Site:

@@ -13,20 +13,20 @@ from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner
 
 from benchmarks.postgresql import programs as postgresql_programs
+from proxy.auth.service import Credentials
+from proxy.claims.service import ClaimService
 from proxy.cli.commands import app
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId
-from proxy.credentials.service import Credentials
 from proxy.database.migrate import current, downgrade, newest
 from proxy.database.tables import SessionRow
-from proxy.keeping.erasing import EraseService
-from proxy.keeping.repository import ErasedReason
+from proxy.retention.erasing import EraseService
+from proxy.retention.repository import ErasedReason
 from proxy.sessions.opening import SessionSpec
-from proxy.trajectories.claims.service import ClaimService
 from tests.database import sqlite_database
-from tests.proxy.policies.publishing import commit_request, publish, versions_of
 from tests.proxy.store import Store, open_store
-from tests.proxy.trajectories.world import World, open_world
+from tests.proxy.turns.world import World, open_world
+from tests.proxy.versions.publishing import commit_request, publish, versions_of
 
 DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 

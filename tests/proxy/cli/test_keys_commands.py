@@ -13,10 +13,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
 from proxy.cli.local_keys import LocalKeys, load, load_or_make
 from proxy.cli.stack import Address
-from proxy.credentials.service import PrincipalKind
 from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_run
 from tests.proxy.overview.serving import serving

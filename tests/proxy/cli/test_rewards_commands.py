@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
-from proxy.credentials.service import PrincipalKind
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
 from proxy.overview.filters import SessionFilter

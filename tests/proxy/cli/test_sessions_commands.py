@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import update
 from typer.testing import CliRunner
 
+from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
-from proxy.credentials.service import PrincipalKind
 from proxy.database.tables import TurnRow
 from proxy.runs.service import RunDirectory
 from proxy.sessions import endpoints as session_endpoints

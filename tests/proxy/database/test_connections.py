@@ -18,11 +18,11 @@ from sqlalchemy import Connection, text
 
 from proxy.cli.addresses import random_free_port
 from proxy.database import migrate, postgresql
-from proxy.database.check import check
 from proxy.database.unit_of_work import Database
 from proxy.errors import StoreUnavailable
+from proxy.lifecycle.check import check
 from tests.database import needs_postgresql, postgresql_database, shared_server
-from tests.proxy.trajectories.world import open_world
+from tests.proxy.turns.world import open_world
 
 pytestmark = needs_postgresql
 

@@ -16,7 +16,7 @@ from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.runs.service import RunDirectory
 from tests.database import sqlite_database, sqlite_url
 from tests.proxy.store import MovedClock
-from tests.proxy.trajectories.world import open_world
+from tests.proxy.turns.world import open_world
 
 SESSIONS = 60
 

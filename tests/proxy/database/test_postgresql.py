@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 from sqlalchemy import Connection, text
 
+from proxy.claims.repository import ClaimRepository
 from proxy.database.unit_of_work import Database, retried
 from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
-from proxy.trajectories.claims.repository import ClaimRepository
 from tests.database import PostgresServer, needs_postgresql, postgresql_database
 
 pytestmark = needs_postgresql

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.feedback.ledger import Ledger
-from tests.proxy.trajectories.world import World, open_world
+from tests.proxy.turns.world import World, open_world
 
 
 @pytest.fixture

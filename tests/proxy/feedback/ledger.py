@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from proxy.auth.service import Principal, PrincipalKind
+from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimedBatch, ClaimRequest
 from proxy.contract.identifiers import KeyId, SessionId
-from proxy.credentials.service import Principal, PrincipalKind
 from proxy.feedback.service import FeedbackItem, FeedbackService
 from proxy.settings import RunSettings
-from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, publish, versions_of
-from tests.proxy.trajectories.world import World
+from tests.proxy.turns.world import World
+from tests.proxy.versions.publishing import commit_request, publish, versions_of
 
 
 class Ledger:

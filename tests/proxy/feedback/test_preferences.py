@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from proxy.auth.service import PrincipalKind
 from proxy.contract.identifiers import new_turn_id
-from proxy.credentials.service import PrincipalKind
 from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.preferences import PreferenceItem, PreferenceReceipt
 from proxy.feedback.service import FeedbackService

@@ -11,8 +11,8 @@ from sqlalchemy import select
 from proxy.contract.claim import ClaimedBatch
 from proxy.contract.identifiers import ClaimId, SessionId
 from proxy.contract.reward import RewardRules
-from proxy.database.combining import LedgerEntry, SessionRewards, session_rewards
 from proxy.database.tables import RewardRow
+from proxy.lifecycle.combining import LedgerEntry, SessionRewards, session_rewards
 from tests.proxy.feedback.ledger import Ledger
 
 RULES: tuple[dict[str, Any], ...] = ({}, {"rewards": {"combine": "min"}}, {"reward_weights": {"style": 0.0}})

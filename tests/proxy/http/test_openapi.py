@@ -13,7 +13,7 @@ from proxy.app import create_app
 from proxy.errors import BaseRlError, InvalidRequest
 from proxy.http.anthropic import anthropic_envelope
 from proxy.settings import EngineSettings, Settings
-from tests.proxy.chat.world import TOOLS, USER
+from tests.proxy.calls.world import TOOLS, USER
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {

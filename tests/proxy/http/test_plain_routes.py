@@ -11,7 +11,9 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from proxy.chat import endpoints, messages_endpoints, responses_endpoints
+from proxy.dialects import endpoints
+from proxy.dialects.messages import messages_endpoints
+from proxy.dialects.responses import responses_endpoints
 from proxy.errors import Conflict
 from proxy.http import errors
 from proxy.http.boundary import RequestBoundary

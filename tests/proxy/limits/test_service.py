@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from proxy.database.check import check
 from proxy.database.tables import RateLimitRow
 from proxy.database.unit_of_work import Database
 from proxy.errors import RateLimited, TokensLimited, TrainerBehind
+from proxy.lifecycle.check import check
 from proxy.limits.service import RunLimits
 from proxy.runs.service import RunView
 from proxy.sessions.opening import SessionSpec

@@ -16,11 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
+from proxy.auth.service import Credentials, PrincipalKind
 from proxy.clock import Clock
-from proxy.credentials.service import Credentials, PrincipalKind
-from proxy.database.signals import Signals
 from proxy.database.unit_of_work import Database
 from proxy.http import errors
+from proxy.lifecycle.signals import Signals
 from proxy.overview import endpoints as overview_endpoints
 from proxy.overview import key_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.credentials.service import PrincipalKind
-from proxy.database.events import append_event
+from proxy.auth.service import PrincipalKind
+from proxy.lifecycle.events import append_event
 from proxy.overview.filters import SessionFilter
 from tests.fakes.run_history import NOW, add_run
 from tests.proxy.overview.serving import serving

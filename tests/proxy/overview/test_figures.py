@@ -13,22 +13,22 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
+from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import Purpose
-from proxy.database.outcomes import Outcome
 from proxy.database.tables import PolicyVersionRow, SessionRow
 from proxy.feedback.service import FeedbackItem
-from proxy.keeping.erasing import EraseService, ErasureTarget
+from proxy.lifecycle.outcomes import Outcome
 from proxy.overview import figures
 from proxy.overview.assembly import bucket_stride, reward_points
 from proxy.overview.service import OverviewService
 from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, RewardPoint
-from proxy.policies.service import VersionService
+from proxy.retention.erasing import EraseService, ErasureTarget
 from proxy.sessions.opening import SessionSpec
-from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import commit_request, inspector, publish
+from proxy.versions.service import VersionService
 from tests.proxy.store import MovedClock, Store
+from tests.proxy.versions.publishing import commit_request, inspector, publish
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.service import PrincipalKind
 from tests.proxy.overview.site import Site
 from tests.running_app import bearer
 

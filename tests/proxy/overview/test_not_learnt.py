@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
 from proxy.feedback.service import FeedbackItem
 from proxy.overview.service import OverviewService
 from proxy.runs.asking import AskedBatches
 from proxy.sessions.opening import SessionSpec
-from proxy.trajectories.claims.service import ClaimService
 from tests.proxy.store import MovedClock, Store
 
 

@@ -8,15 +8,15 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from proxy.contract.identifiers import least_turn_id, new_reward_id
-from proxy.database.events import append_event
-from proxy.database.lifecycle import settle
 from proxy.database.tables import ClaimRow, EventRow, RewardRow, RunRow, SessionRow, TurnRow
 from proxy.errors import Conflict, InvalidRequest, NotFound
+from proxy.lifecycle.events import append_event
+from proxy.lifecycle.lifecycle import settle
 from proxy.overview.filters import SessionFilter
 from proxy.overview.live import RateHistory
 from proxy.overview.rewards.views import RewardFilter
 from proxy.overview.views import SessionItem, Snapshot
-from proxy.policies.repository import VersionRepository
+from proxy.versions.repository import VersionRepository
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import Site, plan_of
 

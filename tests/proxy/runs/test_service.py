@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.service import PrincipalKind
 from proxy.database.tables import EventRow, PolicyVersionRow, RunRow
 from proxy.errors import AuthenticationFailed, Conflict, ModelNotFound, NotFound
 from proxy.runs.service import RunDirectory

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.service import PrincipalKind
 from tests.proxy.domain_client import DomainClient
 
 

@@ -15,8 +15,8 @@ from trainer.algorithm.choices import against_siblings, siblings
 from trainer.algorithm.gae import Discounts, RewardTree, tree_advantages
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.sequences import linearise
 from trainer.config import AlgorithmSettings, RewardSettings
-from trainer.intake.sequences import linearise
 
 GRPO = resolve(AlgorithmSettings())
 MEANS = RunningMeans.fresh(0.9)

@@ -19,6 +19,7 @@ from proxy.contract.turn import FinishReason
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS, resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.preparation import prepare
 from trainer.config import (
     AlgorithmSettings,
     Baseline,
@@ -44,7 +45,6 @@ from trainer.distances import (
     tables,
 )
 from trainer.errors import ConfigurationError
-from trainer.intake.preparation import prepare
 from trainer.models.passes import Passes
 from trainer.models.policy import Policy
 from trainer.parallel.mesh import Ranks

@@ -27,10 +27,10 @@ from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
 from trainer.algorithm.running import SESSION, Observation, RunningMeans
 from trainer.algorithm.whitening import whitened
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MicroBatch, mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import Baseline, BatchSettings, Scale
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MicroBatch, mini_batches
-from trainer.intake.sequences import linearise
 
 LEARNING = [name for name, each in PRESETS.items() if each.learns_from_rewards]
 INVARIANT = [name for name in LEARNING if PRESETS[name].scale is not Scale.NONE and not PRESETS[name].has_critic]

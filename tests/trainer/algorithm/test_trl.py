@@ -28,10 +28,10 @@ from trainer.algorithm.imitation import negative_log_likelihood
 from trainer.algorithm.kto import KtoInputs, kto_loss
 from trainer.algorithm.preferences import PreferenceInputs, bradley_terry, preference_loss
 from trainer.algorithm.presets import resolve
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing, PreferenceForm
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import mini_batches
-from trainer.intake.sequences import linearise
 from trainer.models.huggingface import PolicyModel
 from trainer.update import Learner
 

@@ -12,10 +12,10 @@ import torch
 from proxy.contract.trajectory import Trajectory
 from tests.trainer.fit.test_fitting import CPU, LARGE, SMALL, branching, gradients, reckoned
 from tests.trainer.tiny import load_tiny, trajectory, turn
+from trainer.batching.sequences import training_sequences
 from trainer.config import BatchSettings
 from trainer.fit.records import Labelled
 from trainer.fit.unpaired import Unpaired, mismatched
-from trainer.intake.sequences import training_sequences
 from trainer.models.huggingface import PolicyModel
 
 ITEMS = [

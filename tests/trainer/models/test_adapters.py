@@ -17,6 +17,9 @@ from trainer.algorithm.advantages import assign
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MiniBatch, mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import (
     AdapterSettings,
     AlgorithmSettings,
@@ -27,9 +30,6 @@ from trainer.config import (
     TrainerSettings,
 )
 from trainer.errors import ConfigurationError, UnsupportedModel
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MiniBatch, mini_batches
-from trainer.intake.sequences import linearise
 from trainer.loading import load_adapters, load_learnt, reference_of
 from trainer.models.adapters import AdaptedPolicy, Adapters
 from trainer.update import Learner

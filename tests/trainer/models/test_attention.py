@@ -20,12 +20,12 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from tests.trainer.dense_kernel import as_on_cuda, dense_kernel, expanded
 from tests.trainer.models.archon.shapes import save_random
 from tests.trainer.tiny import ALONE, GRPO, trajectory, turn
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MicroBatch, pack
+from trainer.batching.sequences import linearise
+from trainer.batching.tree import tree_row
 from trainer.config import BatchSettings, Packing, TrainerSettings
 from trainer.errors import ConfigurationError
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MicroBatch, pack
-from trainer.intake.sequences import linearise
-from trainer.intake.tree import tree_row
 from trainer.loading import load_critic, load_reference, load_trained
 from trainer.models import attention
 from trainer.models.attention import SegmentedMask, attend_by_blocks, block_mask, sequence_reach, tree_sight

@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 from tests.small_models import SMALL, small_qwen3
 from tests.trainer.tiny import ALONE, GRPO, load_tiny, trajectory, turn
 from trainer.algorithm.logprobs import token_logprobs
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MicroBatch, pack
+from trainer.batching.sequences import linearise
 from trainer.config import BatchSettings, Packing, Precision, TrainerSettings
 from trainer.errors import UnsupportedModel
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MicroBatch, pack
-from trainer.intake.sequences import linearise
 from trainer.loading import load_trained
 from trainer.models.huggingface import PolicyModel, load_policy, resolve_directory
 

@@ -22,9 +22,9 @@ from trainer.models.state_dict import whole_weights
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.parallel.state_files import StateWriter
+from trainer.publish.disk import DiskPublisher
 from trainer.update import Learner
 from trainer.versions import state_after
-from trainer.weights.disk import DiskPublisher
 
 MEANS = RunningMeans.fresh(0.9).after([Observation("a task", place, 0.1) for place in (SESSION, 0, 1)])
 

@@ -21,7 +21,7 @@ from tests.trainer.tiny import ALONE
 from trainer.config import TrainerSettings
 from trainer.models.state_dict import read_weights
 from trainer.parallel.checkpoint import load_state
-from trainer.weights.disk import DiskPublisher
+from trainer.publish.disk import DiskPublisher
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.credentials.service import PrincipalKind
+from proxy.auth.service import PrincipalKind
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import Site
 

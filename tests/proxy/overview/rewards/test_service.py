@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import insert, select
 
 from proxy.contract.identifiers import new_reward_id
-from proxy.database.lifecycle import settle
 from proxy.database.tables import RewardRow, TurnRow
 from proxy.errors import InvalidRequest, NotFound
+from proxy.lifecycle.lifecycle import settle
 from proxy.overview.filters import SessionFilter
 from proxy.overview.rewards.views import RevisedTurn, RewardFilter, RewardItem
 from proxy.overview.views import SessionItem

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.proxy.trajectories.world import World, open_world
+from tests.proxy.turns.world import World, open_world
 
 
 @pytest.fixture

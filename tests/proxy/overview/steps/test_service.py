@@ -9,15 +9,15 @@ import msgspec
 import pytest
 from sqlalchemy import delete
 
+from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest, CommitRequest, TrajectoryAudit
 from proxy.contract.identifiers import ClaimId, SessionId, TurnId
 from proxy.contract.step import StepConditions, StepInputs, TokenAudit
 from proxy.database.tables import TurnRow
 from proxy.errors import InvalidRequest, NotFound
 from proxy.overview.steps.service import StepOverview
-from proxy.trajectories.claims.service import ClaimService
-from tests.proxy.policies.publishing import audit, commit_request, publish, versions_of
-from tests.proxy.trajectories.world import World
+from tests.proxy.turns.world import World
+from tests.proxy.versions.publishing import audit, commit_request, publish, versions_of
 
 CONDITIONS = StepConditions(
     trainer="0.1.0",

@@ -13,10 +13,10 @@ from tests.trainer.tiny import ALONE, trajectory, turn
 from trainer.algorithm.advantages import assign
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MiniBatch, mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import TrainerSettings
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MiniBatch, mini_batches
-from trainer.intake.sequences import linearise
 from trainer.loading import load_learnt, reference_of
 from trainer.models.state_dict import load_weights, save_weights, whole_weights
 from trainer.parallel.checkpoint import load_state, save_state

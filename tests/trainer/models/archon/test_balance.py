@@ -16,11 +16,11 @@ from trainer.algorithm.advantages import assign
 from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
+from trainer.batching.grouping import Batch
+from trainer.batching.packing import MicroBatch, mini_batches
+from trainer.batching.sequences import linearise
 from trainer.config import AlgorithmSettings, BatchSettings, Precision, TrainerSettings
 from trainer.errors import ConfigurationError, UnsupportedModel
-from trainer.intake.grouping import Batch
-from trainer.intake.packing import MicroBatch, mini_batches
-from trainer.intake.sequences import linearise
 from trainer.loading import load_trained
 from trainer.models.archon.model import ArchonModel
 from trainer.models.archon.moe import MixtureOfExperts, balance_loss

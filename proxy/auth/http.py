@@ -1,0 +1,52 @@
+"""The key of a request."""
+
+from __future__ import annotations
+
+from fastapi import Request
+from starlette.types import Scope
+
+from proxy.auth.service import Credentials, Principal, PrincipalKind
+from proxy.errors import AuthenticationFailed, PermissionDenied
+
+_SCHEME = b"bearer "
+
+
+async def principal(request: Request) -> Principal:
+    """Return who sends this request, by `Authorization: Bearer …` or `x-api-key`. Raises AuthenticationFailed."""
+    known = await authenticate(request.scope)
+    if known is None:
+        raise AuthenticationFailed("no API key: send it as 'Authorization: Bearer …' or 'x-api-key: …'")
+    return known
+
+
+async def authenticate(scope: Scope) -> Principal | None:
+    """Return the principal of the request's key; None for a request without a key. Raises AuthenticationFailed.
+
+    Asks once for each request: the boundary needs the answer before the body is read, and the endpoint after.
+    """
+    state = scope.setdefault("state", {})
+    known: Principal | None = state.get("principal")
+    if known is None:
+        token = bearer_token(scope)
+        if token:
+            credentials: Credentials = scope["app"].state.credentials
+            known = state["principal"] = await credentials.authenticate(token)
+    return known
+
+
+def bearer_token(scope: Scope) -> str | None:
+    """Return the text of the key, if one was sent."""
+    other: str | None = None
+    for name, value in scope["headers"]:
+        if name == b"authorization" and value[: len(_SCHEME)].lower() == _SCHEME:
+            return str(value[len(_SCHEME) :].strip(), "latin-1")
+        if name == b"x-api-key" and other is None:
+            other = str(value, "latin-1")
+    return other
+
+
+def require(who: Principal, *kinds: PrincipalKind) -> None:
+    """Raise PermissionDenied unless the key is of one of these kinds."""
+    if who.kind not in kinds:
+        wanted = " or ".join(kind.value for kind in kinds)
+        raise PermissionDenied(f"this needs a key of kind {wanted}, and yours is of kind {who.kind.value}")

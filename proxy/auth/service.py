@@ -1,0 +1,356 @@
+"""Bearer keys and who is behind them. A key's text is shown once; the store keeps its HMAC."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection
+
+from proxy.auth.repository import KeyRepository, KeyRow
+from proxy.auth.users import users_of
+from proxy.bounded_cache import BoundedCache
+from proxy.clock import Clock
+from proxy.contract.identifiers import KeyId, RunId, SessionId, new_key_id
+from proxy.database.unit_of_work import Database
+from proxy.errors import AuthenticationFailed, Conflict, NotFound, StoreUnavailable
+from proxy.log import logger
+from proxy.settings import ConfigurationError
+
+BOOTSTRAP = "bootstrap"
+"""Label of the keys that the configuration names. Nobody else may give it: it decides what a new one replaces."""
+
+_TEXT_BYTES = 32
+_PSEUDONYM_BYTES = 16
+_CACHED_KEYS = 8192
+_CACHED_SECONDS = 5.0
+"""A key that another proxy revoked is refused after this long."""
+
+_ASKED_AGAIN_SECONDS = 1.0
+"""After the store could not be reached, ask it again about a key after this long."""
+
+_USE_RESOLUTION_SECONDS = 60.0
+"""`last_used_at` may lag by this much, so that a busy key costs one small write a minute."""
+
+_LOG = logger(__name__)
+
+
+class PrincipalKind(StrEnum):
+    """`admin`: everything. `run`: agents of one run. `session`: one session. `trainer`: claims and versions."""
+
+    ADMIN = "admin"
+    RUN = "run"
+    SESSION = "session"
+    TRAINER = "trainer"
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """Who calls. `run_id` is None for admin keys only; `session_id` is set for session keys only."""
+
+    kind: PrincipalKind
+    key_id: KeyId
+    run_id: RunId | None
+    session_id: SessionId | None
+
+
+class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A key to be made."""
+
+    kind: PrincipalKind
+    run_id: str | None = None
+    session_id: str | None = None
+    label: str | None = None
+
+
+class NewKey(msgspec.Struct, frozen=True, kw_only=True):
+    """`text` is what the client sends; it cannot be had again."""
+
+    id: KeyId
+    text: str
+
+
+class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key in the place of another, which stops working at `replaced_until`."""
+
+    key: NewKey
+    view: KeyView
+    replaced_until: float
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """A key without its text. `revoked_at` may be in the future, after a rotation with a grace period."""
+
+    id: KeyId
+    kind: PrincipalKind
+    run_id: str | None
+    session_id: str | None
+    label: str | None
+    created_at: float
+    last_used_at: float | None
+    """About a minute old at most; null for sessions' keys, which are not followed."""
+    revoked_at: float | None
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A key that was found valid: taken to be so until `until`, and by no means after `revoked_at`."""
+
+    principal: Principal
+    until: float
+    revoked_at: float | None
+
+
+class Credentials:
+    """Makes, checks, rotates and revokes keys. A revocation is obeyed at once here, within seconds by other proxies
+    on the store."""
+
+    def __init__(self, database: Database, secret: bytes, clock: Clock, *, outlive_store: bool = False) -> None:
+        """`outlive_store`: while the store is unavailable, keys that were valid before are taken as valid."""
+        self._outlive_store = outlive_store
+        self._database = database
+        self._hmac = hmac.new(secret, digestmod="sha256")
+        self._clock = clock
+        self._known: BoundedCache[bytes, _Known] = BoundedCache(_CACHED_KEYS)
+        self._used: dict[str, float] = {}
+
+    async def authenticate(self, token: str) -> Principal:
+        """Raises AuthenticationFailed for a key that is unknown or revoked."""
+        digest = self._digest(token)
+        known = self._known.get(digest)
+        now = self._clock()
+        if known is not None and now < known.until:
+            return known.principal
+        try:
+            row = await self._database.look(lambda connection: KeyRepository(connection).by_digest(digest))
+        except StoreUnavailable:
+            if not self._outlive_store or known is None or not _lasts(known.revoked_at, now):
+                raise
+            self._known.put(digest, _known(known.principal, known.revoked_at, now + _ASKED_AGAIN_SECONDS))
+            return known.principal
+        if row is None or not _lasts(row.revoked_at, now):
+            self._known.drop(digest)
+            raise AuthenticationFailed("the API key is not known here or was revoked")
+        principal = _principal(row)
+        if principal.kind is not PrincipalKind.SESSION:
+            self._used[principal.key_id] = now
+        self._known.put(digest, _known(principal, row.revoked_at, now + _CACHED_SECONDS))
+        return principal
+
+    async def create(
+        self,
+        kind: PrincipalKind,
+        *,
+        run_id: str | None = None,
+        session_id: str | None = None,
+        label: str | None = None,
+    ) -> NewKey:
+        request = KeyRequest(kind=kind, run_id=run_id, session_id=session_id, label=label)
+        (key,) = await self._database.transact(lambda connection: self.create_within(connection, [request]))
+        return key
+
+    def create_within(self, connection: Connection, requests: Sequence[KeyRequest]) -> list[NewKey]:
+        """Make keys in the caller's transaction, in the order of the requests."""
+        now = self._clock()
+        keys = [NewKey(id=new_key_id(), text=_random_text(request.kind)) for request in requests]
+        KeyRepository(connection).insert(
+            [self._row(key, request, now) for key, request in zip(keys, requests, strict=True)]
+        )
+        return keys
+
+    async def register(self, kind: PrincipalKind, text: str, *, run_id: str | None = None) -> KeyId:
+        """Make the key that the configuration names, and revoke those of its kind and run that it named before.
+
+        The same text again is the same key. One that was revoked since stays revoked and replaces nothing: a proxy
+        that is restarted with yesterday's configuration must not bring a revoked key back, nor end the new one.
+        Raises ConfigurationError when the text is a key of another kind or run.
+        """
+        key = NewKey(id=new_key_id(), text=text)
+        now = self._clock()
+        new = self._row(key, KeyRequest(kind=kind, run_id=run_id, label=BOOTSTRAP), now)
+
+        def replace(connection: Connection) -> tuple[KeyRow | None, list[str]]:
+            repository = KeyRepository(connection)
+            row = repository.by_digest(new["digest"])
+            if row is None:
+                repository.insert([new])
+            elif row.revoked_at is not None or (row.kind, row.run_id) != (kind.value, run_id):
+                return row, []
+            key_id = key.id if row is None else row.id
+            replaced = repository.revoke_labelled(BOOTSTRAP, kind=kind.value, run_id=run_id, but=key_id, at=now)
+            return row, replaced
+
+        row, replaced = await self._database.transact(replace)
+        self._forget(*replaced)
+        for key_id in replaced:
+            _LOG.warning("the configuration has another key now: the one before it is revoked", kind=kind, key=key_id)
+        if row is None:
+            return key.id
+        if (row.kind, row.run_id) != (kind.value, run_id):
+            raise ConfigurationError(
+                f"bootstrap.{kind}_key: this is already a key of another run or kind; choose another text"
+            )
+        if row.revoked_at is not None:
+            _LOG.error(
+                f"bootstrap.{kind}_key was revoked and stays so: put the key that replaced it, or a new text, into "
+                "the configuration",
+                key=row.id,
+            )
+        return KeyId(row.id)
+
+    async def list_(self, run_id: str) -> list[KeyView]:
+        """List a run's own keys, oldest first, without those of its sessions."""
+        kinds = [PrincipalKind.RUN, PrincipalKind.TRAINER]
+        rows = await self._database.look(lambda connection: KeyRepository(connection).of_run(run_id, kinds))
+        return [_view(row) for row in rows]
+
+    async def page(
+        self,
+        *,
+        kinds: Sequence[PrincipalKind],
+        run_id: str | None = None,
+        with_revoked: bool = False,
+        below: tuple[float, str] | None = None,
+        limit: int = 50,
+    ) -> list[KeyView]:
+        """List keys of these kinds, newest first; `below` is the last of the page before (`created_at`, `id`)."""
+        valid_at = None if with_revoked else self._clock()
+        rows = await self._database.look(
+            lambda connection: KeyRepository(connection).page(
+                kinds=[kind.value for kind in kinds], run_id=run_id, valid_at=valid_at, below=below, limit=limit
+            )
+        )
+        return [_view(row) for row in rows]
+
+    async def find(self, key_id: str) -> KeyView | None:
+        """Find a key by its id, revoked or not."""
+        row = await self._database.look(lambda connection: KeyRepository(connection).by_id(key_id))
+        return None if row is None else _view(row)
+
+    async def find_valid(self, key_id: str) -> Principal | None:
+        """Find who is behind a key; None where there is none or it was revoked. Never from the cache."""
+        row = await self._database.look(lambda connection: KeyRepository(connection).by_id(key_id))
+        return None if row is None or not _lasts(row.revoked_at, self._clock()) else _principal(row)
+
+    async def rotate(self, key_id: str, *, grace_seconds: float = 0.0) -> RotatedKey:
+        """Make a key for the same purpose; the old one works for `grace_seconds` more.
+
+        Raises NotFound, and Conflict for a key that was revoked or rotated already.
+        """
+        now = self._clock()
+
+        def replace(connection: Connection) -> RotatedKey:
+            repository = KeyRepository(connection)
+            row = repository.by_id(key_id)
+            if row is None:
+                raise NotFound(f"there is no key {key_id!r}")
+            if row.revoked_at is not None:
+                raise Conflict(f"the key {key_id!r} was revoked or rotated already: create a new one instead")
+            request = KeyRequest(
+                kind=PrincipalKind(row.kind), run_id=row.run_id, session_id=row.session_id, label=row.label
+            )
+            (key,) = self.create_within(connection, [request])
+            until = now + grace_seconds
+            repository.revoke(key_id, until)
+            made = repository.by_id(key.id)
+            assert made is not None
+            return RotatedKey(key=key, view=_view(made), replaced_until=until)
+
+        rotated = await self._database.transact(replace)
+        self._forget(key_id)
+        return rotated
+
+    async def revoke(self, key_id: str) -> None:
+        """Revoke a key at once; one that was revoked stays so.
+
+        Raises NotFound, and Conflict for the last admin key: nobody could make another one then.
+        """
+        now = self._clock()
+
+        def revoke(connection: Connection) -> None:
+            repository = KeyRepository(connection)
+            row = repository.by_id(key_id)
+            if row is None:
+                raise NotFound(f"there is no key {key_id!r}")
+            is_lasting_admin = row.kind == PrincipalKind.ADMIN.value and row.revoked_at is None
+            if is_lasting_admin and not repository.lasting_admins(other_than=key_id):
+                raise Conflict(
+                    "this is the last admin key, and without one nobody could manage keys: create another one first, "
+                    "or rotate this one"
+                )
+            repository.revoke(key_id, now)
+
+        await self._database.transact(revoke)
+        self._forget(key_id)
+
+    async def write_uses(self) -> None:
+        """Write when keys were last used, as far as it was noted since the last time. To be called every so often."""
+        if not self._used:
+            return
+        used, self._used = self._used, {}
+
+        def write(connection: Connection) -> None:
+            KeyRepository(connection).note_used(used, resolution=_USE_RESOLUTION_SECONDS)
+
+        await self._database.transact(write)
+
+    def pseudonyms_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
+        """Return the pseudonyms of those on whose behalf a call is made, or a session is opened."""
+        return tuple(self.pseudonym(name) for name in users_of(body))
+
+    def pseudonym(self, name: str) -> bytes:
+        """Return 16 bytes that stand for a user's name in the store, which nobody without the secret can lead back
+        to it."""
+        return self._digest(f"user\0{name}")[:_PSEUDONYM_BYTES]
+
+    def _forget(self, *key_ids: str) -> None:
+        """Drop keys from the cache, so that their end is obeyed here at once."""
+        for digest in [digest for digest, known in self._known.items() if known.principal.key_id in key_ids]:
+            self._known.drop(digest)
+
+    def _digest(self, text: str) -> bytes:
+        keyed = self._hmac.copy()  # to begin one anew costs a model call more than all of the rest here
+        keyed.update(text.encode("utf-8", "surrogatepass"))
+        return keyed.digest()
+
+    def _row(self, key: NewKey, request: KeyRequest, now: float) -> dict[str, Any]:
+        return {
+            "id": key.id,
+            "kind": request.kind.value,
+            "digest": self._digest(key.text),
+            "run_id": request.run_id,
+            "session_id": request.session_id,
+            "label": request.label,
+            "created_at": now,
+        }
+
+
+def _known(principal: Principal, revoked_at: float | None, until: float) -> _Known:
+    return _Known(principal, until if revoked_at is None else min(until, revoked_at), revoked_at)
+
+
+def _lasts(revoked_at: float | None, now: float) -> bool:
+    return revoked_at is None or now < revoked_at
+
+
+def _principal(row: KeyRow) -> Principal:
+    return Principal(kind=PrincipalKind(row.kind), key_id=KeyId(row.id), run_id=row.run_id, session_id=row.session_id)
+
+
+def _view(row: KeyRow) -> KeyView:
+    return KeyView(
+        id=KeyId(row.id),
+        kind=PrincipalKind(row.kind),
+        run_id=row.run_id,
+        session_id=row.session_id,
+        label=row.label,
+        created_at=row.created_at,
+        last_used_at=row.last_used_at,
+        revoked_at=row.revoked_at,
+    )
+
+
+def _random_text(kind: PrincipalKind) -> str:
+    return f"rl-{kind.value}-{secrets.token_urlsafe(_TEXT_BYTES)}"

@@ -1,0 +1,227 @@
+"""What a call's answer is held to: from `response_format`, `tool_choice` and strict tools to one constraint."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from proxy.calls.call import AnswerFormat, ModelCall, ToolUse
+from proxy.calls.call_formats import (
+    AllowedCall,
+    Format,
+    any_text,
+    calls_only,
+    either,
+    json_format,
+    optional,
+    sequence,
+    tag,
+    text_or_calls,
+)
+from proxy.contract.turn import Constraint, ConstraintKind
+from proxy.engines.schemas import FORMATS, UNENFORCED, SchemaRefused, check_schema, referenced
+from proxy.engines.structural_tag import structural_tag
+from proxy.errors import UnsupportedParameter
+from proxy.tokens import reasoning
+from proxy.tokens.output import OutputFormat
+from proxy.tokens.template import ChatTemplate
+from proxy.tokens.tool_calls import mistral
+
+MOST_CHARACTERS = 1 << 20
+"""Of a constraint: engines take no longer ones."""
+
+_BRACKETED = re.compile("<.*>", re.DOTALL)
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_LEFT_OUT = UNENFORCED | {"pattern", "multipleOf"}
+_LET_GO = {"allOf", "oneOf", "patternProperties"}
+
+
+class PromisedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call's answer consists of, behind the model's thought. `where` in the request it is asked for; `tokens`
+    are the markers that are tokens of the model."""
+
+    content: Format
+    where: str
+    thinks: bool
+    tokens: Mapping[str, int]
+
+    def constraint(self, *, in_reasoning: bool) -> Constraint:
+        """`in_reasoning`: the prompt has begun a thought. Raises UnsupportedParameter for one that is too long."""
+        content = sequence(_thought(opened=in_reasoning), self.content) if self.thinks else self.content
+        if content["type"] == "json_schema":
+            kind, written = ConstraintKind.JSON_SCHEMA, json.dumps(content["json_schema"], ensure_ascii=False)
+        else:
+            kind, written = ConstraintKind.STRUCTURAL_TAG, structural_tag(content, self.tokens)
+        if len(written) > MOST_CHARACTERS:
+            raise UnsupportedParameter(
+                f"the schemas have more than {MOST_CHARACTERS} characters together, more than can be enforced",
+                param=self.where,
+            )
+        return Constraint(kind=kind, text=written)
+
+
+def place_of(call: ModelCall) -> str:
+    """Where in the request the promise stands that an engine refuses to keep."""
+    if call.answer_format is not None:
+        return call.answer_format.where
+    return "tool_choice" if call.tool_choice.use is ToolUse.REQUIRED else "tools"
+
+
+class AnswerConstraints:
+    """Of one model: its template says how it writes calls, its tokenizer which of the markers are tokens."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        added = template.tokenizer.get_added_tokens_decoder().items()
+        # Those that llguidance takes for special; others are texts like any.
+        self._tokens = {
+            entry.content: token for token, entry in added if entry.special or _BRACKETED.fullmatch(entry.content)
+        }
+        source = "\n".join(template.sources)
+        self._mistral = "mistral" if mistral.ARGUMENTS in source else "mistral_list"
+        if mistral.CALL_ID in source:
+            self._mistral = "mistral_ids"
+        self._single_calls = template.single_calls
+
+    def of(self, call: ModelCall, output: OutputFormat) -> PromisedAnswer | None:
+        """None where nothing is promised. Raises UnsupportedParameter, which names the place of what cannot be
+        enforced and says why."""
+        content = self._answer(call, output)
+        if content is None:
+            return None
+        if call.prefill:
+            raise UnsupportedParameter(
+                "an answer that the request begins cannot be held to a form: the model goes on from the middle of it",
+                param="messages",
+            )
+        tokens = {text: self._tokens[text] for text in output.kept_texts if text in self._tokens}
+        return PromisedAnswer(content=content, where=place_of(call), thinks=output.reasoning, tokens=tokens)
+
+    def _answer(self, call: ModelCall, output: OutputFormat) -> Format | None:
+        form = json_format(_answer_schema(call.answer_format)) if call.answer_format is not None else None
+        required = call.tool_choice.use is ToolUse.REQUIRED
+        if not (call.calls_allowed and (form is not None or required or _any_strict(call))):
+            return form
+        if output.tool_format is None:
+            if required:
+                raise UnsupportedParameter(
+                    "a call cannot be required of this model: its chat template writes none that is known here",
+                    param="tool_choice",
+                )
+            return form
+        style = self._mistral if output.tool_format.name == "mistral" else output.tool_format.name
+        calls, parallel = _allowed_calls(call), call.parallel_calls and not self._single_calls
+        try:
+            if required:
+                return calls_only(style, calls, parallel=parallel)
+            if form is not None:
+                return either(calls_only(style, calls, parallel=parallel), form)
+            excludes = (reasoning.OPEN, reasoning.CLOSE) if output.reasoning else ()
+            return text_or_calls(style, calls, parallel=parallel, excludes=excludes)
+        except SchemaRefused as error:
+            raise UnsupportedParameter(f"a tool's calls cannot be enforced: {error}", param="tools") from error
+
+
+def _thought(*, opened: bool) -> Format:
+    """Thinking comes first; where the prompt has not begun it, it need not."""
+    begin = "" if opened else reasoning.OPEN
+    thought = sequence(
+        tag(begin, any_text(reasoning.OPEN, reasoning.CLOSE), reasoning.CLOSE),
+        {"type": "regex", "pattern": r"\n{0,2}"},
+    )
+    return thought if opened else optional(thought)
+
+
+def _answer_schema(form: AnswerFormat) -> dict[str, Any]:
+    if form.schema is None:
+        return _ANY_OBJECT
+    where = f"{form.where}.schema"
+    if form.name is not None and not _NAME.fullmatch(form.name):
+        raise UnsupportedParameter(
+            "a schema's name has letters, digits, _ and -, at most 64 of them", param=f"{form.where}.name"
+        )
+    try:
+        check_schema(form.schema)
+    except SchemaRefused as error:
+        raise UnsupportedParameter(error.reason, param=".".join((where, *error.place))) from error
+    if form.strict and not _is_object(form.schema):
+        raise UnsupportedParameter("a strict schema is that of an object (type: object)", param=where)
+    return form.schema
+
+
+def _any_strict(call: ModelCall) -> bool:
+    return any(tool["function"].get("strict") for tool in call.tools or ())
+
+
+def _allowed_calls(call: ModelCall) -> list[AllowedCall]:
+    """The functions that may be called: the one that is named, or all of them."""
+    calls = []
+    for index, tool in enumerate(call.tools or ()):
+        function = tool["function"]
+        if call.tool_choice.name in (None, function["name"]):
+            place = call.tool_places.get(function["name"], f"tools[{index}].function")
+            calls.append(_allowed_call(function, place))
+    return calls
+
+
+def _allowed_call(function: Mapping[str, Any], where: str) -> AllowedCall:
+    """Strict ones by the whole of their schema; of the others as much of it as can be enforced, for they promise
+    nothing."""
+    name, schema = function["name"], function.get("parameters")
+    if schema is None:
+        return AllowedCall(name=name, schema=_NO_ARGUMENTS, strict=False)
+    if not function.get("strict"):
+        return AllowedCall(name=name, schema=_enforceable(schema), strict=False)
+    if not _NAME.fullmatch(name):
+        raise UnsupportedParameter(
+            "a strict function's name has letters, digits, _ and -, at most 64 of them", param=f"{where}.name"
+        )
+    try:
+        check_schema(schema)
+    except SchemaRefused as error:
+        raise UnsupportedParameter(error.reason, param=".".join((where, "parameters", *error.place))) from error
+    if not _is_object(schema):
+        raise UnsupportedParameter(
+            "a strict function's parameters are those of an object (type: object)", param=f"{where}.parameters"
+        )
+    return AllowedCall(name=name, schema=schema, strict=True)
+
+
+def _is_object(schema: Mapping[str, Any]) -> bool:
+    found = referenced(schema, schema["$ref"]) if "$ref" in schema else schema
+    return isinstance(found, Mapping) and found.get("type") == "object"
+
+
+def _enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a schema can be enforced anywhere: whatever matches the schema matches this."""
+    try:
+        kept: dict[str, Any] = _kept(schema)
+        check_schema(kept)
+    except (SchemaRefused, RecursionError):
+        return _ANY_OBJECT
+    return kept if _is_object(kept) else _ANY_OBJECT
+
+
+def _kept(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_kept(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.keys() & _LET_GO:
+        return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    kept = {}
+    for keyword, value in schema.items():
+        if keyword in _LEFT_OUT or (keyword == "format" and value not in FORMATS):
+            continue
+        if keyword in ("$defs", "definitions", "properties") and isinstance(value, dict):
+            kept[keyword] = {name: _kept(each) for name, each in value.items()}
+        elif keyword in ("items", "additionalProperties", "anyOf", "prefixItems"):
+            kept[keyword] = _kept(value)
+        else:
+            kept[keyword] = value
+    return kept

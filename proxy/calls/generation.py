@@ -1,0 +1,282 @@
+"""One model call on its way: generated, recorded, answered.
+
+Each call has a task of its own: a client that leaves must neither interrupt a commit nor take away the answer of a
+repeated request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
+from typing import cast
+
+from proxy.calls.call import Answer, Delta, StreamHead
+from proxy.calls.capture import Capture
+from proxy.calls.constraints import place_of
+from proxy.clock import Clock
+from proxy.contract.turn import TurnState
+from proxy.engines.faults import EngineFaults
+from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest
+from proxy.errors import (
+    BaseRlError,
+    EngineFailed,
+    EngineUnavailable,
+    InvalidEngineReply,
+    Unavailable,
+    UnsupportedParameter,
+)
+from proxy.log import logger
+
+ABORT_SECONDS = 5.0
+"""How long an engine may take to end a generation that was aborted and say which versions produced it."""
+
+CHOICES_AT_ONCE = 32
+"""How many choices of one call are at the engine together. Sending hundreds at once, as a list of prompts asks for,
+would make the calls of all other clients wait behind them."""
+
+Record = Callable[[Sequence[tuple[Capture, TurnState]]], Awaitable[Answer]]
+"""Commit the turns, one for every choice, and return the answer as it was recorded."""
+
+_LOG = logger(__name__)
+
+
+class Generation:
+    """All choices of one call. `wait` returns the recorded answer; `deltas` what is shown meanwhile, to one reader.
+
+    Every request that waits for it calls `hold` and, in the end, `release`; when the last one releases an unfinished
+    generation, it is aborted and recorded as truncated.
+    """
+
+    def __init__(
+        self,
+        head: StreamHead,
+        captures: Sequence[Capture],
+        *,
+        engine: Engine,
+        slots: asyncio.Semaphore,
+        clock: Clock,
+        record: Record,
+        vacate: Callable[[], Awaitable[None]],
+        faults: EngineFaults,
+        vocabulary_size: int,
+        engine_lost: Callable[[], None],
+        ended: Callable[[Generation], None],
+    ) -> None:
+        self.head = head
+        self.call = captures[0].plan.call
+        self.abandoned = False
+        self._captures = tuple(captures)
+        self._engine = engine
+        self._slots = slots
+        self._own_slots = asyncio.Semaphore(CHOICES_AT_ONCE)
+        self._clock = clock
+        self._record = record
+        self._vacate = vacate
+        self._has_recorded = False
+        self._faults = faults
+        self._vocabulary_size = vocabulary_size
+        self._engine_lost = engine_lost
+        self._holders = 0
+        self._started: set[str] = set()
+        self._limits: list[asyncio.Timeout] = []
+        self._deltas: list[Delta] = []
+        self._news = asyncio.Event()
+        self._aborting: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._run(), name=f"generation {head.turn_id}")
+        self._task.add_done_callback(lambda task: _end(task, partial(ended, self)))
+
+    @property
+    def done(self) -> bool:
+        return self._task.done()
+
+    @property
+    def answer(self) -> Answer | None:
+        """The recorded answer; None before the end, and for a generation that failed."""
+        if not self.done or self._task.cancelled() or self._task.exception() is not None:
+            return None
+        return self._task.result()
+
+    @property
+    def tokens_used(self) -> int:
+        """Tokens of prompts and answers so far; none before the first token of an answer."""
+        generated = sum(capture.token_count for capture in self._captures)
+        return self.head.prompt_tokens + generated if generated else 0
+
+    def hold(self) -> None:
+        self._holders += 1
+
+    def release(self) -> None:
+        self._holders -= 1
+        if self._holders <= 0 and not self.done:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Abort the generation and keep the tokens produced so far."""
+        if self.abandoned or self.done:
+            return
+        self.abandoned = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._limits:
+            with suppress(RuntimeError):  # the engine's part is over: only the commit is left
+                limit.reschedule(now + ABORT_SECONDS if self._started else now)
+        if self._started:
+            self._aborting = asyncio.create_task(self._abort())
+
+    async def wait(self) -> Answer:
+        """Return the recorded answer, or raise the call's error. Cancelling the waiter does not stop it."""
+        return await asyncio.shield(self._task)
+
+    async def ended_within(self, patience: float) -> bool:
+        """Whether it ends, well or not, before `patience` seconds have passed."""
+        if not self.done:  # as asyncio.wait does, for less than half of its cost
+            loop = asyncio.get_running_loop()
+            wake = partial(_wake, waiter := loop.create_future())
+            timer = loop.call_later(patience, wake)
+            self._task.add_done_callback(wake)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
+                self._task.remove_done_callback(wake)
+        return self.done
+
+    async def ended_before(self, other: asyncio.Future[None]) -> bool:
+        """Whether it ends, well or not, before `other` is done."""
+        await asyncio.wait((self._task, other), return_when=asyncio.FIRST_COMPLETED)
+        return self.done
+
+    async def deltas(self, patience: float) -> list[Delta] | None:
+        """Return what came since the last call: empty if nothing did for `patience` seconds, None at the end."""
+        if not self._deltas and not self._news.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._news.wait()
+        if not self._deltas:
+            return None if self._news.is_set() and self.done else []
+        taken, self._deltas = self._deltas, []
+        if not self.done:
+            self._news.clear()
+        return taken
+
+    async def _run(self) -> Answer:
+        try:
+            states = await self._generate_or_record_failure()
+            if self.abandoned and self._holders <= 0:  # also where the engine was quicker: nobody is given the answer
+                states = [TurnState.TRUNCATED] * len(states)
+            if TurnState.TRUNCATED in states and not any(capture.token_count for capture in self._captures):
+                raise Unavailable("the call was ended before its first token")
+            for capture in self._captures:
+                self._tell(capture.flush())
+            return await self._record(tuple(zip(self._captures, states, strict=True)))
+        except BaseRlError:
+            if not self._has_recorded:  # before the client hears of it: a session that it opened is gone then
+                await self._vacate()
+            raise
+        finally:
+            self._news.set()
+
+    async def _generate_or_record_failure(self) -> list[TurnState]:
+        try:
+            if len(self._captures) == 1:
+                return [await self._generate(self._captures[0])]
+            return await self._generate_all()
+        except BaseRlError as error:
+            if isinstance(error, EngineUnavailable):
+                self._engine_lost()
+            if isinstance(error, InvalidEngineReply):
+                self._faults.note(self._engine.name, error.reason)
+            await self._record_failure(error)
+            raise
+
+    async def _record_failure(self, error: BaseRlError) -> None:
+        """Keep what was generated before the error; and of an invalid reply, that the call was made."""
+        is_invalid = isinstance(error, InvalidEngineReply)
+        begun = [
+            capture
+            for capture in self._captures
+            if capture.token_count or (is_invalid and capture.plan.turn_id in self._started)
+        ]
+        if not begun:
+            return
+        _LOG.warning("generation failed", turn=self.head.turn_id, engine=self._engine.name, error=error.message)
+        for capture in begun:
+            capture.failure = f"{error.message} (engine {self._engine.name})"
+        await self._record([(capture, TurnState.FAILED) for capture in begun])
+        self._has_recorded = True
+
+    async def _generate_all(self) -> list[TurnState]:
+        """Generate all choices, `CHOICES_AT_ONCE` together. When one fails, cancel the others and raise its error."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._generate(capture)) for capture in self._captures]
+        except* BaseRlError as errors:
+            raise next(_leaves(errors)) from None
+        return [task.result() for task in tasks]
+
+    async def _generate(self, capture: Capture) -> TurnState:
+        plan = capture.plan
+        request = GenerateRequest(
+            request_id=plan.turn_id,
+            input_ids=plan.prompt.plan.input_ids,
+            sampling=plan.sampling,
+            stream=plan.call.stream or plan.watched,
+            top_logprobs=plan.call.top_logprobs,
+            vocabulary_size=self._vocabulary_size,
+        )
+        limit, satisfied = asyncio.timeout(None), False
+        self._limits.append(limit)
+        try:
+            async with limit, self._own_slots, self._slots:  # its own first: a call that waits takes nobody's slot
+                if self.abandoned:  # while it waited
+                    return TurnState.TRUNCATED
+                self._started.add(plan.turn_id)
+                generated = cast("AsyncGenerator[EngineChunk, None]", self._engine.generate(request))
+                async with aclosing(generated) as chunks:
+                    async for chunk in chunks:
+                        self._tell(capture.feed(chunk, self._clock()))
+                        if plan.watched and capture.satisfied and not satisfied and capture.finish is None:
+                            satisfied = True
+                            with suppress(BaseRlError):  # it ends by itself then
+                                await self._engine.abort(plan.turn_id)
+        except UnsupportedParameter as error:
+            raise UnsupportedParameter(error.message, param=place_of(plan.call)) from error
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return TurnState.TRUNCATED
+        if capture.finish is None:
+            raise EngineFailed("the engine's answer ended without its end")
+        ended_whole = capture.finish is not EngineFinish.ABORT or capture.satisfied
+        return TurnState.COMPLETE if ended_whole else TurnState.TRUNCATED
+
+    def _tell(self, deltas: list[Delta]) -> None:
+        if deltas:
+            self._deltas += deltas
+            self._news.set()
+
+    async def _abort(self) -> None:
+        for turn_id in sorted(self._started):
+            with suppress(BaseRlError):  # it ends by itself then, or by the limit
+                await self._engine.abort(turn_id)
+
+
+def _leaves(errors: BaseExceptionGroup[BaseRlError]) -> Iterator[BaseRlError]:
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _wake(waiter: asyncio.Future[None], *_: object) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _end(task: asyncio.Task[Answer], ended: Callable[[], None]) -> None:
+    """Retrieve the task's exception, or asyncio logs it as never retrieved when nobody waits for the answer."""
+    if not task.cancelled():
+        task.exception()
+    ended()

@@ -1,0 +1,104 @@
+"""Recorded answers, as clients name them later: read again, or gone on from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from proxy.auth.service import Principal, PrincipalKind
+from proxy.calls.call import Answer
+from proxy.calls.conversation import KnownMessages, RememberedMessages
+from proxy.calls.remembered import Remembered
+from proxy.contract.identifiers import TurnId
+from proxy.turns.conversations import Conversations, RecordedTurn
+
+_TURN_ID = re.compile(r"turn_[0-9a-hjkmnp-tv-z]{26}")
+
+
+class _Conversation(msgspec.Struct, frozen=True):
+    """One that ends with an answer. Nobody changes what it holds."""
+
+    messages: tuple[dict[str, Any], ...] = ()
+    known: KnownMessages = KnownMessages()
+    size: int = 0
+
+    def followed_by(self, messages: list[dict[str, Any]]) -> _Conversation:
+        return _Conversation(
+            (*self.messages, *messages),
+            self.known.followed_by(messages),
+            self.size + len(msgspec.json.encode(messages)),
+        )
+
+
+class RecordedAnswers:
+    """What keys may see of the store. Conversations are kept in `remembered`, so that going on costs what is new."""
+
+    def __init__(self, conversations: Conversations, remembered: Remembered[Any]) -> None:
+        self._conversations = conversations
+        self._remembered = remembered
+
+    async def find(self, principal: Principal, turn_id: str) -> RecordedTurn | None:
+        """A turn of the key's run, or session. None also for one that was asked with `store` false."""
+        if _TURN_ID.fullmatch(turn_id) is None:
+            return None
+        turn = await self._conversations.turn(turn_id)
+        if turn is None or not _may_see(principal, turn) or turn.request.get("store") is False:
+            return None
+        return turn
+
+    async def asked(self, turn: RecordedTurn) -> list[dict[str, Any]]:
+        """The conversation that the turn answered."""
+        return list((await self._up_to(turn)).messages[:-1])
+
+    async def answered(self, turn: RecordedTurn) -> RememberedMessages:
+        """The conversation that the turn's answer ended."""
+        conversation = await self._up_to(turn)
+        return RememberedMessages(conversation.messages, start=len(conversation.messages), known=conversation.known)
+
+    async def _up_to(self, turn: RecordedTurn) -> _Conversation:
+        known = self._recall(turn.id)
+        if known is not None:
+            return known
+        before = self._recall(turn.continues) if turn.continues is not None else _Conversation()
+        if before is None:
+            before = _Conversation()
+            for exchange in (await self._conversations.up_to(turn.id))[:-1]:
+                before = before.followed_by([*exchange.messages, answer_message(answer_of(exchange.response))])
+        conversation = before.followed_by([*turn.messages, answer_message(answer_of(turn.response))])
+        self._remembered.put(turn.id.encode(), conversation, size=conversation.size)
+        return conversation
+
+    def _recall(self, turn_id: TurnId) -> _Conversation | None:
+        known: _Conversation | None = self._remembered.get(turn_id.encode())
+        return known
+
+
+def answer_of(response: dict[str, Any]) -> Answer:
+    """The answer as it was recorded."""
+    return msgspec.convert(response, Answer)
+
+
+def answer_message(answer: Answer) -> dict[str, Any]:
+    """An answer of one choice, as the message that goes on with the conversation."""
+    choice = answer.choices[0]
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    if choice.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": made.id,
+                "type": "function",
+                "function": {"name": made.call.name, "arguments": made.call.arguments},
+            }
+            for made in choice.tool_calls
+        ]
+    return message
+
+
+def _may_see(principal: Principal, turn: RecordedTurn) -> bool:
+    if principal.kind not in (PrincipalKind.RUN, PrincipalKind.SESSION) or principal.run_id != turn.run_id:
+        return False
+    return principal.session_id is None or principal.session_id == turn.session_id

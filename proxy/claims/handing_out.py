@@ -1,0 +1,91 @@
+"""What a trainer gets for a lease: whole trajectories, with their rewards as of the claim.
+
+Turns are read, and put together, beside the transaction that leases them: they never change, and which ones belong is
+written down. Only the rewards wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from proxy.claims.selection import Candidate
+from proxy.contract.claim import ClaimedBatch
+from proxy.contract.identifiers import ClaimId, GroupId, SessionId
+from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTurn
+from proxy.lifecycle.combining import SessionRewards
+from proxy.turns.assembly import BrokenTree, StoredTurn, assemble
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim as committed, before its turns are read."""
+
+    claim_id: ClaimId
+    expires_at: float
+    base_version: int
+    units: list[tuple[Candidate, ...]]
+    rewards: dict[str, SessionRewards]
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        return [candidate for unit in self.units for candidate in unit]
+
+
+def assembled(
+    candidates: Sequence[Candidate], turns: Mapping[str, Sequence[StoredTurn]]
+) -> dict[str, Trajectory | None]:
+    """Their trajectories by session, without rewards. None where nothing can be trained: no turn drawn from the
+    policy, or turns that do not fit together."""
+    return {candidate.id: _trajectory(candidate, turns[candidate.id]) for candidate in candidates}
+
+
+def hand_out(lease: Lease, trajectories: Mapping[str, Trajectory | None]) -> tuple[ClaimedBatch, list[str]]:
+    """The batch, and the sessions left out of it because there is nothing to train in them."""
+    groups: list[TrajectoryGroup] = []
+    untrainable: list[str] = []
+    for unit in lease.units:
+        found: list[Trajectory] = []
+        for candidate in unit:
+            trajectory = trajectories[candidate.id]
+            if trajectory is None:
+                untrainable.append(candidate.id)
+            else:
+                found.append(_rewarded(trajectory, lease.rewards[candidate.id]))
+        if found:
+            groups.append(TrajectoryGroup(id=found[0].group_id, trajectories=tuple(found)))
+    batch = ClaimedBatch(
+        claim_id=lease.claim_id,
+        lease_expires_at=lease.expires_at,
+        base_version=lease.base_version,
+        groups=tuple(groups),
+    )
+    return batch, untrainable
+
+
+def nothing(*, base_version: int, now: float) -> ClaimedBatch:
+    return ClaimedBatch(claim_id=None, lease_expires_at=now, base_version=base_version, groups=())
+
+
+def _trajectory(candidate: Candidate, turns: Sequence[StoredTurn]) -> Trajectory | None:
+    try:
+        trajectory = assemble(
+            turns,
+            session_id=SessionId(candidate.id),
+            group_id=None if candidate.group_id is None else GroupId(candidate.group_id),
+            task=candidate.task,
+            reward=None,
+            turn_rewards={},
+        )
+    except BrokenTree:
+        return None
+    return trajectory if any(turn.trainable for turn in trajectory.turns) else None
+
+
+def _rewarded(trajectory: Trajectory, rewards: SessionRewards) -> Trajectory:
+    def with_reward(turn: TrajectoryTurn) -> TrajectoryTurn:
+        reward = rewards.turn_rewards.get(turn.id)
+        return turn if reward is None else msgspec.structs.replace(turn, reward=reward)
+
+    turns = tuple([with_reward(turn) for turn in trajectory.turns]) if rewards.turn_rewards else trajectory.turns
+    return msgspec.structs.replace(trajectory, reward=rewards.reward, turns=turns)

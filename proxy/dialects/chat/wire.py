@@ -1,0 +1,128 @@
+"""The body of POST /v1/chat/completions, checked: every fault is a 400 that names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists
+from proxy.calls.call import ModelCall, ToolChoice
+from proxy.calls.conversation import WireMessages
+from proxy.dialects.chat import wire_schemas
+from proxy.dialects.chat.wire_messages import read_message
+from proxy.dialects.chat.wire_tools import (
+    Function,
+    read_answer_format,
+    read_old_tool_choice,
+    read_old_tools,
+    read_tool_choice,
+    read_tools,
+    speaks_old,
+)
+from proxy.dialects.fields import decode_listing, unknown_fields
+from proxy.dialects.sampling_fields import SamplingFields
+from proxy.dialects.template_arguments import read_template_arguments
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.http.body import validated
+from proxy.settings import RequestSettings
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
+class ChatCompletionBody(SamplingFields):
+    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
+
+    `messages`, and what has many forms, are checked by hand, so that a fault names its exact place whatever else is
+    allowed there.
+    """
+
+    model: str
+    messages: Annotated[list[Any], WithJsonSchema(wire_schemas.MESSAGES)] = Field(min_length=1)
+    tools: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(wire_schemas.TOOL_CHOICE)] = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.FUNCTIONS)] = None
+    function_call: Annotated[Any, WithJsonSchema(wire_schemas.FUNCTION_CALL)] = None
+    response_format: Annotated[Any, WithJsonSchema(wire_schemas.RESPONSE_FORMAT)] = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    verbosity: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+
+def parse_chat_completion(
+    raw: bytes, known: Set[str] = frozenset(), *, bounds: RequestSettings = DEFAULT_BOUNDS
+) -> ModelCall:
+    """`known` are the arguments that the model's template reads beside the messages.
+
+    Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured.
+    """
+    value = decode_listing(raw, "messages")
+    check_lists(value, bounds)
+    body = validated(ChatCompletionBody, value)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if "audio" in (body.modalities or ()):
+        raise UnsupportedParameter("the model answers in text only", param="modalities")
+    choice, functions, warnings = _tools(body)
+    arguments, unknown = read_template_arguments(body.reasoning_effort, body.chat_template_kwargs, known)
+    return ModelCall(
+        model=body.model,
+        messages=WireMessages(body.messages, partial(read_message, most_parts=bounds.max_parts)),
+        tools=functions or None,
+        tool_choice=choice,
+        parallel_calls=body.parallel_tool_calls is not False and not speaks_old(value),
+        answer_format=read_answer_format(body.response_format),
+        template_arguments=arguments,
+        sampling=body.requested(body.max_completion_tokens or body.max_tokens),
+        n=body.n or 1,
+        stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
+        body={key: item for key, item in value.items() if key != "messages"},
+        warnings=(*warnings, *unknown, *_without_effect(body), *unknown_fields(value, ChatCompletionBody)),
+    )
+
+
+def _tools(body: ChatCompletionBody) -> tuple[ToolChoice, list[Function], list[str]]:
+    if body.functions is None:
+        if body.function_call is not None:
+            raise InvalidRequest("function_call needs functions", param="function_call")
+        functions, warnings = read_tools(body.tools or [])
+        return *read_tool_choice(body.tool_choice, functions), warnings
+    if body.tools or body.tool_choice is not None:
+        raise InvalidRequest("functions is the old form of tools: send one of them", param="functions")
+    return *read_old_tool_choice(body.function_call, read_old_tools(body.functions)), []
+
+
+def _without_effect(body: ChatCompletionBody) -> list[str]:
+    """Fields that are accepted and change nothing, where they ask for a change."""
+    asked = {
+        "audio": body.audio is not None,
+        "prediction": body.prediction is not None,
+        "web_search_options": body.web_search_options is not None,
+        "verbosity": body.verbosity not in (None, "medium"),
+        "service_tier": body.service_tier not in (None, "auto", "default"),
+        "store": bool(body.store),
+    }
+    return [f"{name} has no effect" for name, has in asked.items() if has]

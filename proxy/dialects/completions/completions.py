@@ -1,0 +1,154 @@
+"""The dialect of completions: text behind a prompt, as OpenAI's SDKs read it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from proxy.calls.call import Answer, Choice, Delta, ModelCall, StreamHead, TextDelta, TokenLogprob, marks
+from proxy.dialects.chat.chat import own_turn, wire_usage
+from proxy.dialects.events import DONE, PING, event
+
+
+class Completions:
+    """POST /v1/completions."""
+
+    name = "completions"
+
+    def response(self, call: ModelCall, answer: Answer) -> dict[str, Any]:
+        return {
+            "id": answer.turn_id,
+            "object": "text_completion",
+            "created": answer.created,
+            "model": answer.model,
+            "system_fingerprint": answer.fingerprint,
+            "choices": [
+                {**_choice(call, index, choice), **own_turn(answer, choice)}
+                for index, choice in enumerate(answer.choices)
+            ],
+            "usage": wire_usage(answer),
+            **marks(answer.unrecorded),
+        }
+
+    def stream(self, call: ModelCall, head: StreamHead) -> CompletionStream:
+        return CompletionStream(call, head)
+
+
+class CompletionStream:
+    """The chunks of one answer."""
+
+    def __init__(self, call: ModelCall, head: StreamHead) -> None:
+        self._call = call
+        self._head = head
+        self._offsets = [_Offset() for _ in range(head.choices)]
+
+    def opening(self) -> bytes:
+        if not self._call.echoes:
+            return b""
+        return b"".join(self._chunk(index, _echo(self._call, index)) for index in range(self._head.choices))
+
+    def delta(self, delta: Delta) -> bytes:
+        assert isinstance(delta, TextDelta), "nothing else is looked for in a completion"
+        logprobs = _logprobs(delta.logprobs, self._offsets[delta.choice]) if self._call.logprobs else None
+        return self._chunk(delta.choice, delta.text, logprobs=logprobs)
+
+    def ping(self) -> bytes:
+        return PING
+
+    def closing(self, answer: Answer) -> bytes:
+        fingerprint = answer.fingerprint
+        last = b"".join(
+            self._chunk(
+                index,
+                "",
+                finish=choice,
+                turn=own_turn(answer, choice),
+                fingerprint=fingerprint,
+                unrecorded=answer.unrecorded,
+            )
+            for index, choice in enumerate(answer.choices)
+        )
+        if self._call.include_usage:
+            last += event({**self._envelope(fingerprint), "choices": [], "usage": wire_usage(answer)})
+        return last + DONE
+
+    def failure(self, envelope: Mapping[str, Any]) -> bytes:
+        return event(envelope)
+
+    def _envelope(self, fingerprint: str | None) -> dict[str, Any]:
+        return {
+            "id": self._head.turn_id,
+            "object": "text_completion",
+            "created": self._head.created,
+            "model": self._head.model,
+            "system_fingerprint": fingerprint,
+        }
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish: Choice | None = None,
+        turn: Mapping[str, Any] | None = None,
+        fingerprint: str | None = None,
+        unrecorded: str | None = None,
+    ) -> bytes:
+        reason = finish.finish_reason.value if finish is not None else None
+        told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **(turn or {})}
+        chunk = {**self._envelope(fingerprint), "choices": [told], **marks(unrecorded)}
+        if self._call.include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+
+class _Offset:
+    """Where in an answer's text its tokens begin; a part of a character begins where the character does."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._characters = 0
+
+    def take(self, token: bytes) -> int:
+        begin = self._characters
+        self._characters += len(self._decoder.decode(token))
+        return begin
+
+
+def _choice(call: ModelCall, index: int, choice: Choice) -> dict[str, Any]:
+    return {
+        "index": index,
+        "text": _echo(call, index) + choice.text,
+        "logprobs": _logprobs(choice.logprobs, _Offset()) if choice.logprobs is not None else None,
+        "finish_reason": choice.finish_reason.value,
+    }
+
+
+def _echo(call: ModelCall, index: int) -> str:
+    return call.echoes[index // call.n] if call.echoes else ""
+
+
+def _logprobs(tokens: Iterable[TokenLogprob], offset: _Offset) -> dict[str, Any]:
+    entries = list(tokens)
+    tops = [_top(entry) for entry in entries]
+    return {
+        "tokens": [_text(entry.token) for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": tops if any(entry.top for entry in entries) else None,
+        "text_offset": [offset.take(entry.token) for entry in entries],
+    }
+
+
+def _top(entry: TokenLogprob) -> dict[str, float]:
+    """The token that came is among them, however probable it was."""
+    return {_text(other.token): other.logprob for other in entry.top} | {_text(entry.token): entry.logprob}
+
+
+def _text(token: bytes) -> str:
+    """As OpenAI writes tokens that are no text by themselves."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)

@@ -1,0 +1,73 @@
+"""The endpoints of Anthropic's Messages API, under every prefix of the model endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+
+from proxy.auth.http import principal
+from proxy.calls.call import ModelCall
+from proxy.dialects.endpoints import PREFIXES, answer, caller, chat_of, warning_header
+from proxy.dialects.messages.messages import Messages
+from proxy.dialects.messages.messages_request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
+from proxy.dialects.streaming import json_response
+from proxy.errors import UnsupportedParameter
+from proxy.http.anthropic import request_id_of
+from proxy.http.openapi import described
+
+router = APIRouter(tags=["models"])
+
+_MESSAGES = Messages()
+
+
+async def messages(request: Request) -> Response:
+    """Answers a conversation in Anthropic's wire format, streamed or whole."""
+    who = await caller(request)
+    call = await _read(request, parse_messages)
+    try:
+        answered = await answer(request, call, who, _MESSAGES)
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter(error.message, param=_place(error.param)) from error
+    return _named(request, answered)
+
+
+async def count_tokens(request: Request) -> Response:
+    """How many tokens a request's prompt has. Nothing is generated or recorded."""
+    who = await principal(request)
+    call = await _read(request, parse_count_tokens)
+    counted = await chat_of(request).count_tokens(call, who)
+    return _named(request, json_response({"input_tokens": counted}, warning_header(call.warnings)))
+
+
+for _prefix in PREFIXES:
+    _shown = _prefix == "/v1"
+    for _path, _handler, _described in (
+        ("messages", messages, described(MessagesBody, answers={200: "The answer."}, may_stream=True)),
+        ("messages/count_tokens", count_tokens, described(CountTokensBody, answers={200: "The count."})),
+    ):
+        router.add_api_route(
+            f"{_prefix}/{_path}", _handler, methods=["POST"], include_in_schema=_shown, openapi_extra=_described
+        )
+
+
+async def _read(request: Request, parse: Callable[..., ModelCall]) -> ModelCall:
+    chat = chat_of(request)
+    parse = partial(parse, known=chat.template_arguments, bounds=chat.bounds, system_anywhere=chat.system_anywhere)
+    return await chat.read(await request.body(), parse)
+
+
+def _place(param: str | None) -> str | None:
+    """A place in a tool of chat completions, in Anthropic's form of it."""
+    if param is None or not param.startswith("tools["):
+        return param
+    return param.replace("].function.parameters", "].input_schema", 1).replace("].function", "]", 1)
+
+
+def _named(request: Request, response: Response) -> Response:
+    """With the request's id where Anthropic's SDKs look for it."""
+    request_id = request_id_of(request.scope)
+    if request_id is not None:
+        response.headers["request-id"] = request_id
+    return response

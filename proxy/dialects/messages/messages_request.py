@@ -1,0 +1,243 @@
+"""The bodies of POST /v1/messages and its count_tokens, checked: every fault is a 400 that names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists
+from proxy.calls.call import AnswerFormat, ModelCall, RequestedSampling, ToolChoice, ToolUse
+from proxy.dialects.chat import wire_schemas
+from proxy.dialects.fields import decode_body, object_at, plain, text_at, unknown_fields
+from proxy.dialects.messages.messages_history import read_history
+from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.http.body import validated
+from proxy.settings import RequestSettings
+
+_MOST_STOPS = 16
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""As templates know them, for Anthropic's."""
+
+_THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+
+Warn = Callable[[str], None]
+
+
+class Metadata(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    user_id: str | None = None
+
+
+class CountTokensBody(BaseModel):
+    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
+
+    What has places of its own is checked by hand, so that a fault names its exact place whatever else is allowed
+    there.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    model: str
+    messages: Annotated[list[Any], WithJsonSchema(wire_schemas.ANTHROPIC_MESSAGES)] = Field(min_length=1)
+    system: Annotated[Any, WithJsonSchema(wire_schemas.ANTHROPIC_SYSTEM)] = None
+    tools: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.ANTHROPIC_TOOLS)] = None
+    tool_choice: Any = None
+    thinking: Any = None
+    output_config: Any = None
+    output_format: Any = None
+    context_management: Any = None
+    container: Any = None
+    mcp_servers: Any = None
+
+
+class MessagesBody(CountTokensBody):
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[str] | None = Field(default=None, max_length=_MOST_STOPS)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=0, lt=2**31)
+    metadata: Metadata | None = None
+    stream: bool | None = None
+
+
+def parse_messages(
+    raw: bytes, known: Set[str], *, system_anywhere: bool = True, bounds: RequestSettings = DEFAULT_BOUNDS
+) -> ModelCall:
+    """`known` are the arguments that the model's template reads, `system_anywhere` says whether it takes messages of
+    role system behind the first. Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and
+    cannot be honoured."""
+    value = decode_body(raw)
+    check_lists(value, bounds)
+    body = validated(MessagesBody, value)
+    sampling = RequestedSampling(
+        max_new_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k or None,
+        stop=_stops(body.stop_sequences or []),
+    )
+    return _call(body, value, known, sampling, bounds, system_anywhere=system_anywhere)
+
+
+def parse_count_tokens(
+    raw: bytes, known: Set[str], *, system_anywhere: bool = True, bounds: RequestSettings = DEFAULT_BOUNDS
+) -> ModelCall:
+    """The call whose prompt is to be counted."""
+    value = decode_body(raw)
+    check_lists(value, bounds)
+    body = validated(CountTokensBody, value)
+    return _call(body, value, known, RequestedSampling(), bounds, system_anywhere=system_anywhere)
+
+
+def _call(
+    body: CountTokensBody,
+    value: dict[str, Any],
+    known: Set[str],
+    sampling: RequestedSampling,
+    bounds: RequestSettings,
+    *,
+    system_anywhere: bool,
+) -> ModelCall:
+    warnings = unknown_fields(value, MessagesBody)
+    history = read_history(body.system, body.messages, system_anywhere=system_anywhere, most_parts=bounds.max_parts)
+    _refuse_unsupported(body, warnings.append)
+    tools = _tools(body.tools or [], warnings.append)
+    choice, parallel = _tool_choice(body.tool_choice, [tool["function"]["name"] for tool in tools])
+    return ModelCall(
+        model=body.model,
+        messages=history.messages,
+        prefill=history.prefill,
+        tools=tools if tools and choice.use is not ToolUse.NONE else None,
+        tool_choice=choice,
+        parallel_calls=parallel,
+        answer_format=_answer_format(body),
+        template_arguments=_template_arguments(body, known, warnings.append),
+        sampling=sampling,
+        stream=bool(value.get("stream")),
+        body={key: item for key, item in value.items() if key not in ("messages", "system")},
+        warnings=tuple(warnings),
+    )
+
+
+def _stops(stops: list[str]) -> tuple[str, ...]:
+    for index, stop in enumerate(stops):
+        if not stop:
+            raise InvalidRequest("a stop sequence may not be empty", param=f"stop_sequences[{index}]")
+    return tuple(stops)
+
+
+def _refuse_unsupported(body: CountTokensBody, warn: Warn) -> None:
+    """What an agent cannot do without is refused; what only changes how its context is kept is warned of."""
+    for name, lost in (("mcp_servers", "their tools"), ("container", "its skills and files")):
+        if getattr(body, name):
+            raise UnsupportedParameter(f"{name}: {lost} would be missing, which only Anthropic has", param=name)
+    if body.context_management:
+        warn("context_management is ignored: nothing is cleared from the conversation")
+
+
+def _tools(tools: list[Any], warn: Warn) -> list[dict[str, Any]]:
+    """The client's own tools, in the shape of chat completions. Those that Anthropic defines have no effect: no other
+    model knows their schemas, or no server runs them."""
+    functions: list[dict[str, Any]] = []
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        kind = object_at(tool, where).get("type")
+        if kind is not None and text_at(kind, f"{where}.type") != "custom":
+            warn(f"{where} of type {plain(kind)} is ignored")
+            continue
+        function = _function(tool, where)
+        if function["name"] in names:
+            raise InvalidRequest("two tools have one name", param=f"{where}.name")
+        names.add(function["name"])
+        functions.append({"type": "function", "function": function})
+    return functions
+
+
+def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """In the order in which templates write it."""
+    name = text_at(tool.get("name"), f"{where}.name")
+    if not name:
+        raise InvalidRequest("a tool has a name", param=f"{where}.name")
+    function: dict[str, Any] = {"name": name}
+    if tool.get("description") is not None:
+        function["description"] = text_at(tool["description"], f"{where}.description")
+    function["parameters"] = object_at(tool.get("input_schema"), f"{where}.input_schema")
+    if tool.get("strict"):
+        function["strict"] = True
+    return function
+
+
+def _tool_choice(value: Any, names: list[str]) -> tuple[ToolChoice, bool]:
+    """The choice, and whether there may be several calls."""
+    if value is None:
+        return ToolChoice(), True
+    choice = object_at(value, "tool_choice")
+    kind = text_at(choice.get("type"), "tool_choice.type")
+    parallel = choice.get("disable_parallel_tool_use") is not True
+    if kind == "auto":
+        return ToolChoice(), parallel
+    if kind == "none":
+        return ToolChoice(use=ToolUse.NONE), parallel
+    if kind not in ("any", "tool"):
+        raise InvalidRequest("tool_choice is auto, any, tool or none", param="tool_choice.type")
+    if not names:
+        raise InvalidRequest("tool_choice wants a tool, and there are none", param="tool_choice")
+    if kind == "any":
+        return ToolChoice(use=ToolUse.REQUIRED), parallel
+    name = text_at(choice.get("name"), "tool_choice.name")
+    if name not in names:
+        raise InvalidRequest(f"there is no tool {name!r}", param="tool_choice.name")
+    return ToolChoice(use=ToolUse.REQUIRED, name=name), parallel
+
+
+def _answer_format(body: CountTokensBody) -> AnswerFormat | None:
+    """Of `output_config.format`, which was `output_format` while it was in beta."""
+    value, where = body.output_format, "output_format"
+    if body.output_config is not None:
+        config = object_at(body.output_config, "output_config")
+        if config.get("format") is not None:
+            value, where = config["format"], "output_config.format"
+    if value is None:
+        return None
+    kind = text_at(object_at(value, where).get("type"), f"{where}.type")
+    if kind != "json_schema":
+        raise UnsupportedParameter(f"an output format of type {kind!r} is not supported", param=f"{where}.type")
+    return AnswerFormat(where=where, schema=object_at(value.get("schema"), f"{where}.schema"), strict=True)
+
+
+def _template_arguments(body: CountTokensBody, known: Set[str], warn: Warn) -> dict[str, Any]:
+    """What switches the model's thinking, where its template has such switches."""
+    arguments: dict[str, Any] = {}
+    if body.thinking is not None:
+        arguments.update(_thinking(object_at(body.thinking, "thinking"), known, warn))
+    effort = object_at(body.output_config, "output_config").get("effort") if body.output_config is not None else None
+    if effort is not None:
+        level = _EFFORTS.get(text_at(effort, "output_config.effort"))
+        if level is None:
+            raise InvalidRequest(f"effort is one of {', '.join(_EFFORTS)}", param="output_config.effort")
+        if "reasoning_effort" in known:
+            arguments["reasoning_effort"] = level
+        else:
+            warn("output_config.effort has no effect: the model's template knows no reasoning_effort")
+    return arguments
+
+
+def _thinking(thinking: dict[str, Any], known: Set[str], warn: Warn) -> dict[str, Any]:
+    kind = text_at(thinking.get("type"), "thinking.type")
+    if kind not in _THINKING:
+        raise InvalidRequest(f"thinking is one of {', '.join(_THINKING)}", param="thinking.type")
+    if thinking.get("budget_tokens") is not None:
+        budget = thinking["budget_tokens"]
+        if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
+            raise InvalidRequest("a budget is a number of tokens", param="thinking.budget_tokens")
+        warn("thinking.budget_tokens is not enforced: max_tokens bounds thinking and answer together")
+    if thinking.get("display") not in (None, "summarized", "omitted"):
+        raise InvalidRequest("display is summarized or omitted", param="thinking.display")
+    if "enable_thinking" not in known:
+        warn(f"thinking of type {kind} has no effect: the model's template has no enable_thinking")
+        return {}
+    return {"enable_thinking": _THINKING[kind]}

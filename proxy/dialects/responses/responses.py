@@ -1,0 +1,37 @@
+"""The dialect of the Responses API: answers as OpenAI's SDKs, its Agents SDK and Codex read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.calls.call import Answer, ModelCall, StreamHead
+from proxy.dialects.responses.responses_items import output_items
+from proxy.dialects.responses.responses_object import response_object, response_status, usage_of
+from proxy.dialects.responses.responses_stream import ResponseStream
+from proxy.dialects.responses.responses_tools import special_tools
+
+
+class Responses:
+    """POST /v1/responses."""
+
+    name = "responses"
+
+    def response(self, call: ModelCall, answer: Answer) -> dict[str, Any]:
+        return recorded_response(call.body, answer)
+
+    def stream(self, call: ModelCall, head: StreamHead) -> ResponseStream:
+        return ResponseStream(call, head)
+
+
+def recorded_response(body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
+    """The response to a request with this body."""
+    choice = answer.choices[0]
+    return response_object(
+        body,
+        answer,
+        status=response_status(choice),
+        output=output_items(answer.turn_id, choice, special_tools(body.get("tools"))),
+        usage=usage_of(answer),
+        fingerprint=answer.fingerprint,
+    )

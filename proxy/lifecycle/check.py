@@ -1,0 +1,195 @@
+"""Check that a store is whole: its tables, the database's own view of its files, and the accounts that must agree.
+
+Synchronous, on one connection and in one read transaction, so a running proxy may go on writing meanwhile. Nothing
+that the program itself does (erasure, retention, import, a killed process) may be reported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
+
+from proxy.contract.arrays import count_ids, count_logprobs
+from proxy.database.migrate import current, missing_columns, newest, opened
+from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
+from proxy.lifecycle.outcomes import TrainingState
+
+_SHOWN = 5
+_PAGE = 500
+"""Turns read at once: bounds memory, as one turn may hold a megabyte of arrays."""
+_LEASED, _COMMITTED = "leased", "committed"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of damage: its explanation, how many rows it concerns, and the first few of them."""
+
+    name: str
+    detail: str
+    count: int
+    examples: list[str]
+
+
+def check(url: str) -> list[Finding]:
+    """Return every kind of damage found; an empty list for a whole store. Raises ConfigurationError and
+    StoreUnavailable like `migrate.upgrade` if the store cannot be read."""
+    revision = current(url)
+    if revision != newest():
+        detail = f"the store is at revision {revision or 'none'}, and this base-rl works with {newest()}"
+        remedy = (
+            "upgrade it: base-rl db upgrade" if revision is None or revision < newest() else "use a newer base-rl"
+        )
+        return [Finding(name="revision", detail=f"{detail}; {remedy}", count=1, examples=[])]
+    with opened(url) as connection:
+        missing = missing_columns(connection)
+        if missing:
+            return [_finding("schema", "tables or columns are missing: restore the store from a backup", missing)]
+        findings = [*_integrity(connection)]
+        for name, detail, statement in _ACCOUNTS:
+            found = [str(row[0]) for row in connection.execute(statement)]
+            if found:
+                findings.append(_finding(name, detail, found))
+        torn = list(_torn_turns(connection))
+        if torn:
+            findings.append(_finding("arrays", "turns whose tokens and log-probabilities do not fit together", torn))
+    return findings
+
+
+def _finding(name: str, detail: str, found: list[str]) -> Finding:
+    return Finding(name=name, detail=detail, count=len(found), examples=found[:_SHOWN])
+
+
+def _integrity(connection: Connection) -> Iterator[Finding]:
+    """Report damage that SQLite finds in its own file; PostgreSQL has tools of its own (data checksums, amcheck)."""
+    if connection.dialect.name != "sqlite":
+        return
+    damage = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check") if row[0] != "ok"]
+    if damage:
+        yield _finding("integrity", "SQLite finds damage: restore the store from a backup", damage)
+    orphans = [f"{row[0]} {row[1]}" for row in connection.exec_driver_sql("PRAGMA foreign_key_check")]
+    if orphans:
+        yield _finding("references", "rows refer to others that are not there", orphans)
+
+
+def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
+    committed = (
+        select(func.count())
+        .select_from(ClaimedSessionRow)
+        .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
+        .where(ClaimedSessionRow.session_id == SessionRow.id, ClaimRow.state == _COMMITTED)
+        .scalar_subquery()
+    )
+    consumed = SessionRow.training == TrainingState.CONSUMED.value
+    yield (
+        "consumed once",
+        "sessions are consumed, and not in exactly one committed claim",
+        select(SessionRow.id).where(consumed, committed != 1).order_by(SessionRow.id),
+    )
+    yield (
+        "consumed",
+        "sessions are in a committed claim, and not consumed",
+        select(SessionRow.id)
+        .join(ClaimedSessionRow, ClaimedSessionRow.session_id == SessionRow.id)
+        .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
+        .where(ClaimRow.state == _COMMITTED, ~consumed)
+        .order_by(SessionRow.id),
+    )
+    yield (
+        "leased",
+        "sessions are leased, and their claim is not",
+        select(SessionRow.id)
+        .join(ClaimRow, ClaimRow.id == SessionRow.claim_id, isouter=True)
+        .where(
+            SessionRow.training == TrainingState.LEASED.value, or_(ClaimRow.id.is_(None), ClaimRow.state != _LEASED)
+        )
+        .order_by(SessionRow.id),
+    )
+    yield (
+        "committed",
+        "claims are committed to a version that is not there",
+        select(ClaimRow.id)
+        .join(
+            PolicyVersionRow,
+            and_(PolicyVersionRow.run_id == ClaimRow.run_id, PolicyVersionRow.version == ClaimRow.committed_version),
+            isouter=True,
+        )
+        .where(ClaimRow.state == _COMMITTED, PolicyVersionRow.version.is_(None))
+        .order_by(ClaimRow.id),
+    )
+    yield (
+        "lineage",
+        "claims handed out sessions, and one of both is not there",
+        select(ClaimedSessionRow.session_id)
+        .where(
+            or_(
+                ~exists().where(SessionRow.id == ClaimedSessionRow.session_id),
+                ~exists().where(ClaimRow.id == ClaimedSessionRow.claim_id),
+            )
+        )
+        .order_by(ClaimedSessionRow.session_id),
+    )
+    yield (
+        "erasure",
+        "sessions count as emptied, and still hold content",
+        select(SessionRow.id)
+        .where(
+            SessionRow.emptied_at.is_not(None),
+            exists().where(TurnRow.session_id == SessionRow.id, TurnRow.conversation_hash != NO_CONVERSATION),
+        )
+        .order_by(SessionRow.id),
+    )
+    turns = select(func.count()).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
+    yield (
+        "turn counts",
+        "sessions count other turns than they have",
+        select(SessionRow.id).where(SessionRow.turn_count != turns).order_by(SessionRow.id),
+    )
+
+
+_ACCOUNTS = tuple(_accounts())
+
+
+def _torn_turns(connection: Connection) -> Iterator[str]:
+    """Ids of turns whose arrays disagree with each other or with their counts. Reads all turns, a page at a time."""
+    last = ""
+    while True:
+        rows = connection.execute(_TURNS.where(TurnRow.id > last).limit(_PAGE)).all()
+        yield from (row.id for row in rows if _is_torn(row))
+        if len(rows) < _PAGE:
+            return
+        last = rows[-1].id
+
+
+_TURNS = (
+    select(
+        TurnRow.id,
+        TurnRow.prompt_ids,
+        TurnRow.output_ids,
+        TurnRow.output_logprobs,
+        TurnRow.spans,
+        TurnRow.prefix_tokens,
+        TurnRow.prompt_token_count,
+        TurnRow.conversation_hash,
+        SessionRow.erased_at,
+    )
+    .join(SessionRow, SessionRow.id == TurnRow.session_id, isouter=True)
+    .order_by(TurnRow.id)
+)
+
+
+def _is_torn(row: Row[*tuple[Any, ...]]) -> bool:
+    if row.conversation_hash == NO_CONVERSATION:  # erasure empties the arrays and keeps the length of the prompt
+        return row.erased_at is None or any((row.prompt_ids, row.output_ids, row.output_logprobs, row.spans))
+    try:
+        prompt, output = count_ids(row.prompt_ids), count_ids(row.output_ids)
+        logprobs = count_logprobs(row.output_logprobs)
+    except ValueError:
+        return True
+    covered = 0
+    for _version, start, end in row.spans:
+        if start != covered or end <= start:
+            return True
+        covered = end
+    return logprobs != output or covered != output or row.prefix_tokens + prompt != row.prompt_token_count

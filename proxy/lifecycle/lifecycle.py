@@ -1,0 +1,278 @@
+"""The life of a session, for everybody who moves it: how it ends, what its reward is, and when it is trainable.
+
+Sessions, feedback and trajectories change different facts (the end, the rewards, the turns); each calls `settle`
+in the same transaction, which derives the rest from the facts. In a `Database.write` block, these functions run by
+`connection.run_sync`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Float,
+    Text,
+    Update,
+    bindparam,
+    cast,
+    literal_column,
+    select,
+    update,
+)
+
+from proxy.contract.reward import RewardRules
+from proxy.contract.trajectory import Purpose
+from proxy.database.prepared import Prepared, among, given_rows
+from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
+from proxy.lifecycle.combining import LedgerEntry, revised_at, session_rewards
+from proxy.lifecycle.outcomes import (
+    Ending,
+    EndReason,
+    Outcome,
+    SessionEnd,
+    SessionFacts,
+    SessionState,
+    TrainingState,
+    ended,
+    training_state,
+)
+from proxy.lifecycle.trainable import teaching_sessions
+from proxy.settings import RunSettings
+
+_NONE: Mapping[str, Ending] = MappingProxyType({})
+
+
+def is_open() -> ColumnElement[bool]:
+    """The condition in the words of the index that has open sessions alone, which no parameter can be."""
+    return SessionRow.state == literal_column("'open'")
+
+
+def lock_sessions(connection: Connection, session_ids: Sequence[str]) -> None:
+    """Nobody else changes these sessions until the transaction's end. They are locked in the order of their ids, so
+    that of two who lock some of the same, one waits for the other. On SQLite who writes has the whole store."""
+    if connection.dialect.name != "sqlite":
+        _LOCK.run(connection, {"ids": session_ids})
+
+
+class Settled(NamedTuple):
+    """The ids whose training state changed, and those that were open and are ended."""
+
+    changed: list[str]
+    ended: list[str]
+
+
+def settle(
+    connection: Connection, session_ids: Iterable[str], *, now: float, endings: Mapping[str, Ending] = _NONE
+) -> Settled:
+    """Ends the sessions that `endings` names, and recomputes `reward`, `training`, `ready_at` and `revised_at` of
+    these and of all others in `session_ids`.
+
+    Rewards are combined by the rules of the run as they are now, and those of a session that a trainer has or had by
+    the rules of its claim.
+
+    After the commit, whoever gets `changed` calls `signals.trajectories.notify()`: sessions may have become
+    claimable, or groups complete.
+    """
+    done = Settled([], [])
+    wanted = list({**dict.fromkeys(session_ids), **endings})
+    if not wanted:
+        return done
+    found = [(_Facts(*columns), config) for *columns, config in _FACTS.run(connection, {"ids": wanted})]
+    ledger = ledger_of(connection, [facts.id for facts, _ in found])
+    # Only now, as the rows are locked: see `teaching_sessions`.
+    undecided = [
+        facts.id
+        for facts, _ in found
+        if not _facts(facts, rewarded=False, ends=facts.id in endings).is_decided_elsewhere
+    ]
+    teaching = teaching_sessions(connection, undecided)
+    settled: list[_Facts] = []
+    for before, config in found:
+        facts = _ended(before, endings[before.id], now) if before.id in endings else before
+        lineage = _lineage(connection, before.id) if facts.training in _TAKEN else None
+        rules = reward_rules_in(config)
+        facts = _settled(facts, ledger[before.id], lineage, rules, now, teaches=before.id in teaching)
+        if facts.training != before.training:
+            done.changed.append(before.id)
+        if facts.state != before.state:
+            done.ended.append(before.id)
+        if facts != before:
+            settled.append(facts)
+    _write(connection, settled)
+    return done
+
+
+def _write(connection: Connection, settled: Sequence[_Facts]) -> None:
+    if len(settled) > 1 and connection.dialect.name == "postgresql":
+        names = ("id", *_SETTLED)
+        _SETTLE_ALL.run(connection, {name: [getattr(facts, name) for facts in settled] for name in names})
+        return
+    for facts in settled:
+        _SETTLE.run(connection, {"of": facts.id, **{name: getattr(facts, name) for name in _SETTLED}})
+
+
+def ledger_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
+    """All entries by session, in order of arrival."""
+    entries: dict[str, list[LedgerEntry]] = {session_id: [] for session_id in session_ids}
+    for session_id, *row in _LEDGER.run(connection, {"ids": session_ids}):
+        entries[session_id].append(_entry(row))
+    return entries
+
+
+def _entry(row: Sequence[Any]) -> LedgerEntry:
+    return LedgerEntry(**dict(zip(LedgerEntry.__struct_fields__, row, strict=True)))
+
+
+class _Facts(NamedTuple):
+    """A session's row, as far as `settle` asks."""
+
+    id: str
+    run_id: str
+    purpose: str
+    state: str
+    training: str
+    outcome: str | None
+    turn_count: int
+    reward: float | None
+    revised_at: float | None
+    ready_at: float | None
+    erased_at: float | None
+    held_back: bool
+    end_reason: str | None
+    ended_at: float | None
+    last_active_at: float
+
+
+_SETTLED = ("state", "end_reason", "ended_at", "outcome", "reward", "training", "ready_at", "revised_at")
+"""The columns that `settle` writes."""
+
+
+class _Lineage(msgspec.Struct, frozen=True):
+    """What a claim handed out with a session, and how it was combined; `rules` None: as the run does."""
+
+    reward_ids: list[str]
+    rules: RewardRules | None
+
+
+def _ended(row: _Facts, ending: Ending, now: float) -> _Facts:
+    """A session does not end before its turns, though the clock was set back since: they would not be of it."""
+    before = SessionEnd(
+        reason=EndReason(row.end_reason) if row.end_reason is not None else None,
+        outcome=Outcome(row.outcome) if row.outcome is not None else None,
+    )
+    after = ended(before, ending)
+    row = row._replace(outcome=after.outcome)
+    if row.state != SessionState.OPEN.value:
+        return row
+    return row._replace(
+        state=SessionState.ENDED.value, end_reason=after.reason, ended_at=max(now, row.last_active_at)
+    )
+
+
+def _settled(
+    row: _Facts,
+    entries: Sequence[LedgerEntry],
+    lineage: _Lineage | None,
+    rules: RewardRules,
+    now: float,
+    *,
+    teaches: bool,
+) -> _Facts:
+    """The row with everything that follows from the facts. `rules` are the run's."""
+    rules = lineage.rules if lineage is not None and lineage.rules is not None else rules
+    rewards = session_rewards(entries, rules)
+    training = training_state(_facts(row, rewarded=rewards.is_rewarded, teaches=teaches))
+    is_new = training is TrainingState.READY and row.training != TrainingState.READY.value
+    revised = None
+    if training is TrainingState.CONSUMED and lineage is not None:
+        revised = revised_at(entries, lineage.reward_ids, rules)
+    return row._replace(
+        reward=rewards.reward,
+        training=training.value,
+        ready_at=now if is_new else row.ready_at,
+        revised_at=revised,
+    )
+
+
+def _lineage(connection: Connection, session_id: str) -> _Lineage | None:
+    """Of a session that a trainer has or had."""
+    row = connection.execute(_LINEAGE, {"of": session_id}).one_or_none()
+    return None if row is None else _Lineage(row.reward_ids, _rules(row.reward_rules))
+
+
+@lru_cache(maxsize=64)
+def reward_rules_in(config: str) -> RewardRules:
+    """By which the rewards of a run are combined, from its configuration as JSON text."""
+    return RunSettings.model_validate(json.loads(config)).reward_rules
+
+
+def _rules(stored: Any) -> RewardRules | None:
+    return None if stored is None else msgspec.convert(stored, RewardRules)
+
+
+_TAKEN = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
+
+_OF = SessionRow.id == bindparam("of")
+
+_FACTS = Prepared(
+    select(*(getattr(SessionRow, name) for name in _Facts._fields), cast(RunRow.config, Text))
+    .join(RunRow, RunRow.id == SessionRow.run_id)
+    .where(among(SessionRow.id, "ids"))
+    .order_by(SessionRow.id)  # locked in one order: see `lock_sessions`
+    .with_for_update(key_share=True, of=SessionRow)
+)
+
+_LOCK = Prepared(
+    select(SessionRow.id).where(among(SessionRow.id, "ids")).order_by(SessionRow.id).with_for_update(key_share=True)
+)
+
+_ENTRY = tuple(getattr(RewardRow, name) for name in LedgerEntry.__struct_fields__)
+
+_LEDGER = Prepared(
+    select(RewardRow.session_id, *_ENTRY).where(among(RewardRow.session_id, "ids")).order_by(RewardRow.sequence)
+)
+
+_LINEAGE = (
+    select(ClaimedSessionRow.session_id, ClaimedSessionRow.reward_ids, ClaimRow.reward_rules)
+    .join(
+        SessionRow,
+        (SessionRow.id == ClaimedSessionRow.session_id) & (SessionRow.claim_id == ClaimedSessionRow.claim_id),
+    )
+    .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
+    .where(_OF)
+)
+
+_SETTLE = Prepared(update(SessionRow).where(_OF).values({name: bindparam(name) for name in _SETTLED}))
+
+
+def _settle_all() -> Update:
+    """The same of several, as PostgreSQL knows it."""
+    row = SessionRow.__table__.c
+    types = {name: Double() if isinstance(row[name].type, Float) else Text() for name in ("id", *_SETTLED)}
+    given = given_rows(**types)
+    return update(SessionRow).where(SessionRow.id == given.c.id).values({name: given.c[name] for name in _SETTLED})
+
+
+_SETTLE_ALL = Prepared(_settle_all())
+
+
+def _facts(row: _Facts, *, rewarded: bool, teaches: bool = True, ends: bool = False) -> SessionFacts:
+    """The facts that decide the training state. `ends`: the session is about to end."""
+    return SessionFacts(
+        purpose=Purpose(row.purpose),
+        state=SessionState.ENDED if ends else SessionState(row.state),
+        training=TrainingState(row.training),
+        outcome=Outcome(row.outcome) if row.outcome is not None else None,
+        turn_count=row.turn_count,
+        rewarded=rewarded,
+        teaches=teaches,
+        barred=bool(row.held_back) or row.erased_at is not None,
+    )

@@ -1,0 +1,56 @@
+"""Erasing over HTTP, for admin keys."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+
+from proxy.auth.http import principal, require
+from proxy.auth.service import PrincipalKind
+from proxy.http.body import json_body, validated
+from proxy.http.openapi import described
+from proxy.http.strict_route import StrictRoute
+from proxy.retention.erasing import EraseService, ErasureTarget
+
+router = APIRouter(prefix="/api/v1", tags=["keeping"], route_class=StrictRoute)
+
+_Name = Annotated[StrictStr, Field(min_length=1, max_length=2000)]
+_REPORT = {200: "What was erased, and which versions had learnt from it."}
+
+
+class EraseBody(BaseModel):
+    """A `session` (its id, or the client's own name), or everything of a `user`; of one `run` (a name or id) or of
+    every run. With `dry_run`, nothing is erased: the answer says what would be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session: _Name | None = None
+    user: _Name | None = None
+    run: _Name | None = None
+    dry_run: StrictBool = False
+
+
+def erasing_of(request: Request) -> EraseService:
+    service: EraseService = request.app.state.erasing
+    return service
+
+
+@router.post("/erase", openapi_extra=described(EraseBody, answers=_REPORT))
+async def erase(request: Request) -> JSONResponse:
+    """Removes what sessions said for good; that they were there and were trained stays. Again is no error."""
+    require(await principal(request), PrincipalKind.ADMIN)
+    body = validated(EraseBody, await json_body(request))
+    target = ErasureTarget(session=body.session, user=body.user, run=body.run)
+    return JSONResponse(msgspec.to_builtins(await erasing_of(request).erase(target, dry_run=body.dry_run)))
+
+
+@router.delete("/sessions/{session_id}", openapi_extra=described(answers=_REPORT))
+async def erase_session(request: Request, session_id: str) -> JSONResponse:
+    """The same for one session, by its id."""
+    require(await principal(request), PrincipalKind.ADMIN)
+    report = await erasing_of(request).erase(ErasureTarget(session=session_id))
+    return JSONResponse(msgspec.to_builtins(report))

@@ -1,0 +1,166 @@
+"""Exports a run's sessions as a stream of records, and imports records into a run."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from sqlalchemy import Connection
+
+from proxy.clock import Clock
+from proxy.contract.reward import RewardRules
+from proxy.database.unit_of_work import Database
+from proxy.errors import InvalidRequest
+from proxy.lifecycle.events import add_event
+from proxy.lifecycle.signals import Signals
+from proxy.runs.service import RunView
+from proxy.transfer.preferences import (
+    PreferenceFilter,
+    PreferenceRecord,
+    add_preference,
+    decode_preference,
+    preference_page,
+)
+from proxy.transfer.reading import ExportFilter, Place, TransferReader
+from proxy.transfer.records import InvalidRecord, SessionRecord, decode
+from proxy.transfer.writing import TransferWriter, is_whole
+
+_Record = TypeVar("_Record")
+
+PseudonymsOf = Callable[[Mapping[str, Any]], Sequence[bytes]]
+
+_READ_AT_ONCE = 16
+_WRITTEN_AT_ONCE = 16
+"""Sessions in one transaction, which other writes wait for."""
+
+
+class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`skipped` came before. Of the imported, `trainable` are with the trainer or wait for a reward."""
+
+    imported: int
+    skipped: int
+    trainable: int
+
+
+class PreferenceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`skipped` came before."""
+
+    imported: int
+    skipped: int
+
+
+class TransferService:
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals, pseudonyms_of: PseudonymsOf) -> None:
+        """`pseudonyms_of` a body are those of the users whom it names."""
+        self._database = database
+        self._pseudonyms_of = pseudonyms_of
+        self._clock = clock
+        self._signals = signals
+
+    async def export(self, run: RunView, wanted: ExportFilter) -> AsyncIterator[SessionRecord]:
+        """The run's sessions, oldest first, each as it is when its turn comes; what is erased meanwhile is left
+        out. Holds a few sessions at a time."""
+        place: Place | None = None
+        rules = run.settings.reward_rules
+        while True:
+            records, place = await self._database.look(partial(_page, run.id, wanted, place, rules))
+            for record in records:
+                yield record
+            if place is None:
+                return
+
+    async def export_preferences(self, run: RunView, wanted: PreferenceFilter) -> AsyncIterator[PreferenceRecord]:
+        """The run's preferences, in order of arrival, each with both sides as they are when its turn comes; those
+        about an erased session are left out. Holds a few at a time."""
+        after: int | None = 0
+        rules = run.settings.reward_rules
+        while after is not None:
+            read = partial(
+                preference_page, run_id=run.id, wanted=wanted, after=after, rules=rules, limit=_READ_AT_ONCE
+            )
+            records, after = await self._database.look(read)
+            for record in records:
+                yield record
+
+    async def add_preferences(self, run: RunView, body: bytes, *, first_line: int) -> PreferenceReport:
+        """Imports preferences about sessions that the run has; all that are new, or none where one is invalid or
+        about a session that is not there. Raises InvalidRequest, which names the line."""
+        records = await asyncio.to_thread(_records, decode_preference, body, first_line)
+
+        def write(connection: Connection) -> int:
+            added = 0
+            for number, record in records:
+                try:
+                    added += add_preference(connection, run.id, record)
+                except InvalidRecord as error:
+                    raise InvalidRequest(f"line {number}: {error}", param=f"line {number}") from error
+            return added
+
+        imported = await self._database.transact(write) if records else 0
+        return PreferenceReport(imported=imported, skipped=len(records) - imported)
+
+    async def add(self, run: RunView, body: bytes, *, first_line: int, train: bool, keep_ids: bool) -> ImportReport:
+        """Imports records, one a line; all that are new, or none where one is invalid. Raises InvalidRequest, which
+        names line and field. `first_line` is the number of the first one, for that message."""
+        records = [record for _, record in await asyncio.to_thread(_records, decode, body, first_line)]
+        imported = trainable = 0
+        for start in range(0, len(records), _WRITTEN_AT_ONCE):
+            part = records[start : start + _WRITTEN_AT_ONCE]
+            users = [self._users(record) for record in part]
+            write = partial(_add, run, part, users, train, keep_ids, self._clock())
+            added, usable = await self._database.transact(write)
+            imported, trainable = imported + added, trainable + usable
+        if imported:
+            self._signals.trajectories.notify()
+            self._signals.events.notify()
+        return ImportReport(imported=imported, skipped=len(records) - imported, trainable=trainable)
+
+    def _users(self, record: SessionRecord) -> list[bytes]:
+        bodies = [{"metadata": record.metadata}, *(turn.request for turn in record.turns)]
+        return list(dict.fromkeys(digest for body in bodies for digest in self._pseudonyms_of(body)))
+
+
+def _page(
+    run_id: str, wanted: ExportFilter, place: Place | None, rules: RewardRules, connection: Connection
+) -> tuple[list[SessionRecord], Place | None]:
+    return TransferReader(connection).page(run_id, wanted, place, rules=rules, limit=_READ_AT_ONCE)
+
+
+def _add(
+    run: RunView,
+    records: Sequence[SessionRecord],
+    users: Sequence[Sequence[bytes]],
+    train: bool,
+    keep_ids: bool,
+    now: float,
+    connection: Connection,
+) -> tuple[int, int]:
+    writer = TransferWriter(connection, run.id, run.head_version)
+    added = [
+        record
+        for record, digests in zip(records, users, strict=True)
+        if writer.add(record, digests, train=train, keep_ids=keep_ids, now=now)
+    ]
+    usable = sum(train and is_whole(record, run.head_version) for record in added)
+    if added:
+        data = {"sessions": len(added), "for_training": usable}
+        add_event(connection, run_id=run.id, kind="sessions.imported", data=data, now=now)
+    return len(added), usable
+
+
+def _records(decode_: Callable[[bytes], _Record], body: bytes, first_line: int) -> list[tuple[int, _Record]]:
+    """The record of every line that is not empty, with the line's number. To be called on a thread: a body may hold
+    many megabytes. Raises InvalidRequest, which names the line."""
+    lines = enumerate(io.BytesIO(body), first_line)  # one after another: a list of empty lines would be large
+    return [(number, _of_line(decode_, line, number)) for number, line in lines if line.strip()]
+
+
+def _of_line(decode_: Callable[[bytes], _Record], line: bytes, number: int) -> _Record:
+    try:
+        return decode_(line)
+    except InvalidRecord as error:
+        raise InvalidRequest(f"line {number}: {error}", param=f"line {number}") from error

@@ -1,0 +1,56 @@
+"""Rows of turns, as conversations are read out of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select
+
+from proxy.contract.turn import Continuation
+from proxy.database.tables import SessionRow, TurnRow
+from proxy.lifecycle.turn_requests import request_as_sent
+
+CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
+"""Whose messages are only those that the call added to its parent's conversation."""
+
+AnyRow = Row[*tuple[Any, ...]]
+
+
+class ConversationRepository:
+    """Reads of one transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def turn(self, turn_id: str) -> AnyRow | None:
+        return self._connection.execute(_TURN, {"id": turn_id}).one_or_none()
+
+    def lineage(self, turn_id: str) -> list[AnyRow]:
+        """The turn, and the turns before it whose conversation it continues; in no order."""
+        return list(self._connection.execute(_LINEAGE, {"id": turn_id}))
+
+
+_TURN = (
+    select(
+        TurnRow.id,
+        TurnRow.run_id,
+        TurnRow.session_id,
+        TurnRow.state,
+        TurnRow.parent_id,
+        TurnRow.continuation,
+        TurnRow.messages,
+        request_as_sent(),
+        TurnRow.response,
+    )
+    .join(SessionRow, SessionRow.id == TurnRow.session_id)
+    .where(TurnRow.id == bindparam("id"), SessionRow.erased_at.is_(None))
+)
+
+_COLUMNS = (TurnRow.id, TurnRow.parent_id, TurnRow.continuation)
+
+_LINE = select(*_COLUMNS).where(TurnRow.id == bindparam("id")).cte("line", recursive=True)
+_LINE = _LINE.union(
+    select(*_COLUMNS).join(_LINE, TurnRow.id == _LINE.c.parent_id).where(_LINE.c.continuation.in_(CONTINUES))
+)
+
+_LINEAGE = select(*_COLUMNS, TurnRow.messages, TurnRow.response).join(_LINE, TurnRow.id == _LINE.c.id)

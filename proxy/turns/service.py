@@ -1,0 +1,332 @@
+"""The store of turns: recorded once and durably, found again as parents of later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Self
+
+import msgspec
+from sqlalchemy import Connection
+
+from proxy.bounded_cache import BoundedCache
+from proxy.clock import Clock
+from proxy.contract.arrays import pack_ids, pack_logprobs
+from proxy.contract.identifiers import RunId, SessionId, TurnId
+from proxy.contract.token_ids import TokenIds
+from proxy.contract.turn import FinishReason, Turn, TurnState
+from proxy.database.group_commit import Together
+from proxy.database.packed_json import json_bytes
+from proxy.database.unit_of_work import Database
+from proxy.lifecycle.signals import Signals
+from proxy.turns.assembly import Lineage, PathPiece, extend_path, is_redacted, lineage_of, path_of
+from proxy.turns.path_cache import CachedTurn, KeptRequest, PathCache
+from proxy.turns.repository import RecordedTurn, TurnRepository
+
+_KNOWN_USERS = 16_384
+
+
+class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn with everything that is stored of it.
+
+    `conversation_hash` is over the conversation including the answer, `settled_hash` over that without a message that
+    may not be there next time (`tables.TurnRow`), `tools_hash` over what else the template
+    renders. `attributed_by` is how the call came to its session. `messages` are those the call added to its parent's
+    conversation, the answer not among them; `request` is the body without its messages; `response` is the answer as
+    it was sent. `prompt_token_count` counts the full prompt, shared tokens included; `prompt_ids` is that prompt,
+    where it is at hand. `users` are the pseudonyms of those on whose behalf the call was made.
+    `path_ids` is the path of a redacted turn as it really was.
+    """
+
+    turn: Turn
+    run_id: RunId
+    attributed_by: str
+    conversation_hash: bytes
+    tools_hash: bytes
+    idempotency_key: str | None
+    prompt_token_count: int
+    messages: list[dict[str, Any]]
+    request: dict[str, Any]
+    response: dict[str, Any]
+    settled_hash: bytes | None = None
+    prompt_ids: TokenIds | None = None
+    users: tuple[bytes, ...] = ()
+    path_ids: TokenIds | None = None
+
+
+class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A recorded turn that a call may continue. `path_ids` is its full prompt followed by its output."""
+
+    id: TurnId
+    lineage: Lineage
+    path_ids: TokenIds
+    finish_reason: FinishReason
+    state: TurnState
+    tools_hash: bytes
+    conversation_hash: bytes
+
+
+class TrajectoryStore:
+    """Turns in, parents out. Failed turns are kept and are nobody's parent."""
+
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals, paths: PathCache | None = None) -> None:
+        self._database = database
+        self._clock = clock
+        self._signals = signals
+        self._paths = paths or PathCache()
+        self._users: BoundedCache[tuple[SessionId, bytes], bool] = BoundedCache(_KNOWN_USERS)
+        signals.erasures.listen(self._paths.forget)
+
+    async def record(self, *records: TurnRecord) -> bool:
+        """Commits turns of one session, durably, before it returns: all or none. The same turn again changes nothing.
+        Whether the session is known to be open still.
+
+        A turn of a session that has ended meanwhile is recorded all the same, and so is one whose caller is
+        cancelled while it waits. Raises NotFound for an unknown session, Gone for an erased one, Conflict when its
+        idempotency key belongs to another turn of the session, StoreUnavailable.
+        """
+        requests = self._requests(records)
+        paths = [self._path(record, request) for record, request in zip(records, requests, strict=True)]
+        turns = [_columns(record, request) for record, request in zip(records, requests, strict=True)]
+        users = self._new_users(records[0]) if records and records[0].users else ()
+        recording = _Recording(turns, users, self._clock())
+        recorded = await self._database.transact(recording, about=records[0].turn.session_id if records else None)
+        for digest in users:
+            self._users.put((records[0].turn.session_id, digest), True)
+        for path in paths:
+            if path is not None:
+                self._paths.put(path)
+        if any(turn.settled for turn in recorded):
+            self._signals.trajectories.notify()
+        return any(turn.session_open for turn in recorded)
+
+    async def find_parent(
+        self,
+        session_id: SessionId,
+        conversation_hashes: Sequence[bytes],
+        *,
+        tools_hash: bytes | None = None,
+        named: Sequence[str] = (),
+    ) -> ParentTurn | None:
+        """Return the turn of the session that a call extends: one that ended with one of these conversations.
+
+        The hashes are those of prefixes that end in an answer, longest first. A turn of this `tools_hash` goes before
+        one with a longer conversation, because only tokens that were rendered with the same tools can be reused. Of
+        turns with equal conversations, one of `named` is taken, else the newest. Costs no query if a recent turn is
+        certain to be the one.
+        """
+        if not conversation_hashes:
+            return None
+        recent = self._recent_parent(session_id, conversation_hashes[0], tools_hash, named)
+        if recent is not None:
+            return None if recent.redacted else _parent(recent)
+        # Listed on the database's thread: a long conversation is hashed from its beginning for that.
+        turn_id = await self._database.look(
+            lambda connection: TurnRepository(connection).by_conversation(
+                session_id, list(conversation_hashes), tools_hash=tools_hash, named=named
+            )
+        )
+        return await self._whole(turn_id) if turn_id is not None else None
+
+    async def recent_turns(self, session_id: SessionId, limit: int) -> list[ParentTurn]:
+        """The last turns of a session, newest first. Of one that only the redacted store has, the path has
+        placeholders: it is good for its tokens before the first of them."""
+        turn_ids = await self._database.look(lambda connection: TurnRepository(connection).latest(session_id, limit))
+        return [_parent(turn) for turn in await self._load(turn_ids)]
+
+    async def answered(self, session_id: SessionId, idempotency_key: str) -> dict[str, Any] | None:
+        """The answer that was given under this key, as it was recorded."""
+        return await self._database.look(
+            lambda connection: TurnRepository(connection).response(session_id, idempotency_key)
+        )
+
+    async def responses(self, turn_ids: Sequence[TurnId]) -> list[dict[str, Any]]:
+        """The answers that these turns gave, as they were recorded, in this order. Unknown turns are left out."""
+        return await self._database.look(lambda connection: TurnRepository(connection).responses(turn_ids))
+
+    async def endings(self, run_id: RunId, tools_hash: bytes, limit: int) -> list[bytes]:
+        """The conversation hashes of turns of this tools hash, in the run's open sessions; the latest sessions'
+        first."""
+        return await self._database.look(
+            lambda connection: TurnRepository(connection).endings(run_id, tools_hash, limit)
+        )
+
+    def _recent_parent(
+        self, session_id: SessionId, longest: bytes, tools_hash: bytes | None, named: Sequence[str]
+    ) -> CachedTurn | None:
+        """Return the kept turn that ended with the longest conversation, if its tools are the call's."""
+        turns = (self._paths.get(turn_id) for turn_id in named)
+        wanted = (session_id, longest)
+        recent = next((turn for turn in turns if turn and (turn.session_id, turn.conversation_hash) == wanted), None)
+        recent = recent or self._paths.of_conversation(session_id, longest)
+        return recent if recent is not None and tools_hash in (None, recent.tools_hash) else None
+
+    async def _whole(self, turn_id: str) -> ParentTurn | None:
+        found = await self._load([turn_id])
+        return _parent(found[0]) if found and not found[0].redacted else None
+
+    async def _load(self, turn_ids: Sequence[str]) -> list[CachedTurn]:
+        """Those that are recorded, in this order."""
+        missing = [turn_id for turn_id in turn_ids if self._paths.get(turn_id) is None]
+        loaded = {turn.id: turn for turn in await self._database.look(partial(_read, missing))} if missing else {}
+        turns = [loaded.get(turn_id) or self._paths.get(turn_id) for turn_id in turn_ids]
+        for turn in loaded.values():
+            self._paths.put(turn)
+        return [turn for turn in turns if turn is not None]
+
+    def _new_users(self, record: TurnRecord) -> tuple[bytes, ...]:
+        """Those of whom it is not certain that the store has them with this session."""
+        session_id = record.turn.session_id
+        return tuple(digest for digest in record.users if (session_id, digest) not in self._users)
+
+    def _requests(self, records: Sequence[TurnRecord]) -> list[KeptRequest]:
+        """Where the store has the request of each of these choices of one call. Choices of the same request share the
+        first one's: a large request would be written up to 128 times."""
+        kept: list[KeptRequest] = []
+        for record in records:
+            if kept and record.request is records[0].request:
+                kept.append(kept[0])
+            else:
+                kept.append(self._request(record))
+        return kept
+
+    def _request(self, record: TurnRecord) -> KeptRequest:
+        """Where the store has this request: with the turn itself, or where the turn that it goes on from has it."""
+        digest = blake2b(json_bytes(record.request), digest_size=16).digest()
+        parent = self._paths.get(record.turn.parent_id) if record.turn.parent_id is not None else None
+        if parent is not None and parent.request is not None and parent.request.digest == digest:
+            return parent.request
+        return KeptRequest(digest, record.turn.id)
+
+    def _path(self, record: TurnRecord, request: KeptRequest) -> CachedTurn | None:
+        """The turn with its path, if it may be a parent and its own parent's path is at hand. Raises BrokenTree."""
+        turn = record.turn
+        if turn.state is TurnState.FAILED:
+            return None
+        parent: CachedTurn | None = None
+        if turn.parent_id is not None:
+            parent = self._paths.get(turn.parent_id)
+            if parent is None:
+                return None
+        return CachedTurn(
+            id=turn.id,
+            session_id=turn.session_id,
+            conversation_hash=record.conversation_hash,
+            tools_hash=record.tools_hash,
+            finish_reason=turn.finish_reason.value,
+            state=turn.state.value,
+            path=_whole_path(record, parent),
+            lineage=Lineage(turn.id, turn.prefix_tokens, parent.lineage if parent is not None else None),
+            request=request,
+        )
+
+
+class _Recording(Together[list[RecordedTurn]]):
+    """Turns of one session, and on whose behalf they were made as far as that may be new."""
+
+    def __init__(self, turns: Sequence[Mapping[str, Any]], users: Sequence[bytes], now: float) -> None:
+        self._turns = turns
+        self._users = users
+        self._now = now
+
+    def __call__(self, connection: Connection) -> list[RecordedTurn]:
+        repository = TurnRepository(connection)
+        recorded = [repository.record(columns, now=self._now) for columns in self._turns]
+        self._add_users(repository)
+        return recorded
+
+    @classmethod
+    def together(cls, connection: Connection, writes: Sequence[Self]) -> list[list[RecordedTurn]]:
+        repository = TurnRepository(connection)
+        turns = [columns for write in writes for columns in write._turns]
+        recorded = iter(repository.record_new(turns, now=max(write._now for write in writes)))
+        for write in writes:
+            write._add_users(repository)
+        return [[next(recorded) for _ in write._turns] for write in writes]
+
+    def _add_users(self, repository: TurnRepository) -> None:
+        if self._users:
+            repository.add_users(self._turns[0]["run_id"], self._turns[0]["session_id"], self._users)
+
+
+def _whole_path(record: TurnRecord, parent: CachedTurn | None) -> TokenIds:
+    """Raises BrokenTree."""
+    turn = record.turn
+    if record.path_ids is not None:
+        return record.path_ids
+    if record.prompt_ids is not None:
+        return record.prompt_ids + TokenIds.of(turn.output_ids)
+    piece = PathPiece(
+        id=turn.id,
+        parent_id=turn.parent_id,
+        prefix_tokens=turn.prefix_tokens,
+        prompt_ids=TokenIds.of(turn.prompt_ids),
+        output_ids=TokenIds.of(turn.output_ids),
+    )
+    return extend_path(parent.path if parent is not None else TokenIds(), piece)
+
+
+def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
+    repository = TurnRepository(connection)
+    pieces = repository.pieces(turn_ids)
+    return [
+        CachedTurn(
+            id=head.id,
+            session_id=head.session_id,
+            conversation_hash=head.conversation_hash,
+            tools_hash=head.tools_hash,
+            finish_reason=head.finish_reason,
+            state=head.state,
+            path=path_of(head.id, pieces),
+            lineage=lineage_of(head.id, pieces),
+            redacted=is_redacted(head.id, pieces),
+        )
+        for head in repository.heads(turn_ids)
+    ]
+
+
+def _columns(record: TurnRecord, request: KeptRequest) -> dict[str, Any]:
+    """The columns of the turn's row, save its ordinal."""
+    turn = record.turn
+    return {
+        "id": turn.id,
+        "run_id": record.run_id,
+        "session_id": turn.session_id,
+        "parent_id": turn.parent_id,
+        "prefix_tokens": turn.prefix_tokens,
+        "prompt_ids": pack_ids(turn.prompt_ids),
+        "output_ids": pack_ids(turn.output_ids),
+        "output_logprobs": pack_logprobs(turn.output_logprobs),
+        "spans": [[span.version, span.start, span.end] for span in turn.spans],
+        "sampling": msgspec.to_builtins(turn.sampling),
+        "finish_reason": turn.finish_reason.value,
+        "continuation": turn.continuation.value,
+        "state": turn.state.value,
+        "attributed_by": record.attributed_by,
+        "conversation_hash": record.conversation_hash,
+        "settled_hash": record.settled_hash,
+        "tools_hash": record.tools_hash,
+        "idempotency_key": record.idempotency_key,
+        "prompt_token_count": record.prompt_token_count,
+        "started_at": turn.started_at,
+        "first_token_at": turn.first_token_at,
+        "finished_at": turn.finished_at,
+        "masked": [list(span) for span in turn.masked] or None,
+        "messages": record.messages,
+        "request_of": request.turn_id if request.turn_id != turn.id else None,
+        "request": record.request if request.turn_id == turn.id else None,
+        "response": record.response,
+    }
+
+
+def _parent(turn: CachedTurn) -> ParentTurn:
+    return ParentTurn(
+        id=TurnId(turn.id),
+        path_ids=turn.path,
+        lineage=turn.lineage,
+        finish_reason=FinishReason(turn.finish_reason),
+        state=TurnState(turn.state),
+        tools_hash=turn.tools_hash,
+        conversation_hash=turn.conversation_hash,
+    )

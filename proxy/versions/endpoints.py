@@ -1,0 +1,77 @@
+"""Policy versions over HTTP.
+
+    GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from
+    POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 where the head moved or a
+                                        lease has passed
+    POST /api/v1/runs/{run}/versions/prune   PruneRequest → PruneReply, in MessagePack: which weights may be deleted
+    GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…]}, in JSON, newest first
+
+{run} is a name or an id. Needs the run's trainer key or an admin key.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from proxy.contract.claim import CommitRequest
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import PruneRequest, WeightsFormat
+from proxy.http.messages import message_body, message_response
+from proxy.http.strict_route import StrictRoute
+from proxy.runs.http import trainers_run
+from proxy.versions.retention import WeightRetention
+from proxy.versions.service import VersionService
+
+
+class _EngineFormats(Protocol):
+    """The part of the serving side that says which formats of weights a run's engine loads."""
+
+    def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None: ...
+
+
+router = APIRouter(prefix="/api/v1/runs/{run}", tags=["trainer"], route_class=StrictRoute)
+
+
+def versions_of(request: Request) -> VersionService:
+    service: VersionService = request.app.state.versions
+    return service
+
+
+@router.get("/head")
+async def head(request: Request, run: str) -> Response:
+    """Return what the trainer continues from, and what it must know of the run. Formats and the context are known for
+    the run that this process serves only."""
+    found = await versions_of(request).head(await trainers_run(request, run))
+    state = request.app.state
+    swaps: _EngineFormats | None = getattr(state, "swaps", None)
+    formats = swaps.formats(found.run_id) if swaps is not None else None
+    is_served = swaps is not None and found.run_id == state.run.id
+    context = state.chat.context_length if is_served else None
+    return message_response(msgspec.structs.replace(found, formats=formats, context_length=context))
+
+
+@router.post("/versions")
+async def commit(request: Request, run: str) -> Response:
+    """Makes the next version and consumes the claims' trajectories."""
+    of_run = await trainers_run(request, run)
+    commit_request = await message_body(request, CommitRequest)
+    return message_response(await versions_of(request).commit(of_run, commit_request))
+
+
+@router.post("/versions/prune")
+async def prune(request: Request, run: str) -> Response:
+    """Marks old versions' weights as removed, and says which of those present may be deleted."""
+    of_run = await trainers_run(request, run)
+    retention: WeightRetention = request.app.state.retention_of_weights
+    return message_response(await retention.prune(of_run, await message_body(request, PruneRequest)))
+
+
+@router.get("/versions")
+async def versions(request: Request, run: str) -> JSONResponse:
+    """All versions, newest first."""
+    listed = await versions_of(request).list_(await trainers_run(request, run))
+    return JSONResponse({"versions": msgspec.to_builtins(listed)})

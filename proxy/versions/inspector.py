@@ -1,0 +1,109 @@
+"""Check published weights in a thread of its own, one version at a time, so that model calls are not held up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from proxy.contract.policy import WeightsReference
+from proxy.errors import StorageUnavailable, WeightsMissing
+from proxy.versions.weights import (
+    BaseModel,
+    Signature,
+    check_content,
+    check_files,
+    check_headers,
+    locate,
+    read_base,
+)
+
+_LASTS_SECONDS = 600.0
+"""How long a finished check counts while no file was written to: from a commit to the load that follows it, and not
+until a restart days later, as disks lose bits without a trace in the files' times."""
+_NICENESS = 10
+_KEPT = 64
+
+
+class WeightsInspector:
+    """Checks of all versions below the storage `root`. Repeated and concurrent requests for one share one check."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._stopping = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "weights", initializer=_be_nice)
+        self._running: dict[bytes, asyncio.Task[Signature]] = {}
+        self._passed: dict[bytes, tuple[Signature, float]] = {}
+
+    async def check(self, weights: WeightsReference, base_model: str) -> None:
+        """Check location, files, headers, checksums and numbers of a version; some seconds for each GB.
+
+        Raises WeightsRejected with the reason, and StorageUnavailable if it cannot be known now.
+        """
+        key = msgspec.msgpack.encode((weights, base_model))
+        task = self._running.get(key)
+        if task is None:
+            task = self._running[key] = asyncio.create_task(self._check(key, weights, base_model))
+            task.add_done_callback(lambda _: self._running.pop(key, None))
+        # A trainer that repeats its commit after a time-out must find the first check still going on.
+        await asyncio.shield(task)
+
+    async def aclose(self) -> None:
+        """Stop a check that is under way: it would keep the process until it has read everything."""
+        self._stopping.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _check(self, key: bytes, weights: WeightsReference, base_model: str) -> Signature:
+        loop = asyncio.get_running_loop()
+        before, at = self._passed.pop(key, (None, 0.0))
+        is_fresh = loop.time() - at < _LASTS_SECONDS
+        signature = await loop.run_in_executor(
+            self._thread, self._work, weights, base_model, before if is_fresh else None
+        )
+        # A check that is passed keeps the time of its reading of the content.
+        self._passed[key] = (signature, at if signature == before and is_fresh else loop.time())
+        while len(self._passed) > _KEPT:
+            del self._passed[next(iter(self._passed))]
+        return signature
+
+    def _work(self, weights: WeightsReference, base_model: str, before: Signature | None) -> Signature:
+        directory = locate(weights, self._root)
+        try:
+            signature = check_files(weights, directory)
+            if signature != before:
+                headers = check_headers(weights, directory, find_base(base_model))
+                check_content(weights, directory, headers, self._stopping.is_set)
+        except FileNotFoundError as error:
+            raise WeightsMissing(f"{error.filename} went while it was checked") from error
+        except InterruptedError as error:
+            raise StorageUnavailable("the proxy is stopping") from error
+        except OSError as error:
+            raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
+        return signature
+
+
+def find_base(model: str) -> BaseModel | None:
+    """Return what is known here about a base model: of a directory, or of a Hugging Face id in this machine's cache.
+
+    Nothing is downloaded: a remote engine may be the only one that has the weights. Then shapes are not compared.
+    """
+    directory = Path(model)
+    if directory.is_dir():
+        return read_base(directory)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        found = snapshot_download(model, allow_patterns=["*.safetensors", "config.json"], local_files_only=True)
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+        return None
+    return read_base(Path(found))
+
+
+def _be_nice() -> None:
+    """Let the event loop go first: Linux has a niceness for each thread."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

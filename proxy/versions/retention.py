@@ -1,0 +1,55 @@
+"""Decide which versions' weights nobody needs any more, so that trainers can delete them.
+
+Marked first, deleted then, by the trainer, whose directory it is. It asks with what it has on its disk; whatever is
+marked of that is told again, so a trainer that died between the two finishes the work at its next version.
+"""
+
+from __future__ import annotations
+
+from proxy.clock import Clock
+from proxy.contract.policy import PruneReply, PruneRequest
+from proxy.database.unit_of_work import Database, retried
+from proxy.errors import InvalidRequest
+from proxy.lifecycle.events import append_event
+from proxy.lifecycle.signals import Signals
+from proxy.runs.service import RunView
+from proxy.versions.repository import VersionRepository
+
+MAX_PRESENT = 10_000
+
+
+class WeightRetention:
+    """Retention of weights for all runs."""
+
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
+        self._database = database
+        self._clock = clock
+        self._signals = signals
+
+    @retried
+    async def prune(self, run: RunView, request: PruneRequest) -> PruneReply:
+        """Marks those of the present versions that are beyond the newest `keep`. Never the head, nor what engines
+        hold or should hold; a mark is never taken back. Raises InvalidRequest."""
+        if request.keep < 1:
+            raise InvalidRequest(f"keep is 1 or more, not {request.keep}", param="keep")
+        if len(request.present) > MAX_PRESENT:
+            raise InvalidRequest(f"present names at most {MAX_PRESENT} weights at once", param="present")
+        now = self._clock()
+        async with self._database.write() as connection:
+            repository = VersionRepository(connection)
+            row = await repository.run(run.id, lock=True)
+            newest_to_go = row.head_version - request.keep
+            uris = dict(await repository.weights_at(run.id, request.present))
+            old = [
+                version
+                for version in uris.values()
+                if version <= newest_to_go and version not in (row.head_version, row.serving_version)
+            ]
+            marked = await repository.mark_removed(run.id, old, now=now)
+            if marked:
+                data = {"versions": sorted(marked), "keep": request.keep}
+                await append_event(connection, run_id=run.id, kind="weights.removed", data=data, now=now)
+            removed = await repository.removed(run.id, list(uris.values()))
+        if marked:
+            self._signals.events.notify()
+        return PruneReply(remove=tuple(uri for uri, version in uris.items() if version in removed))

@@ -1,0 +1,166 @@
+"""Policy versions: which is the head, and the commit that makes the next one and consumes its trajectories."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from proxy.clock import Clock
+from proxy.contract.claim import CommitReply, CommitRequest
+from proxy.contract.policy import Head, VersionState, WeightsReference
+from proxy.database.unit_of_work import Database, retried
+from proxy.database.weights import weights_of
+from proxy.errors import Conflict, InvalidRequest
+from proxy.lifecycle.events import append_event
+from proxy.lifecycle.signals import Signals
+from proxy.runs.service import RunView
+from proxy.versions.inspector import WeightsInspector
+from proxy.versions.repository import VersionRepository, storable
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class VersionView(msgspec.Struct, frozen=True, kw_only=True):
+    """A version as people list it. `weights` is None for the base model; times are seconds since the epoch.
+    `weights_removed_at`: since when its files may have been deleted to save space. `rejected_because`: why it is not
+    served."""
+
+    version: int
+    parent: int | None
+    state: VersionState
+    weights: WeightsReference | None
+    weights_removed_at: float | None
+    rejected_because: str | None
+    metrics: dict[str, float | None]
+    created_at: float
+    served_at: float | None
+    swap_seconds: float | None
+
+
+class VersionService:
+    """The chain of versions of every run."""
+
+    def __init__(self, *, database: Database, clock: Clock, signals: Signals, inspector: WeightsInspector) -> None:
+        self._database = database
+        self._clock = clock
+        self._signals = signals
+        self._inspector = inspector
+
+    async def head(self, run: RunView) -> Head:
+        """What the trainer continues from."""
+        async with self._database.read() as connection:
+            repository = VersionRepository(connection)
+            row = await repository.run(run.id)
+            version = await repository.version(run.id, row.head_version)
+        return Head(
+            run_id=run.id,
+            run_name=row.name,
+            version=row.head_version,
+            base_model=row.base_model,
+            weights=weights_of(version),
+            max_new_tokens=run.settings.max_new_tokens,
+        )
+
+    async def list_(self, run: RunView) -> list[VersionView]:
+        """All versions, newest first."""
+        async with self._database.read() as connection:
+            rows = await VersionRepository(connection).versions(run.id)
+        return [
+            VersionView(
+                version=row.version,
+                parent=row.parent_version,
+                state=VersionState(row.state),
+                weights=weights_of(row, with_files=False),
+                weights_removed_at=row.weights_removed_at,
+                rejected_because=row.rejected_because,
+                metrics=row.metrics,
+                created_at=row.created_at,
+                served_at=row.served_at,
+                swap_seconds=row.swap_seconds,
+            )
+            for row in rows
+        ]
+
+    @retried
+    async def commit(self, run: RunView, request: CommitRequest) -> CommitReply:
+        """Makes the next version and consumes the claims' trajectories, both or neither.
+
+        The same claims with the same weights again: the same answer. Raises Conflict when the parent is not the
+        head or a claim's lease has passed; WeightsRejected, with nothing consumed, for weights that no engine should
+        be given; StorageUnavailable while they cannot be read.
+
+        A lease that has passed is not honoured even where nobody has taken the trajectories since: whether a commit
+        is accepted then does not depend on who happened to look meanwhile.
+        """
+        _check(request)
+        async with self._database.read() as connection:
+            repository = VersionRepository(connection)
+            repeated = await _repetition(repository, run, request)
+            head = (await repository.run(run.id)).head_version
+        if repeated is not None:
+            return repeated
+        if request.parent_version != head:  # before gigabytes are read for nothing
+            raise _head_moved(request, head)
+        await self._inspector.check(request.weights, run.base_model)
+        async with self._database.write() as connection:
+            repository = VersionRepository(connection)
+            head = (await repository.run(run.id, lock=True)).head_version
+            repeated = await _repetition(repository, run, request)
+            if repeated is not None:
+                return repeated
+            if request.parent_version != head:
+                raise _head_moved(request, head)
+            now = self._clock()
+            dead = await repository.dead_claims(run.id, request.claim_ids, now)
+            if dead:
+                raise Conflict(f"no live lease for {', '.join(dead)}", param="claim_ids")
+            # Beyond the head there may be versions that were rejected.
+            version = await repository.newest(run.id) + 1
+            await repository.insert_version(run.id, version, request, now=now)
+            sessions = await repository.consume(run.id, request.claim_ids, version, now=now)
+            data = {
+                "version": version,
+                "parent": head,
+                "claims": len(request.claim_ids),
+                "sessions": sessions,
+                "metrics": storable(request.step.metrics),
+            }
+            await append_event(connection, run_id=run.id, kind="version.committed", data=data, now=now)
+        self._signals.versions.notify()
+        self._signals.events.notify()
+        return CommitReply(version=version, repeated=False)
+
+
+async def _repetition(repository: VersionRepository, run: RunView, request: CommitRequest) -> CommitReply | None:
+    if request.claim_ids:
+        version = await repository.committed_as(run.id, request.claim_ids, request.weights.sha256)
+    else:
+        version = await repository.fitted_as(run.id, request.parent_version, request.weights)
+    return None if version is None else CommitReply(version=version, repeated=True)
+
+
+def _head_moved(request: CommitRequest, head: int) -> Conflict:
+    return Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
+
+
+def _check(request: CommitRequest) -> None:
+    fit = request.step.inputs.fit if request.step.inputs is not None else None
+    if not request.claim_ids and fit is None:
+        raise InvalidRequest(
+            "a commit names the claims that it consumes, or what it was fitted to", param="claim_ids"
+        )
+    if request.claim_ids and fit is not None:
+        raise InvalidRequest("what was fitted consumes no claims", param="claim_ids")
+    if len(set(request.claim_ids)) != len(request.claim_ids):
+        raise InvalidRequest("a claim is named twice", param="claim_ids")
+    turns = [audit.turn_id for audit in request.step.tokens]
+    if len(set(turns)) != len(turns):
+        raise InvalidRequest("a turn's tokens are told twice", param="step.tokens")
+    if not _SHA256.fullmatch(request.weights.sha256):
+        raise InvalidRequest("weights.sha256 is 64 hexadecimal digits in lower case", param="weights.sha256")
+    if not request.weights.files:
+        raise InvalidRequest(
+            "weights.files has the SHA-256 of every file of the version by its path in the directory",
+            param="weights.files",
+        )

@@ -1,0 +1,182 @@
+"""Checks of published weights: made when a trainer commits them, and again before an engine loads them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+
+from proxy.contract.policy import STATE_DIRECTORY, UNCOMMITTED_MARK, WeightsFormat, WeightsReference
+from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
+from proxy.versions.safetensors import Header, TensorEntry, read_header, scan
+from proxy.versions.shapes import check_adapter, check_index, check_whole
+
+_COMPANION = {WeightsFormat.HUGGINGFACE: "config.json", WeightsFormat.ADAPTER: "adapter_config.json"}
+_INDEX = "model.safetensors.index.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MAX_FILES = 4096
+_MAX_PATH = 1024
+
+Signature = tuple[tuple[str, int, int, int], ...]
+"""Names, sizes, inodes and times of change of a version's files: equal only if none of them was written to."""
+
+
+class BaseModel(msgspec.Struct, frozen=True):
+    """What a version is compared with: the tensors and the configuration of the run's base model."""
+
+    tensors: dict[str, TensorEntry]
+    config: dict[str, Any]
+
+
+def read_base(directory: Path) -> BaseModel | None:
+    """Read the headers of a base model's safetensors files; None if it has none here, or none that can be read."""
+    tensors: dict[str, TensorEntry] = {}
+    try:
+        for file in sorted(directory.glob("*.safetensors")):
+            tensors |= read_header(file).tensors
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError, WeightsRejected):
+        return None
+    return BaseModel(tensors, config) if tensors and isinstance(config, dict) else None
+
+
+def locate(weights: WeightsReference, root: Path) -> Path:
+    """Return a version's directory, which exists below the storage `root`.
+
+    Raises WeightsRejected, WeightsMissing if there is no such directory, StorageUnavailable if that cannot be known.
+    """
+    if len(weights.uri) > _MAX_PATH or "\0" in weights.uri:
+        raise WeightsRejected(f"weights.uri is a path of at most {_MAX_PATH} characters", param="weights.uri")
+    directory = Path(weights.uri)
+    if not directory.is_absolute():
+        raise WeightsRejected(f"weights.uri is an absolute directory, not {weights.uri!r}", param="weights.uri")
+    try:
+        resolved, top = directory.resolve(), root.resolve()
+        if resolved == top or not resolved.is_relative_to(top):
+            raise WeightsRejected(
+                f"{weights.uri} is outside the directory for weights, {top}: set trainer.weights.directory to that,"
+                " or server.weights_dir to where trainers publish",
+                param="weights.uri",
+            )
+        if resolved.is_dir():
+            return resolved
+        is_storage_there = resolved.parent.is_dir()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise WeightsRejected(
+                "a name in weights.uri is longer than a file's may be", param="weights.uri"
+            ) from error
+        raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
+    raise WeightsMissing(
+        f"there is no directory {weights.uri}: the proxy has to see the trainer's weights under the same path",
+        param="weights.uri",
+        is_storage_there=is_storage_there,
+    )
+
+
+def check_files(weights: WeightsReference, directory: Path) -> Signature:
+    """Check that a directory has the files that are listed and no others, and return their signature.
+
+    Nothing in the trainer's state is for an engine; the trainer itself compares those files before it reads them.
+    Raises WeightsRejected, OSError.
+    """
+    for name, sha256 in weights.files.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\0" in name or not _SHA256.fullmatch(sha256):
+            raise WeightsRejected(f"{name!r} is no file of a version with its SHA-256", param="weights.files")
+    companion = _COMPANION[weights.format]
+    present = _present(directory)
+    found = [name for name in present if "/" not in name and name.endswith(".safetensors")]
+    if not found or companion not in present:
+        raise WeightsRejected(f"{weights.uri} has no {companion} and safetensors", param="weights.uri")
+    if weights.files:
+        wanted = {name for name in weights.files if PurePosixPath(name).parts[0] != STATE_DIRECTORY}
+        if wanted - set(present):
+            raise WeightsMissing(f"{min(wanted - set(present))} is missing in {weights.uri}")
+        if set(present) - wanted:
+            raise WeightsRejected(f"{min(set(present) - wanted)} in {weights.uri} is not listed in weights.files")
+        if len(found) == 1 and weights.files[found[0]] != weights.sha256:
+            raise WeightsRejected("weights.sha256 and weights.files differ", param="weights.sha256")
+    size = sum(present[name].st_size for name in found)
+    if size != weights.bytes:
+        raise WeightsRejected(
+            f"the safetensors in {weights.uri} are {size} bytes, not {weights.bytes}", param="weights.bytes"
+        )
+    return tuple((name, stat.st_size, stat.st_ino, stat.st_ctime_ns) for name, stat in sorted(present.items()))
+
+
+def check_headers(weights: WeightsReference, directory: Path, base: BaseModel | None) -> dict[str, Header]:
+    """Check the tensors that the files' headers describe, and return the headers by file. Raises WeightsRejected,
+    OSError."""
+    headers = {file.name: read_header(file) for file in sorted(directory.glob("*.safetensors"))}
+    tensors: dict[str, TensorEntry] = {}
+    for name, header in headers.items():
+        twice = tensors.keys() & header.tensors.keys()
+        if twice:
+            raise WeightsRejected(f"{min(twice)} is in {name} and in another file")
+        tensors |= header.tensors
+    if weights.format is WeightsFormat.ADAPTER:
+        adapter = _read_json(directory / _COMPANION[WeightsFormat.ADAPTER])
+        check_adapter(tensors, adapter, None if base is None else base.tensors)
+        return headers
+    if (directory / _INDEX).exists():
+        check_index(_read_json(directory / _INDEX), {file: header.tensors for file, header in headers.items()})
+    if base is not None:
+        check_whole(tensors, base.tensors, base.config)
+    return headers
+
+
+def check_content(
+    weights: WeightsReference, directory: Path, headers: dict[str, Header], is_cancelled: Callable[[], bool]
+) -> None:
+    """Read every file once: its checksum is the listed one, and its numbers are finite. Raises WeightsRejected,
+    OSError, InterruptedError."""
+    overall = hashlib.sha256()
+    for name in sorted(_present(directory)):
+        if name in headers:
+            digest = scan(directory / name, headers[name], is_cancelled)
+        else:
+            with (directory / name).open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if weights.files and digest != weights.files[name]:
+            raise WeightsRejected(f"{name} is not the file that was published: its SHA-256 differs")
+        if not weights.files and list(headers) == [name] and digest != weights.sha256:
+            raise WeightsRejected(f"{name} is not the file that was committed: its SHA-256 differs")
+    if not weights.files and len(headers) > 1:
+        for name in headers:
+            with (directory / name).open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    overall.update(block)
+        if overall.hexdigest() != weights.sha256:
+            raise WeightsRejected("the safetensors are not those that were committed: their SHA-256 differs")
+
+
+def _present(directory: Path) -> dict[str, Any]:
+    """Return the status of every file for engines below a version's directory. Links may not lead out of it."""
+    found: dict[str, Any] = {}
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory)
+        if name.parts[0] in (STATE_DIRECTORY, UNCOMMITTED_MARK) or (path.is_dir() and not path.is_symlink()):
+            continue
+        if path.is_symlink() or not path.is_file():
+            raise WeightsRejected(f"{name} is not a regular file")
+        found[name.as_posix()] = path.stat()
+        if len(found) > _MAX_FILES:
+            raise WeightsRejected(f"a version has at most {_MAX_FILES} files")
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise WeightsRejected(f"{path.name} is no JSON") from error
+    if not isinstance(found, dict):
+        raise WeightsRejected(f"{path.name} is no JSON object")
+    return found

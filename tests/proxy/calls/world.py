@@ -1,0 +1,232 @@
+"""Model calls over HTTP on a real store, with an engine that answers from a script."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import openai
+import uvicorn
+from fastapi import FastAPI
+from sqlalchemy import select
+
+from proxy.auth.service import PrincipalKind
+from proxy.calls.service import ChatService
+from proxy.contract.arrays import unpack_ids
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import weight_label
+from proxy.contract.turn import Turn
+from proxy.database.tables import SessionRow, TurnRow
+from proxy.dialects import endpoints as chat_endpoints
+from proxy.dialects.messages import messages_endpoints
+from proxy.dialects.responses import responses_endpoints
+from proxy.engines.interface import Engine, GenerateRequest
+from proxy.http import errors
+from proxy.sessions import endpoints as session_endpoints
+from proxy.settings import DatabaseSettings, EngineSettings, RunSettings, ServerSettings, Settings
+from proxy.tokens.template import ChatTemplate
+from proxy.turns.service import TrajectoryStore
+from tests.database import sqlite_database
+from tests.fakes.engine import FakeEngine
+from tests.proxy.store import Store, open_store
+from tests.running_app import bearer
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"a":  17, "b": 25, "op": "+"}}\n</tool_call>'
+TOOLS: list[Any] = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object"}}}]
+USER: Any = {"role": "user", "content": "What is 17 + 25?"}
+
+
+class FakeSwaps:
+    """What the engine holds, as a test sets it."""
+
+    def __init__(self) -> None:
+        self.version: int | None = 0
+        self.engine_ready = True
+        self.doubts = 0
+
+    def doubt(self) -> None:
+        self.doubts += 1
+
+    def serving(self, run_id: RunId) -> int | None:
+        assert run_id
+        return self.version
+
+
+class SeenTurns:
+    """Observer that keeps what it heard."""
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[Turn, str]] = []
+        self.redacted = 0
+        self.dialects: list[str] = []
+        self.unrecorded: list[tuple[str, str]] = []
+
+    def call_unrecorded(self, *, reason: str, dialect: str) -> None:
+        self.unrecorded.append((reason, dialect))
+
+    def tokens_redacted(self, tokens: int) -> None:
+        self.redacted += tokens
+
+    def turn_finished(self, turn: Turn, *, attributed_by: str, prompt_tokens: int, dialect: str) -> None:
+        assert prompt_tokens == turn.prefix_tokens + len(turn.prompt_ids)
+        self.dialects.append(dialect)
+        self.turns.append((turn, attributed_by))
+
+
+@dataclass
+class World:
+    """`key` is a run key; `http` sends it. `say` sets what the engine answers next, in order; the last stays."""
+
+    store: Store
+    trajectories: TrajectoryStore
+    template: ChatTemplate
+    engine: FakeEngine
+    swaps: FakeSwaps
+    seen: SeenTurns
+    app: FastAPI
+    key: str
+    http: httpx.AsyncClient
+    answers: list[list[int]] = field(default_factory=list)
+
+    def say(self, *texts: str, stop: bool = True) -> None:
+        ending = [self.template.stop_ids[0]] if stop else []
+        self.answers[:] = [[*self.template.encode(text), *ending] for text in texts]
+
+    def set_version(self, version: int) -> None:
+        self.swaps.version = version
+        self.engine.label = weight_label(self.store.run.id, version)
+
+    def restart(self) -> None:
+        """Go on with a proxy that has only the store, as another process has."""
+        self.app.state.chat = ChatService(
+            settings=self.app.state.settings,
+            template=self.template,
+            runs=self.store.runs,
+            sessions=self.store.sessions,
+            trajectories=self.trajectories,
+            swaps=self.swaps,
+            engine=self.engine,
+            clock=self.store.clock,
+        )
+
+    async def post(self, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
+        dashed = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post(path, json={"model": "policy", "messages": [USER], **body}, headers=dashed)
+
+    async def session_key(self, **spec: Any) -> tuple[str, str]:
+        """A new session's id and key."""
+        created = (await self.http.post("/v1/sessions", json=spec)).json()
+        return created["id"], created["api_key"]
+
+    async def turns(self) -> list[Any]:
+        """All recorded turns, oldest first."""
+        async with self.store.database.read() as connection:
+            return list((await connection.execute(select(TurnRow.__table__).order_by(TurnRow.id))).all())
+
+    async def sessions(self) -> list[Any]:
+        async with self.store.database.read() as connection:
+            return list((await connection.execute(select(SessionRow.__table__).order_by(SessionRow.id))).all())
+
+    @asynccontextmanager
+    async def sdk(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+        """The real SDK, on a real connection."""
+        async with (
+            listening(self.app) as address,
+            openai.AsyncOpenAI(api_key=self.key, base_url=f"{address}/v1", **{"max_retries": 0, **options}) as client,
+        ):
+            yield client
+
+
+def output_ids(turn: Any) -> list[int]:
+    return list(unpack_ids(turn.output_ids))
+
+
+@asynccontextmanager
+async def open_world(
+    directory: Path,
+    template: ChatTemplate,
+    run: dict[str, Any] | None = None,
+    *,
+    ping_seconds: float = 15.0,
+    concurrency: int = 64,
+    serving: Engine | None = None,
+    url: str | None = None,
+    when_unavailable: Literal["refuse", "serve"] = "refuse",
+) -> AsyncIterator[World]:
+    """`serving`: a real engine that answers instead of the script. `url`: the store, instead of SQLite in the
+    directory."""
+    settings = RunSettings(name="policy", model="base/model", **(run or {}))
+    outlive_store = when_unavailable == "serve"
+    async with open_store(url or sqlite_database(directory), settings, outlive_store=outlive_store) as store:
+        answers: list[list[int]] = []
+
+        def script(_request: GenerateRequest) -> list[int]:
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+
+        engine = FakeEngine(script, label=weight_label(store.run.id, 0))
+        if serving is not None:
+            await serving.label_weights(engine.label)
+        trajectories = TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals)
+        swaps, seen, app = FakeSwaps(), SeenTurns(), FastAPI()
+        for name in ("database", "signals", "runs", "credentials", "sessions"):
+            setattr(app.state, name, getattr(store, name))
+        app.state.settings = Settings(
+            server=ServerSettings(stream_ping_seconds=ping_seconds),
+            engine=EngineSettings(max_concurrency=concurrency),
+            run=settings,
+            database=DatabaseSettings(when_unavailable=when_unavailable),
+        )
+        app.state.chat = ChatService(
+            settings=app.state.settings,
+            template=template,
+            runs=store.runs,
+            sessions=store.sessions,
+            trajectories=trajectories,
+            swaps=swaps,
+            engine=serving or engine,
+            clock=store.clock,
+            observer=seen,
+            limits=store.limits,
+        )
+        errors.install(app)
+        app.include_router(session_endpoints.router)
+        app.include_router(chat_endpoints.router)
+        app.include_router(messages_endpoints.router)
+        app.include_router(responses_endpoints.router)
+        key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://proxy.test", headers=bearer(key.text)
+        ) as client:
+            world = World(store, trajectories, template, engine, swaps, seen, app, key.text, client, answers)
+            world.say("The answer is 42.")
+            yield world
+            await app.state.chat.aclose()
+
+
+@asynccontextmanager
+async def listening(app: FastAPI) -> AsyncIterator[str]:
+    """The application on a port of its own, for what needs a real connection. Gives its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, ws="none"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    await until(lambda: server.started)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Lets the loop run until something is so; the test's time-out bounds it."""
+    while not condition():
+        await asyncio.sleep(0.001)

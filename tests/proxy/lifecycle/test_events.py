@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from sqlalchemy import Connection, select
+
+from proxy.database.tables import EventRow
+from proxy.database.unit_of_work import Database
+from proxy.lifecycle.events import add_event
+from tests.database import needs_postgresql, postgresql_database
+
+
+def kinds(connection: Connection) -> list[str]:
+    return list(connection.execute(select(EventRow.kind).order_by(EventRow.id)).scalars())
+
+
+@needs_postgresql
+async def test_who_has_read_up_to_an_event_has_seen_all_before_it() -> None:
+    """Of two transactions that append, the second waits for the first's commit: a smaller id never comes later."""
+    with postgresql_database() as url:
+        first, second = Database(url), Database(url)
+        appended, looked = threading.Event(), threading.Event()
+
+        def slow(connection: Connection) -> None:
+            add_event(connection, run_id=None, kind="slow", data={}, now=0.0)
+            appended.set()
+            looked.wait(10)
+
+        def quick(connection: Connection) -> None:
+            add_event(connection, run_id=None, kind="quick", data={}, now=0.0)
+
+        try:
+            appending = asyncio.create_task(first.transact(slow))
+            assert await asyncio.to_thread(appended.wait, 10)
+            following = asyncio.create_task(second.transact(quick))
+            done, _ = await asyncio.wait((following,), timeout=0.2)
+            assert not done
+            assert await second.look(kinds) == []
+            looked.set()
+            await asyncio.gather(appending, following)
+            assert await second.look(kinds) == ["slow", "quick"]
+        finally:
+            looked.set()
+            await first.aclose()
+            await second.aclose()

@@ -1,0 +1,72 @@
+"""The trainer's API over HTTP on a world's store."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import httpx
+from fastapi import FastAPI
+
+from proxy.auth.service import Credentials, PrincipalKind
+from proxy.claims import endpoints as trajectory_endpoints
+from proxy.claims.service import ClaimService
+from proxy.contract.claim import MEDIA_TYPE, ClaimedBatch, ClaimRequest, decode, encode
+from proxy.http import errors
+from proxy.steps import endpoints as step_endpoints
+from proxy.steps.service import StepService
+from proxy.versions import endpoints as policy_endpoints
+from proxy.versions.retention import WeightRetention
+from tests.proxy.turns.world import World
+from tests.proxy.versions.publishing import versions_of
+
+_Message = TypeVar("_Message")
+
+
+class TrainerClient:
+    """Sends the trainer key of the world's run, unless told another."""
+
+    def __init__(self, world: World, http: httpx.AsyncClient, app: FastAPI) -> None:
+        self.world = world
+        self.http = http
+        self.app = app
+
+    async def key(self, kind: PrincipalKind, *, run_id: str | None = None) -> dict[str, str]:
+        """Headers with a new key."""
+        credentials: Credentials = self.app.state.credentials
+        return {"authorization": f"Bearer {(await credentials.create(kind, run_id=run_id)).text}"}
+
+    async def post(self, path: str, message: Any = None, **options: Any) -> httpx.Response:
+        content = b"" if message is None else message if isinstance(message, bytes) else encode(message)
+        return await self.http.post(f"/api/v1/runs/policy{path}", content=content, **options)
+
+    async def claim(self, **wish: Any) -> ClaimedBatch:
+        return read(await self.post("/claims", ClaimRequest(**{"trainer": "t", "want": 1, **wish})), ClaimedBatch)
+
+
+def read(response: httpx.Response, kind: type[_Message]) -> _Message:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == MEDIA_TYPE
+    return decode(response.content, kind)
+
+
+@asynccontextmanager
+async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
+    app = FastAPI()
+    app.state.runs = world.runs
+    app.state.credentials = Credentials(world.database, b"s" * 32, world.clock)
+    app.state.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
+    app.state.steps = StepService(database=world.database)
+    app.state.retention_of_weights = WeightRetention(
+        database=world.database, clock=world.clock, signals=world.signals
+    )
+    app.state.versions = versions_of(world)
+    errors.install(app)
+    app.include_router(trajectory_endpoints.router)
+    app.include_router(step_endpoints.router)
+    app.include_router(policy_endpoints.router)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.test") as http:
+        client = TrainerClient(world, http, app)
+        http.headers.update(await client.key(PrincipalKind.TRAINER, run_id=world.run_id))
+        yield client

@@ -1,0 +1,297 @@
+"""Dynamic sampling against an in-memory proxy: who is left out, what is claimed in their place, exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+import hypothesis
+import pytest
+import structlog.testing
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contract.trajectory import TrajectoryGroup
+from tests.fakes.training_proxy import TrainingProxy
+from tests.trainer.conftest import Start
+from tests.trainer.test_loop import same
+from tests.trainer.test_proxy_client import client_of
+from tests.trainer.tiny import build, group_of, settings, trajectory, turn
+from trainer.algorithm.presets import resolve
+from trainer.algorithm.running import RunningMeans
+from trainer.assembly import Shared, connect
+from trainer.batching.preparation import prepare
+from trainer.claims.filling import BatchSource
+from trainer.claims.in_hand import MOST_KEPT
+from trainer.config import AlgorithmSettings, TrainerSettings
+from trainer.errors import ClaimLost
+
+
+def group(*rewards: float, version: int = 0, name: str = "grp") -> TrajectoryGroup:
+    return group_of([trajectory(turn([4, 5], version=version), reward=reward) for reward in rewards], name)
+
+
+def silent(count: int) -> list[TrajectoryGroup]:
+    return [group(1.0, 1.0, name=f"silent{number}") for number in range(count)]
+
+
+def telling(count: int) -> list[TrajectoryGroup]:
+    return [group(0.0, 1.0, name=f"telling{number}") for number in range(count)]
+
+
+def filling(directory: Path, **changes: Any) -> TrainerSettings:
+    """Batches of four trajectories."""
+    batch = {"trajectories": 4, "wait_seconds": 0.05, **changes.pop("batch", {})}
+    return settings(directory, batch=batch, algorithm={"fill": True, **changes.pop("algorithm", {})}, **changes)
+
+
+def skipped(audits: Sequence[Any]) -> list[str]:
+    return [audit.skipped or "trained" for audit in audits]
+
+
+def test_the_batch_is_filled_up_from_what_waits(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(1), *silent(2), *telling(3)])
+    trainer = start(proxy, filling(tmp_path))
+    trainer.loop.resume()
+    trainer.loop.step()
+    (commit,) = proxy.commits
+    assert commit.claim_ids == tuple(proxy.claimed)
+    assert len(proxy.claimed) == 4  # two groups, then one at a time: each claims only what is missing
+    assert sorted(skipped(commit.step.audit)) == ["no_signal"] * 6 + ["trained"] * 4
+    assert set(proxy.consumed.values()) == {1}
+    assert len(proxy.consumed) == 10
+    assert len(proxy.waiting) == 2
+    told = commit.step.metrics
+    assert (told["left_out"], told["extra_claims"], told["skipped_no_signal"]) == (6, 3, 6)
+    assert told["without_signal_share"] == 0.6
+    assert commit.step.inputs is not None
+    assert commit.step.inputs.taken_together == (tuple(proxy.claimed),)
+
+
+def test_without_the_part_nothing_more_is_claimed(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(3)])
+    trainer = start(proxy, filling(tmp_path, algorithm={"fill": False}))
+    trainer.loop.resume()
+    trainer.loop.step()
+    assert len(proxy.claimed) == 1
+    assert skipped(proxy.commits[0].step.audit) == ["trained"] * 4
+
+
+def test_leaving_out_changes_no_gradient(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """The batch that was filled up makes the weights that its groups with signal make alone."""
+    weights = []
+    for groups in ([*silent(2), *telling(2)], telling(2)):
+        proxy = TrainingProxy(base_model=str(tiny_model))
+        proxy.offer(groups)
+        trainer = start(proxy, filling(tmp_path / str(len(groups))))
+        trainer.loop.resume()
+        trainer.loop.step()
+        weights.append(trainer.weights())
+    assert same(*weights)
+
+
+def test_a_batch_is_made_of_what_there_is_when_nothing_more_waits(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(1)])
+    trainer = start(proxy, filling(tmp_path))
+    trainer.loop.resume()
+    with structlog.testing.capture_logs() as logs:
+        trainer.loop.step()
+    assert sorted(skipped(proxy.commits[0].step.audit)) == ["no_signal", "no_signal", "trained", "trained"]
+    (line,) = [line for line in logs if line["event"] == "batch filled up"]
+    assert (line["extra_claims"], line["with_signal"], line["wanted"]) == (0, 2, 4)
+
+
+def test_no_more_claims_are_held_than_may_be(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """Where nothing has a signal, what was claimed is consumed by a version of unchanged weights."""
+    proxy = TrainingProxy(base_model=str(tiny_model), source=lambda version: group(1.0, 1.0, version=version))
+    trainer = start(proxy, filling(tmp_path))
+    trainer.loop.resume()
+    before = trainer.weights()
+    trainer.loop.step()
+    (commit,) = proxy.commits
+    assert len(commit.claim_ids) == MOST_KEPT
+    assert set(skipped(commit.step.audit)) == {"no_signal"}
+    assert set(proxy.consumed.values()) == {1}
+    assert proxy.leases == {}
+    assert same(trainer.weights(), before)
+
+
+def test_a_kept_batch_of_several_claims_goes_with_the_next_version(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer(silent(3))
+    trainer = start(proxy, filling(tmp_path))
+    trainer.loop.resume()
+    trainer.loop.step()
+    assert proxy.commits == []
+    kept = tuple(proxy.claimed)
+    assert len(kept) == 2
+    proxy.offer([*silent(1), *telling(2)])
+    trainer.loop.step()
+    (commit,) = proxy.commits
+    fresh = tuple(proxy.claimed[len(kept) :])
+    assert commit.claim_ids == (*kept, *fresh)
+    assert set(proxy.consumed.values()) == {1}
+    assert commit.step.inputs is not None
+    assert commit.step.inputs.taken_together == (kept, fresh)
+    assert commit.step.inputs.trained_claim == fresh[0]
+    assert trainer.claims.taken_together() == ()
+
+
+def test_a_lost_lease_of_any_claim_undoes_the_whole_batch(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(2), *silent(1)])
+    trainer = start(proxy, filling(tmp_path))
+    trainer.loop.resume()
+    means = trainer.loop.means
+    batch = trainer.loop._take(0, means)
+    assert batch is not None
+    assert batch.claim_id is not None
+    (extra,) = trainer.claims.joined_to(batch.claim_id)
+    trainer.leases.drop(extra)
+    with pytest.raises(ClaimLost, match=extra):
+        trainer.claims.check(batch.claim_id)
+    trainer.loop.resume()
+    assert trainer.claims.taken_together() == ()
+
+
+def test_a_process_that_dies_between_the_claims_leaves_nothing_consumed(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Its successor gets the very same sessions; each is consumed once."""
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(2)])
+    dead = start(proxy, filling(tmp_path))
+    dead.loop.resume()
+    assert dead.loop._take(0, dead.loop.means) is not None
+    assert len(proxy.leases) == 2
+    for lease in proxy.leases.values():
+        lease.expires_at = 0.0  # nobody renews them
+    dead.parts.ending.close()
+    again = start(proxy, filling(tmp_path))
+    again.loop.resume()
+    again.loop.step()
+    assert set(proxy.consumed.values()) == {1}
+    assert len(proxy.consumed) == 6
+
+
+def test_a_proxy_that_falls_silent_meanwhile_leaves_the_batch_as_it_is(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(3)])
+    trainer = start(proxy, filling(tmp_path))
+    trainer.loop.resume()
+    trainer.parts.connection.client.patience = 0.0
+    proxy_answers = proxy.handle
+
+    def handle(method: str, path: str, authorization: str, body: bytes) -> tuple[int, bytes]:
+        if path.endswith("/claims") and proxy.claimed:
+            raise ConnectionAbortedError("the proxy is gone")
+        return proxy_answers(method, path, authorization, body)
+
+    proxy.handle = handle  # type: ignore[method-assign]
+    trainer.loop.step()
+    assert sorted(skipped(proxy.commits[0].step.audit)) == ["no_signal", "no_signal", "trained", "trained"]
+
+
+def test_batches_asked_for_ahead_are_filled_up_too(tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(2)])
+    changed = Condition()
+    trainer = build(proxy, filling(tmp_path), Shared(torch.device("cpu"), changed))
+    try:
+        trainer.loop.resume()
+        ahead = trainer.parts.ahead
+        assert ahead is not None
+        ahead.ask(0, trainer.loop.means)
+        with changed:
+            assert changed.wait_for(lambda: ahead.is_ready, timeout=60)
+        trainer.loop.step()
+        assert sorted(skipped(proxy.commits[0].step.audit)) == ["no_signal"] * 2 + ["trained"] * 4
+        assert len(proxy.commits[0].claim_ids) == 2
+    finally:
+        trainer.parts.ending.close()
+
+
+def test_rewards_that_the_penalty_made_equal_are_said(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    """Not silent: the log names what made them equal, and what to do."""
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    long, short = turn([4] * 8), turn([4] * 2)
+    proxy.offer([group_of([trajectory(long, reward=1.0), trajectory(short, reward=0.0)])])
+    parts = {"preset": "dapo", "overlong_tokens": 8, "overlong_tail": 4}
+    trainer = start(proxy, filling(tmp_path, algorithm=parts, batch={"trajectories": 2}))
+    trainer.loop.resume()
+    with structlog.testing.capture_logs() as logs:
+        trainer.loop.step()
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "made them equal" in line["event"]
+    assert line["groups"] == 1
+    assert len(proxy.leases) == 1
+
+
+def test_a_bound_that_has_changed_is_said_once(start: Start, tiny_model: Path, tmp_path: Path) -> None:
+    proxy = TrainingProxy(base_model=str(tiny_model), max_new_tokens=64)
+    trainer = start(proxy, filling(tmp_path, algorithm={"preset": "dapo"}))
+    trainer.loop.resume()
+    with structlog.testing.capture_logs() as logs:
+        for bound in (64, 128, 128):
+            proxy.max_new_tokens = bound
+            proxy.offer(telling(2))
+            trainer.loop.step()
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert "run.max_new_tokens has changed" in line["event"]
+    assert (line["max_new_tokens"], line["overlong_tokens"]) == (128, 64)
+
+
+@hypothesis.settings(max_examples=40, deadline=None)
+@given(
+    offered=st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=24),
+    want=st.integers(1, 8),
+    kept=st.integers(0, MOST_KEPT - 1),
+)
+def test_a_batch_has_what_was_wanted_or_all_that_may_be_had(
+    offered: list[tuple[int, bool]], want: int, kept: int
+) -> None:
+    """Never a session twice, more claims than may be held, or more signal than a group beyond what was wanted."""
+    groups = [
+        group_of([trajectory(turn([4]), reward=float(told and not index)) for index in range(size + 1)], f"g{number}")
+        for number, (size, told) in enumerate(offered)
+    ]
+    proxy = TrainingProxy(base_model="m")
+    proxy.offer([group(1.0, name=f"kept{number}") for number in range(kept)])
+    client, _ = client_of(proxy.transport())
+    configured = settings(Path("unused"), batch={"trajectories": want, "wait_seconds": 0.001})
+    algorithm = resolve(AlgorithmSettings(fill=True))
+    means = RunningMeans.fresh(0.9)
+    with ExitStack() as ending:
+        claims = connect(client, configured, "a-process", ending).claims
+        for _ in range(kept):
+            own = claims._claim(0, 1, 1, 0.0)
+            assert own is not None
+            assert own.claim_id is not None
+            claims.keep(own.claim_id, ())
+        proxy.offer(groups)
+        batch = BatchSource(claims, configured.batch, algorithm, 64).take(0, means)
+    if batch is None:
+        assert not groups
+        return
+    prepared = prepare(batch, 0, configured.batch, algorithm, means, 64)
+    found = len(prepared.batch.trajectories)
+    ids = [one.session_id for each in batch.groups for one in each.trajectories]
+    assert len(set(ids)) == len(ids)
+    assert len(proxy.claimed) <= MOST_KEPT
+    largest = max(len(each.trajectories) for each in groups)
+    assert found < want + largest
+    if found < want:
+        assert len(proxy.claimed) == MOST_KEPT or not proxy.waiting

@@ -1,0 +1,94 @@
+"""Shares of the time, whatever arrives when and however long steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer.runtime.fairness import FairShare
+
+RUNS = ("a", "b", "c", "d")
+
+Turn = tuple[frozenset[str], frozenset[str], float]
+"""Who has a batch, who may have one in a moment, and how long the step then takes."""
+
+SOME = st.frozensets(st.sampled_from(RUNS))
+SECONDS = st.floats(min_value=0.0, max_value=100.0, allow_nan=False)
+TURNS = st.lists(st.tuples(SOME, SOME, SECONDS), max_size=60)
+
+
+def play(turns: Sequence[Turn], share: FairShare | None = None) -> list[tuple[str | None, float]]:
+    """Who was chosen each time, and for how long."""
+    share = share or FairShare(RUNS)
+    course: list[tuple[str | None, float]] = []
+    for ready, undecided, seconds in turns:
+        chosen = share.choose(ready, undecided - ready)
+        if chosen is not None:
+            share.spend(chosen, seconds)
+        course.append((chosen, seconds))
+    return course
+
+
+def had(run: str, course: Sequence[tuple[str | None, float]]) -> float:
+    return sum(seconds for chosen, seconds in course if chosen == run)
+
+
+def longest(course: Sequence[tuple[str | None, float]], *runs: str) -> float:
+    return max((seconds for chosen, seconds in course if chosen in runs), default=0.0)
+
+
+@given(TURNS)
+def test_two_that_are_always_ready_are_within_a_step_of_equal(turns: list[Turn]) -> None:
+    course = play([(ready | {"a", "b"}, undecided, seconds) for ready, undecided, seconds in turns])
+    for end in range(len(course) + 1):
+        done = course[:end]
+        assert abs(had("a", done) - had("b", done)) <= longest(done, "a", "b") + 1e-9
+
+
+@given(TURNS, TURNS)
+def test_who_comes_back_has_no_credit(before: list[Turn], after: list[Turn]) -> None:
+    """Over any stretch in which both are ready, whatever was before, they are within a step of each other's: so one
+    that was idle for ever so long does not make up for it."""
+    share = FairShare(RUNS)
+    earlier = play([(ready - {"b"}, undecided - {"b"}, seconds) for ready, undecided, seconds in before], share)
+    course = play([(ready | {"a", "b"}, undecided, seconds) for ready, undecided, seconds in after], share)
+    for end in range(len(course) + 1):
+        done = course[:end]
+        bound = longest([*earlier, *done], "a") + longest([*earlier, *done], "b")
+        bound += longest([*earlier, *done], "c", "d")
+        assert abs(had("a", done) - had("b", done)) <= bound + 1e-9
+
+
+@given(TURNS)
+def test_somebody_is_chosen_whenever_nobody_is_undecided(turns: list[Turn]) -> None:
+    for (ready, _, _), (chosen, _) in zip(turns, play([(r, frozenset(), s) for r, _, s in turns]), strict=True):
+        assert (chosen in ready) if ready else (chosen is None)
+
+
+@given(TURNS, SOME, SOME)
+def test_only_who_would_go_first_is_waited_for(
+    turns: list[Turn], ready: frozenset[str], asked: frozenset[str]
+) -> None:
+    """If the undecided turn out to have nothing, or something, it is the same choice as if that had been known."""
+    asked -= ready
+
+    def choice(ready: frozenset[str], undecided: frozenset[str]) -> str | None:
+        share = FairShare(RUNS)
+        play(turns, share)
+        return share.choose(ready, undecided)
+
+    known = choice(ready | asked, frozenset())
+    assert choice(ready, asked) == (known if known in ready else None)
+
+
+def test_equal_times_take_turns() -> None:
+    course = play([(frozenset(RUNS), frozenset(), 0.0)] * 8)
+    assert [chosen for chosen, _ in course] == [*RUNS, *RUNS]
+
+
+def test_who_left_is_never_chosen() -> None:
+    share = FairShare(RUNS)
+    share.leave("a")
+    assert [chosen for chosen, _ in play([(frozenset("bcd"), frozenset(), 1.0)] * 3, share)] == ["b", "c", "d"]

@@ -1,0 +1,109 @@
+"""Prepare a claim for the learner: which trajectories are trained, their advantages, their micro-batches.
+
+These functions are pure, and they decide all that a step learns from, so that a replayed step learns from the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
+from proxy.contract.trajectory import Trajectory
+from trainer.algorithm.advantages import Advantages, assign
+from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.running import RunningMeans
+from trainer.algorithm.signal import levelled_groups, with_signal
+from trainer.batching.answers import JudgedAnswers, judge
+from trainer.batching.grouping import Batch, flatten
+from trainer.batching.own_functions import with_own_advantages, without_filtered
+from trainer.batching.packing import MiniBatch, mini_batches
+from trainer.batching.sequences import linearise
+from trainer.batching.staleness import Skip, drop_unusable
+from trainer.config import BatchSettings, Packing
+from trainer.errors import UserFunctionFailed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A claim, ready for the learner.
+
+    `batch` holds the trajectories to train, with masked answers as context; `dropped` holds those that cannot be
+    trained and the reasons. `left_out` could be trained and has no signal: the algorithm has the part `fill`.
+    `advantages` belong to the batch and hold the running means after it, which have seen `left_out` too. `levelled`
+    counts the groups whose rewards differed until the reward's bounds or the overlong penalty made them equal.
+    `judged` says which answers were cut or caught by a filter. `failure` says why a filter or an advantage of the
+    user's own could not be used: then nothing is trained, and the running means are those before.
+    """
+
+    batch: Batch
+    dropped: tuple[tuple[Trajectory, Skip], ...]
+    advantages: Advantages
+    judged: JudgedAnswers
+    left_out: tuple[Trajectory, ...] = ()
+    levelled: int = 0
+    failure: str | None = None
+
+    def packed(
+        self, settings: BatchSettings, algorithm: Algorithm, packings: Collection[Packing] = tuple(Packing)
+    ) -> list[MiniBatch]:
+        """Return the micro-batches by optimiser step. `packings` are those that the model takes."""
+        sequences, chosen = linearise(self.batch.trajectories), settings.taken_by(packings)
+        return mini_batches(self.batch, self.advantages.turns, sequences, chosen, algorithm)
+
+    def explained(self, audits: Sequence[TrajectoryAudit]) -> list[TrajectoryAudit]:
+        """Return the audits, each with the answers of its session that were not trained."""
+        masked = self.judged.masked
+        return [msgspec.structs.replace(audit, masked=masked.get(audit.session_id, ())) for audit in audits]
+
+
+def prepare(
+    claimed: ClaimedBatch,
+    version: int,
+    settings: BatchSettings,
+    algorithm: Algorithm,
+    means: RunningMeans,
+    vocabulary: int,
+) -> Prepared:
+    """Return a claim as it is trained from `version`, after batches of these `means`.
+
+    `vocabulary` is the model's number of token ids. Advantages are made before answers are masked: the reward of a
+    masked answer stays in the baseline of its group.
+    """
+    whole = flatten(claimed.groups, version)
+    usable, unusable = drop_unusable(whole, settings.max_staleness, vocabulary)
+    dropped = tuple((whole.trajectories[index], reason) for index, reason in unusable.items())
+    try:
+        usable, filtered = without_filtered(usable, algorithm)
+        judged = judge(usable, algorithm)
+        compared = assign(judged.compared, judged.batch.groups, algorithm, means)
+        compared = with_own_advantages(compared, judged.compared, judged.batch.groups, algorithm)
+    except UserFunctionFailed as error:
+        return _failed(whole, unusable, algorithm, means, str(error))
+    batch, advantages, emptied = judged.without_masked(compared)
+    trained = with_signal(batch.groups, advantages.turns) if algorithm.fill else range(len(batch.groups))
+    rest = set(range(len(batch.groups))).difference(trained)
+    return Prepared(
+        batch=batch.only(trained),
+        dropped=(*dropped, *filtered, *judged.dropped, *emptied),
+        advantages=advantages.only(trained),
+        judged=judged,
+        left_out=tuple(batch.trajectories[index] for index in sorted(rest)),
+        levelled=levelled_groups(judged.compared, judged.batch.groups, algorithm),
+    )
+
+
+def _failed(
+    whole: Batch, dropped: Mapping[int, Skip], algorithm: Algorithm, means: RunningMeans, failure: str
+) -> Prepared:
+    """Return a batch of which nothing is trained, as a function of the user's own failed on it."""
+    reasons = {**dict.fromkeys(range(len(whole.trajectories)), Skip.USER_FUNCTION_FAILED), **dropped}
+    return Prepared(
+        batch=whole.only([]),
+        judged=judge(whole.only([]), algorithm),
+        dropped=tuple((whole.trajectories[index], reason) for index, reason in reasons.items()),
+        advantages=assign([], [], algorithm, means),
+        failure=failure,
+    )

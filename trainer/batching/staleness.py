@@ -1,0 +1,95 @@
+"""The test of which trajectories of a claim can be trained, and the reasons of those that cannot."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from proxy.contract.trajectory import Trajectory, TrajectoryTurn
+from trainer.batching.grouping import Batch
+
+
+class Skip(StrEnum):
+    """The reason why a consumed trajectory taught nothing; the audit's `skipped`."""
+
+    STALE = "stale"
+    NO_REWARD = "no_reward"
+    NOTHING_TRAINABLE = "nothing_trainable"
+    TRUNCATED = "truncated"
+    SAMPLING = "sampling"
+    REPETITION = "repetition"
+    GIBBERISH = "gibberish"
+    MALFORMED = "malformed"
+    NO_SIGNAL = "no_signal"
+    NON_FINITE_GRADIENT = "non_finite_gradient"
+    EXPLODED_GRADIENT = "exploded_gradient"
+    FILTERED = "filtered"
+    USER_FUNCTION_FAILED = "user_function_failed"
+
+
+def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Batch, dict[int, Skip]]:
+    """Return the batch without what cannot be trained, and the reason for every index that was dropped.
+
+    The proxy decides staleness when it hands a claim out; this is the trainer's own check of the same rule.
+    """
+    skipped = {
+        index: reason
+        for index, trajectory in enumerate(batch.trajectories)
+        if (reason := unusable(trajectory, batch.base_version, max_staleness, vocabulary)) is not None
+    }
+    kept = [index for index in range(len(batch.trajectories)) if index not in skipped]
+    return batch.only(kept), skipped
+
+
+def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, vocabulary: int) -> Skip | None:
+    """Return why a trajectory cannot be trained; None if it can. `vocabulary` is the model's number of token ids."""
+    oldest = trajectory.oldest_version
+    if oldest is not None and oldest < base_version - max_staleness:
+        return Skip.STALE
+    if trajectory.reward is None and all(turn.reward is None for turn in trajectory.turns):
+        return Skip.NO_REWARD
+    if not well_formed(trajectory, vocabulary):
+        return Skip.MALFORMED
+    if not any(is_trained(turn) for turn in trajectory.turns):
+        return Skip.NOTHING_TRAINABLE
+    return None
+
+
+def is_trained(turn: TrajectoryTurn) -> bool:
+    """Return whether the turn has tokens to learn from.
+
+    A greedy turn was not drawn from a distribution, and an output that was redacted whole has no token left. A
+    superseded answer is learnt from only for a reward of its own: to a critic, an answer without any reward would
+    look like a failure.
+    """
+    judged = not turn.superseded or turn.reward is not None
+    return turn.trainable and judged and turn.temperature > 0 and bool(turn.learnt)
+
+
+def well_formed(trajectory: Trajectory, vocabulary: int) -> bool:
+    """Whether the token tree holds together: parents first, prefixes within their parents' paths, ids in the
+    vocabulary, finite log-probabilities and spans for exactly the output tokens, a token before each output."""
+    lengths: list[int] = []
+    for index, turn in enumerate(trajectory.turns):
+        if turn.parent is not None and not 0 <= turn.parent < index:
+            return False
+        reach = 0 if turn.parent is None else lengths[turn.parent]
+        prompt = turn.prefix_tokens + len(turn.prompt_ids)
+        if not 0 <= turn.prefix_tokens <= reach or (turn.output_ids and prompt == 0):
+            return False
+        if not _output_is_whole(turn):
+            return False
+        ids = turn.prompt_ids + turn.output_ids
+        if ids and not (min(ids) >= 0 and max(ids) < vocabulary):
+            return False
+        lengths.append(prompt + len(turn.output_ids))
+    return math.isfinite(trajectory.reward or 0.0)
+
+
+def _output_is_whole(turn: TrajectoryTurn) -> bool:
+    position = 0
+    for span in turn.spans:
+        if span.start != position or span.end <= span.start:
+            return False
+        position = span.end
+    return position == len(turn.output_ids) == len(turn.logprobs) and all(map(math.isfinite, turn.logprobs))

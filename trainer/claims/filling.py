@@ -1,0 +1,100 @@
+"""The trainer's source of batches: one claim, filled up with more where some of its groups have no signal.
+
+With the algorithm's part `fill` (dynamic sampling, Yu et al. 2025: DAPO), groups without signal are left out of the
+batch (`batching/preparation.py`), and more trajectories are claimed until `trajectories` of them have a signal.
+
+What waits for what: each further claim waits at the proxy, as the first one does, but all of them together until
+`wait_seconds` after the batch was asked for. What arrives later belongs to the next batch.
+"""
+
+from __future__ import annotations
+
+import time
+
+import structlog
+
+from proxy.contract.claim import ClaimedBatch
+from trainer.algorithm.parts import Algorithm
+from trainer.algorithm.running import RunningMeans
+from trainer.batching.preparation import prepare
+from trainer.claims.in_hand import ClaimsInHand
+from trainer.config import BatchSettings
+from trainer.errors import ProxySilent
+
+_log = structlog.get_logger("trainer.filling")
+
+
+class BatchSource:
+    """Used by the first rank only. `vocabulary` is the model's number of token ids, `max_new_tokens` the run's bound
+    on one answer that the algorithm was made for; None: it was not known."""
+
+    def __init__(
+        self,
+        claims: ClaimsInHand,
+        settings: BatchSettings,
+        algorithm: Algorithm,
+        vocabulary: int,
+        max_new_tokens: int | None = None,
+    ) -> None:
+        self._claims = claims
+        self._settings = settings
+        self._algorithm = algorithm
+        self._vocabulary = vocabulary
+        self._max_new_tokens = max_new_tokens
+
+    def take(self, version: int, means: RunningMeans, *, waits: bool = True) -> ClaimedBatch | None:
+        """Return the next batch to train from `version`, after batches of these `means`; None if there was too little
+        within the waiting time, or, without `waits`, if there is no whole batch at once. Raises as
+        `ClaimsInHand.take` does."""
+        deadline = time.monotonic() + self._settings.wait_seconds
+        batch = self._claims.take(version, waits=waits)
+        if batch is not None:
+            self._warn_of_new_bound(batch)
+        if batch is None or not self._algorithm.fill:
+            return batch
+        return self._filled(batch, version, means, deadline)
+
+    def _warn_of_new_bound(self, batch: ClaimedBatch) -> None:
+        """Say once that the run's bound on answers is not the one that the overlong penalty was made for. The penalty
+        is part of the record of every step, so it does not change while the trainer runs."""
+        bound = batch.max_new_tokens
+        if bound is None or bound == self._max_new_tokens or not self._algorithm.overlong_factor:
+            return
+        self._max_new_tokens = bound
+        _log.warning(
+            "run.max_new_tokens has changed, and overlong answers are penalised as before: start the trainer again",
+            max_new_tokens=bound,
+            overlong_tokens=self._algorithm.overlong_tokens,
+        )
+
+    def _filled(self, batch: ClaimedBatch, version: int, means: RunningMeans, deadline: float) -> ClaimedBatch:
+        """Join claims to the batch until it has enough trajectories with signal, nothing more waits, or as many
+        claims are held as may be. Each claims only what is missing, so a batch never has more signal than was asked
+        for, except to keep a group whole."""
+        wanted, extra = self._settings.trajectories, 0
+        while (missing := wanted - self._with_signal(batch, version, means)) > 0:
+            if self._claims.room_for_more(batch) < 1:
+                break
+            try:
+                more = self._claims.take_more(batch, missing, max(0.0, deadline - time.monotonic()))
+            except ProxySilent:  # the batch is held all the same, and as good as where nothing more waits
+                break
+            if more is None:
+                break
+            batch, extra = more, extra + 1
+        if extra or missing > 0:
+            _log.info(
+                "batch filled up",
+                claim=batch.claim_id,
+                extra_claims=extra,
+                trajectories=batch.trajectory_count,
+                with_signal=wanted - missing,
+                wanted=wanted,
+            )
+        return batch
+
+    def _with_signal(self, batch: ClaimedBatch, version: int, means: RunningMeans) -> int:
+        """Return how many trajectories the batch would train. A batch on which a function of the user's own fails
+        counts as full: the function would fail on a larger one too, and each claim that it fails on is lost."""
+        prepared = prepare(batch, version, self._settings, self._algorithm, means, self._vocabulary)
+        return self._settings.trajectories if prepared.failure is not None else len(prepared.batch.trajectories)

@@ -1,0 +1,195 @@
+"""The claims that the trainer holds: those of the batch it works on, and those that wait for the next version.
+
+A batch that teaches nothing (all advantages zero, or a gradient that is not finite) makes no version of its own:
+equal weights would be a swap for nothing. Its claims are kept under lease and committed together with the next
+version, so that they too are consumed exactly once.
+
+A batch may consist of several claims: `take_more` joins further ones to the first. They are kept, committed or given
+back together. If the process dies, all their leases expire, or its successor gives them back; nothing of them was
+true before the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import structlog
+
+from proxy.contract.claim import ClaimedBatch, ClaimRequest, TrajectoryAudit
+from proxy.contract.identifiers import ClaimId
+from trainer.batching.grouping import joined
+from trainer.claims.leases import LeaseKeeper
+from trainer.claims.presence import Presence
+from trainer.config import BatchSettings
+from trainer.errors import ClaimLost, HeadMoved, ProxySilent
+from trainer.proxy_client import ProxyClient
+from trainer.publish.accepted import Accepted
+
+MOST_KEPT = 8
+"""At most this many claims are held at a time, so that leases do not pile up: kept claims are committed with a
+version of unchanged weights when they reach it, and a batch is not filled up beyond it."""
+
+_log = structlog.get_logger("trainer.claims")
+
+
+class ClaimsInHand:
+    """Used by the first rank only."""
+
+    def __init__(
+        self,
+        client: ProxyClient,
+        leases: LeaseKeeper,
+        settings: BatchSettings,
+        trainer: str,
+        process: str,
+        accepted: Accepted,
+    ) -> None:
+        self._client = client
+        self._leases = leases
+        self._settings = settings
+        self._trainer = trainer
+        self._process = process
+        self._accepted = accepted
+        self._kept: dict[ClaimId, tuple[TrajectoryAudit, ...]] = {}
+        self._joined: dict[ClaimId, tuple[ClaimId, ...]] = {}
+        """By the first claim of a batch, the claims that were joined to it."""
+
+    def take(self, version: int, *, waits: bool = True) -> ClaimedBatch | None:
+        """Claim the next batch to train from `version`. Return None if there was too little within the waiting time,
+        or, without `waits`, if there is no whole batch at once.
+
+        Raises HeadMoved if the proxy's head is another version by now, ClaimLost if a kept claim has lost its lease,
+        ConfigurationError where the run's engine would not load what would be made of it.
+        """
+        self._check_held(tuple(self._kept))
+        settings = self._settings
+        at_least = settings.at_least if waits else settings.trajectories
+        batch = self._claim(version, settings.trajectories, at_least, settings.wait_seconds if waits else 0.0)
+        if batch is not None and self._accepted.is_unknown:
+            with suppress(ProxySilent):  # the batch is held all the same; the next one asks again
+                self._accepted.look(self._client.head())
+        return batch
+
+    def take_more(self, batch: ClaimedBatch, want: int, wait_s: float) -> ClaimedBatch | None:
+        """Claim about `want` further trajectories and join them to `batch`, which is returned with them. Return None
+        if none came within `wait_s` seconds. `room_for_more` says how often this may be done.
+
+        Raises HeadMoved if the proxy's head is another version than that of the batch, ProxySilent.
+        """
+        if batch.claim_id is None:
+            raise ValueError("only a batch that was claimed can be joined by more")
+        more = self._claim(batch.base_version, want, 1, wait_s)
+        if more is None or more.claim_id is None:
+            return None
+        self._joined[batch.claim_id] = (*self.joined_to(batch.claim_id), more.claim_id)
+        return joined([batch, more])
+
+    def joined_to(self, claim_id: ClaimId) -> tuple[ClaimId, ...]:
+        """Return the claims that were joined to the batch that began with `claim_id`."""
+        return self._joined.get(claim_id, ())
+
+    def room_for_more(self, batch: ClaimedBatch) -> int:
+        """Return how many claims may yet be joined to `batch` without holding more than MOST_KEPT."""
+        own = 0 if batch.claim_id is None else len(self._whole(batch.claim_id))
+        return MOST_KEPT - len(self._kept) - own
+
+    def taken_together(self) -> tuple[tuple[ClaimId, ...], ...]:
+        """Return the claims of each held batch that consists of several, in the order in which they were joined."""
+        return tuple((first, *more) for first, more in self._joined.items())
+
+    def _claim(self, version: int, want: int, at_least: int, wait_s: float) -> ClaimedBatch | None:
+        batch = self._client.claim(
+            ClaimRequest(
+                trainer=self._trainer,
+                process=self._process,
+                want=want,
+                at_least=at_least,
+                max_staleness=self._settings.max_staleness,
+                wait_s=wait_s,
+            )
+        )
+        if batch.claim_id is not None:
+            self._leases.hold(batch.claim_id, batch.lease_expires_at)
+        if batch.base_version != version:
+            raise HeadMoved(f"the head is version {batch.base_version}, not {version}")
+        return batch if batch.claim_id is not None else None
+
+    def await_proxy(self) -> None:
+        """Wait until the proxy answers, at most for the client's patience. Raises ProxySilent, ProxyRefused."""
+        self._client.head()
+
+    def keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> bool:
+        """Keep the claims of a batch for the next version. Return whether that version is due now, whatever it
+        teaches."""
+        self._kept[claim_id] = tuple(audits)
+        self._kept |= dict.fromkeys(self.joined_to(claim_id), ())  # their audits are among the batch's
+        return len(self._kept) >= MOST_KEPT
+
+    def check(self, current: ClaimId | None) -> None:
+        """Raises ClaimLost as `to_commit` would, before a version is written in vain."""
+        self._check_held(self._of_a_version(current))
+
+    def to_commit(
+        self, current: ClaimId | None, audits: Sequence[TrajectoryAudit]
+    ) -> tuple[tuple[ClaimId, ...], tuple[TrajectoryAudit, ...]]:
+        """Return the claims that a version consumes, with their audits: the kept ones in their order, then those of
+        the batch that began with `current`.
+
+        Raises ClaimLost if one of them has no lease any more, also a kept one: the running means have seen it, and
+        what the weights depend on must be what is consumed.
+        """
+        ids = self._of_a_version(current)
+        self._check_held(ids)
+        return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
+
+    def _of_a_version(self, current: ClaimId | None) -> tuple[ClaimId, ...]:
+        return (*self._kept, *(self._whole(current) if current is not None else ()))
+
+    def _whole(self, claim_id: ClaimId) -> tuple[ClaimId, ...]:
+        return (claim_id, *self.joined_to(claim_id))
+
+    def _check_held(self, claim_ids: Sequence[ClaimId]) -> None:
+        for claim_id in claim_ids:
+            if not self._leases.is_held(claim_id):
+                raise ClaimLost(f"{claim_id}: its lease ended before its version was made")
+
+    def consumed(self, claim_ids: Sequence[ClaimId]) -> None:
+        for claim_id in claim_ids:
+            self._kept.pop(claim_id, None)
+            self._joined.pop(claim_id, None)
+            self._leases.drop(claim_id)
+
+    def pause_run(self, reason: str) -> None:
+        """Pause the run: nothing more can be taken until somebody resumes it. Kept claims stay held."""
+        self._client.pause_run(reason)
+
+    def give_back(self) -> None:
+        """Release everything that is held; what cannot be released now comes back when its lease expires."""
+        for claim_id in self._let_go():
+            if self._client.release(claim_id):
+                _log.info("claim given back", claim=claim_id)
+
+    def leave(self) -> None:
+        """Release everything at the end of the process, claims included whose answer it never saw."""
+        for claim_id in self._client.release_own(self._process, known=self._let_go()):
+            _log.info("claim given back", claim=claim_id)
+
+    def _let_go(self) -> list[ClaimId]:
+        """Stop renewing all held claims and return them."""
+        held = self._leases.held()
+        for claim_id in held:
+            self._leases.drop(claim_id)
+        self._kept.clear()
+        self._joined.clear()
+        return held
+
+
+def take_over(presence: Presence, client: ProxyClient) -> None:
+    """Announce this trainer and give back what dead ones held on this machine, so that nobody waits for their leases.
+    If this process dies in between, the next one does it."""
+    presence.announce()
+    for process in presence.dead():
+        released = client.release_abandoned(process)
+        presence.forget(process)
+        _log.info("an earlier trainer died; its claims are given back", process=process, claims=released.claim_ids)

@@ -1,0 +1,126 @@
+"""Ask for a run's next batch on a thread of its own while the process trains other runs.
+
+What waits for what: the thread waits at the proxy for the batch, as a loop alone would; then for the loop to take it
+and to ask for the one after it. Both wake whoever waits for the shared condition. Between asking and taking the run
+makes no version, so a batch grows no staler in hand; its lease is renewed meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from threading import Condition, Thread
+
+from proxy.contract.claim import ClaimedBatch
+from trainer.algorithm.running import RunningMeans
+from trainer.claims.filling import BatchSource
+from trainer.claims.in_hand import ClaimsInHand
+from trainer.errors import ProxySilent
+
+DECIDED_WITHIN = 1.0
+"""Seconds within which the proxy has to say that it has a batch; after them it counts as having none."""
+
+
+class BatchAhead:
+    """`changed` is shared by all runs of the process. Used by the first rank only."""
+
+    def __init__(self, claims: ClaimsInHand, source: BatchSource, changed: Condition) -> None:
+        self._claims = claims
+        self._source = source
+        self._changed = changed
+        self._asked: Callable[[], ClaimedBatch | None] | None = None
+        self._undecided_until: float | None = None
+        self._found: ClaimedBatch | Exception | None = None
+        self._is_ready = False
+        self._ended = False
+        # In the context of the one who builds it: its log says which run it is about.
+        self._thread = Thread(target=copy_context().run, args=(self._work,), name="ahead", daemon=True)
+
+    def ask(self, version: int, means: RunningMeans) -> None:
+        """Begin to ask for the batch to train from `version` after batches of these `means`, until there is one."""
+        self._ask(partial(self._batch, version, means))
+
+    def ask_for_proxy(self) -> None:
+        """Begin to ask the proxy until it answers at all."""
+        self._ask(self._answer)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the batch or the answer that was asked for has arrived. Read it under `changed`."""
+        return self._is_ready
+
+    def undecided_for(self, now: float) -> float:
+        """Return the seconds left after `now` (of `time.monotonic`) for the proxy to say that it has a batch; 0 if it
+        has answered or took too long. Call it under `changed`."""
+        return 0.0 if self._undecided_until is None else max(0.0, self._undecided_until - now)
+
+    def take(self, version: int, means: RunningMeans) -> ClaimedBatch | None:
+        """Wait for the batch that was asked for, with this version and these means, and return it. Raises what
+        `BatchSource.take` raised."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ready)
+            found, self._found = self._found, None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        """End the thread without waiting for the proxy. A batch that arrives later is given back or its lease
+        expires."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _ask(self, what: Callable[[], ClaimedBatch | None]) -> None:
+        with self._changed:
+            self._asked, self._is_ready, self._found = what, False, None
+            self._undecided_until = time.monotonic() + DECIDED_WITHIN
+            self._changed.notify_all()
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def _work(self) -> None:
+        while (asked := self._next()) is not None:
+            found: ClaimedBatch | Exception | None
+            try:
+                found = asked()
+            except Exception as error:  # noqa: BLE001 - raised again where the batch is taken
+                found = error
+            with self._changed:
+                self._undecided_until, self._found, self._is_ready = None, found, True
+                self._changed.notify_all()
+
+    def _next(self) -> Callable[[], ClaimedBatch | None] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._asked is not None)
+            asked, self._asked = self._asked, None
+            return None if self._ended else asked
+
+    def _batch(self, version: int, means: RunningMeans) -> ClaimedBatch | None:
+        """Return the batch, None only at the end."""
+        batch, waits = None, False
+        while batch is None and not self._ended:
+            with suppress(ProxySilent):
+                batch = self._source.take(version, means, waits=waits)
+            if batch is None:
+                self._decided()
+            waits = True
+        if self._ended:
+            self._claims.give_back()
+        return batch
+
+    def _answer(self) -> None:
+        self._decided()
+        while not self._ended:
+            with suppress(ProxySilent):
+                self._claims.await_proxy()
+                return
+
+    def _decided(self) -> None:
+        """Note that the proxy has no batch at once, and wake who waits for that."""
+        with self._changed:
+            self._undecided_until = None
+            self._changed.notify_all()

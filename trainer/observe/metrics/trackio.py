@@ -1,0 +1,38 @@
+"""Trackio: a local database, or what TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names; `trackio show` shows it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+from trainer.observe.metrics.sink import RunAbout, StepMetrics
+
+
+class TrackioSink:
+    """Runs there are known by their names alone, so the name has the id in it."""
+
+    def __init__(self, directory: Path, project: str) -> None:
+        self._directory = directory
+        self._project = project
+        self._run: Any = None
+
+    def open(self, run: RunAbout) -> None:
+        os.environ.setdefault("TRACKIO_DIR", str(self._directory))
+        library: Any = importlib.import_module("trackio")
+        self._run = library.init(
+            project=self._project,
+            name=f"{run.name}-{run.id}",
+            config=dict(run.config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def write(self, step: StepMetrics) -> None:
+        self._run.log(dict(step.metrics), step=step.version)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,81 @@
+"""Warn of an engine that does not compute what the trainer computes, and then pause the run; warn of answers from a
+distribution that the trainer does not know."""
+
+from __future__ import annotations
+
+import structlog
+
+from trainer.batching.answers import JudgedAnswers
+from trainer.batching.filters import Fault
+from trainer.claims.in_hand import ClaimsInHand
+from trainer.config import MismatchSettings
+from trainer.parallel.mesh import Ranks
+
+_log = structlog.get_logger("trainer")
+
+
+class GapWatch:
+    """Counts steps in a row in which the engine's log-probabilities were far from the trainer's.
+
+    `logprob_gap_fresh` is the mean absolute difference over the tokens of the head's own version, where age explains
+    nothing of it: engine and trainer compute different policies under one number. Steps without such tokens are not
+    counted, and do not end a row. Only the first rank counts, since only it has the figures.
+    """
+
+    def __init__(self, ranks: Ranks, claims: ClaimsInHand, settings: MismatchSettings) -> None:
+        self._ranks = ranks
+        self._claims = claims
+        self._settings = settings
+        self._to_warn = 0
+        self._to_pause = 0
+
+    def metrics(self, gap: float | None) -> dict[str, float]:
+        """Count a step with this gap (None: unknown), and return the metric that makes it a problem of the run."""
+        settings = self._settings
+        if gap is not None:
+            self._to_warn = _in_a_row(self._to_warn, gap, settings.warn_above)
+            self._to_pause = _in_a_row(self._to_pause, gap, settings.pause_above)
+        if gap is None or self._to_warn < settings.steps:
+            return {}
+        _log.warning(
+            "engine and trainer disagree: see that the engine serves the weights that it names, and their precision",
+            logprob_gap_fresh=gap,
+            warn_above=settings.warn_above,
+            steps=self._to_warn,
+        )
+        return {"mismatch_warning": gap}
+
+    def stepped(self, version: int, gap: float | None) -> None:
+        """Pause the run if it is time. `version` has been committed; its step had this gap. A collective."""
+        if self._ranks.from_first(lambda: self._to_pause >= self._settings.steps):
+            self._ranks.from_first(lambda: self._pause(version, gap))
+
+    def _pause(self, version: int, gap: float | None) -> None:
+        steps, self._to_pause, self._to_warn = self._to_pause, 0, 0
+        reason = (
+            f"engine and trainer disagree: in {steps} steps in a row, up to version {version}, their"
+            " log-probabilities under one version differed by more than trainer.mismatch.pause_above"
+            f" ({self._settings.pause_above:g}) nats a token, by {gap or 0.0:.3g} in the last. See that the engine"
+            " loads the versions that it names"
+            " (base-rl status), and its precision, quantisation and chat template; then resume the run"
+        )
+        _log.error("pausing the run", reason=reason)
+        self._claims.pause_run(reason)
+
+
+def _in_a_row(count: int, gap: float, bound: float) -> int:
+    """Return the steps in a row above the bound, this one included; 0 is no bound."""
+    return count + 1 if bound and gap > bound else 0
+
+
+def warn_of_cut_sampling(judged: JudgedAnswers) -> None:
+    """Say that answers are not trained because their sampling parameters cut the distribution."""
+    reasons = [turn.reason for turns in judged.masked.values() for turn in turns]
+    if count := reasons.count(Fault.SAMPLING.value):
+        _log.warning(
+            "answers drawn with top_p, top_k or min_p are not trained: the engine does not say how much they cut off."
+            ' Set run.sampling.mode = "override" to sample from the whole distribution, or'
+            ' trainer.algorithm.truncated_sampling = "train" to train them all the same',
+            answers=count,
+            of=judged.answers,
+        )

@@ -1,0 +1,92 @@
+"""What shows only over several batches: gradients that never come, for which the run is paused, and traffic that does
+not suit the baseline, for which there is a warning."""
+
+from __future__ import annotations
+
+import structlog
+
+from trainer.algorithm.advantages import Advantages
+from trainer.claims.in_hand import ClaimsInHand
+from trainer.config import Baseline
+from trainer.parallel.mesh import Ranks
+
+_LONGEST = 1500
+"""Characters of a failure in the reason of a pause: the proxy takes 2,000 in all."""
+
+_log = structlog.get_logger("trainer")
+
+_ENOUGH_BATCHES = 3
+"""Batches in a row without any group before this is called the traffic's way: one small batch may have none."""
+
+
+class GradientWatch:
+    """Counts batches in a row that could not be learnt from. One alone is skipped; after `pause_after` the weights,
+    the data or a function of the user's own are at fault, and further batches would only be lost.
+
+    Every rank counts the same. The pause itself is in the proxy's store, where it outlives this process.
+    """
+
+    def __init__(self, ranks: Ranks, claims: ClaimsInHand, pause_after: int) -> None:
+        self._ranks = ranks
+        self._claims = claims
+        self._pause_after = pause_after
+        self._in_a_row = 0
+
+    def learnt(self) -> None:
+        self._in_a_row = 0
+
+    def learnt_nothing(self, version: int, norm: float) -> None:
+        """Count a batch whose gradient, at the weights of `version`, was not finite or beyond its bound: of this
+        `norm`. Pause the run if it is time."""
+        self._count(
+            f"had no gradient to learn from at version {version} (norm of the last: {norm:g}). See what they were"
+            " rewarded with; lower trainer.optimizer.learning_rate; then resume the run"
+        )
+
+    def function_failed(self, version: int, failure: str) -> None:
+        """Count a batch on which a function of the user's own failed, and pause the run if it is time."""
+        _log.error("a function of the configuration failed: the batch is skipped", reason=failure)
+        self._count(
+            f"were not learnt from at version {version}: a function of the configuration failed"
+            f" ({failure[:_LONGEST]}). Correct it, restart the trainer, then resume the run"
+        )
+
+    def _count(self, what: str) -> None:
+        self._in_a_row += 1
+        if self._in_a_row < self._pause_after:
+            return
+        reason = f"{self._in_a_row} batches in a row {what}. A trainer that is restarted tries the same batches again"
+        self._in_a_row = 0
+        _log.error("pausing the run", reason=reason)
+        self._ranks.from_first(lambda: self._claims.pause_run(reason))
+
+
+class GroupWatch:
+    """Warn of a group baseline on traffic that has neither groups nor tasks.
+
+    This cannot be known at the start: agents decide what their sessions name.
+    """
+
+    def __init__(self, baseline: Baseline) -> None:
+        self._baseline = baseline
+        self._watches = baseline in (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
+        self._in_a_row = 0
+
+    def compared(self, advantages: Advantages) -> None:
+        """Count a batch; warn when it is the third in a row, and then not again until a batch has groups or tasks."""
+        fallbacks = advantages.fallbacks
+        if not self._watches or not fallbacks.rewarded:
+            return
+        if fallbacks.without_task < fallbacks.rewarded:
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._in_a_row == _ENOUGH_BATCHES:
+            _log.warning(
+                f"baseline {self._baseline.value} compares the sessions of a group, and none of the last"
+                f" {_ENOUGH_BATCHES} batches has a group of two: each session meets the mean of the whole run"
+                " instead, whatever its task. Attempt each task several times in one group (X-Base-RL-Group), or"
+                " name tasks (`task` of POST /v1/sessions); with neither, set trainer.algorithm.baseline ="
+                " running_mean and scale = running_std to say that this is meant",
+                trajectories=fallbacks.rewarded,
+            )
