@@ -26,8 +26,8 @@ from proxy.clock import Clock, system_clock
 from proxy.database import migrate
 from proxy.database.unit_of_work import Database
 from proxy.dialects import endpoints as chat_endpoints
-from proxy.dialects.messages import messages_endpoints
-from proxy.dialects.responses import responses_endpoints
+from proxy.dialects.messages import endpoints as messages_endpoints
+from proxy.dialects.responses import endpoints as responses_endpoints
 from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
 from proxy.engines.interface import Engine

@@ -11,11 +11,11 @@ from proxy.auth.http import principal
 from proxy.calls.call import Answer, Caller, Dialect, ModelCall, StreamHead
 from proxy.calls.generation import Generation
 from proxy.calls.service import ChatService
-from proxy.dialects.chat.chat import ChatCompletions
-from proxy.dialects.chat.wire import ChatCompletionBody, parse_chat_completion
-from proxy.dialects.completions.completions import Completions
-from proxy.dialects.completions.completions_request import CompletionBody, parse_completion
-from proxy.dialects.messages import messages_models
+from proxy.dialects.chat.dialect import ChatCompletions
+from proxy.dialects.chat.request import ChatCompletionBody, parse_chat_completion
+from proxy.dialects.completions.dialect import Completions
+from proxy.dialects.completions.request import CompletionBody, parse_completion
+from proxy.dialects.messages import models as messages_models
 from proxy.dialects.streaming import (
     EventStream,
     head_of,

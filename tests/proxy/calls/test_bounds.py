@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from proxy.calls.call import ModelCall
-from proxy.dialects.chat.wire import parse_chat_completion
-from proxy.dialects.completions.completions_request import parse_completion
-from proxy.dialects.messages.messages_history import read_history
-from proxy.dialects.messages.messages_request import parse_count_tokens, parse_messages
-from proxy.dialects.responses.responses_items import ItemReader
-from proxy.dialects.responses.responses_request import read_response_request
+from proxy.dialects.chat.request import parse_chat_completion
+from proxy.dialects.completions.request import parse_completion
+from proxy.dialects.messages.history import read_history
+from proxy.dialects.messages.request import parse_count_tokens, parse_messages
+from proxy.dialects.responses.items import ItemReader
+from proxy.dialects.responses.request import read_response_request
 from proxy.errors import InvalidRequest
 from proxy.settings import RequestSettings
 from proxy.tokens.template import ChatTemplate

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.proxy.calls.world import TOOLS, USER, World, open_world, output_ids, until
-from tests.proxy.dialects.chat.test_chat import chunks_of
+from tests.proxy.dialects.chat.test_dialect import chunks_of
 from tests.proxy.tokens.families import FAMILIES, load
 from tests.proxy.tokens.test_output import message, output_of
 

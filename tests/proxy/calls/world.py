@@ -24,8 +24,8 @@ from proxy.contract.policy import weight_label
 from proxy.contract.turn import Turn
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.dialects import endpoints as chat_endpoints
-from proxy.dialects.messages import messages_endpoints
-from proxy.dialects.responses import responses_endpoints
+from proxy.dialects.messages import endpoints as messages_endpoints
+from proxy.dialects.responses import endpoints as responses_endpoints
 from proxy.engines.interface import Engine, GenerateRequest
 from proxy.http import errors
 from proxy.sessions import endpoints as session_endpoints

@@ -12,8 +12,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from proxy.dialects import endpoints
-from proxy.dialects.messages import messages_endpoints
-from proxy.dialects.responses import responses_endpoints
+from proxy.dialects.messages import endpoints as messages_endpoints
+from proxy.dialects.responses import endpoints as responses_endpoints
 from proxy.errors import Conflict
 from proxy.http import errors
 from proxy.http.boundary import RequestBoundary

@@ -19,7 +19,7 @@ from proxy.calls.images import hint
 from proxy.contract.identifiers import TurnId, part_id, turn_of_part
 from proxy.contract.turn import FinishReason
 from proxy.dialects.fields import decode_element, list_at, object_at, plain, text_at
-from proxy.dialects.responses.responses_tools import SpecialTools, arguments_of, input_of, offered_name
+from proxy.dialects.responses.tools import SpecialTools, arguments_of, input_of, offered_name
 from proxy.errors import InvalidRequest, NotFound, UnsupportedParameter
 from proxy.tokens.canonical import text_of
 from proxy.tokens.tool_calls import ToolCall

@@ -10,8 +10,8 @@ import pydantic
 import pytest
 
 from proxy.contract.turn import ConstraintKind
-from tests.proxy.calls.anthropic_client import ASKED, TOOL, answer, ask, sdk
 from tests.proxy.calls.world import CALL, USER, World
+from tests.proxy.dialects.messages.anthropic_client import ASKED, TOOL, answer, ask, sdk
 
 SCHEMA: Any = {"type": "object", "properties": {"total": {"type": "integer"}}, "required": ["total"]}
 FORMAT: Any = {"type": "json_schema", "schema": SCHEMA}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.calls.call import AnswerFormat, ToolChoice, ToolUse
-from proxy.dialects.chat.wire import parse_chat_completion
+from proxy.dialects.chat.request import parse_chat_completion
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 USER = {"role": "user", "content": "x"}

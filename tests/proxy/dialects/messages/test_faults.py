@@ -13,8 +13,8 @@ import pytest
 
 from proxy.errors import EngineFailed, EngineTimeout, EngineUnavailable
 from proxy.tokens.template import ChatTemplate
-from tests.proxy.calls.anthropic_client import ASKED, PATH, TOOL, ask, read_events, sdk
 from tests.proxy.calls.world import CALL, World, listening, open_world, output_ids, until
+from tests.proxy.dialects.messages.anthropic_client import ASKED, PATH, TOOL, ask, read_events, sdk
 from tests.running_app import bearer
 
 NAMED = {"x-base-rl-session": "job"}

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.calls.call import Answer, ModelCall, StreamHead
-from proxy.dialects.responses.responses_items import output_items
-from proxy.dialects.responses.responses_object import response_object, response_status, usage_of
-from proxy.dialects.responses.responses_stream import ResponseStream
-from proxy.dialects.responses.responses_tools import special_tools
+from proxy.dialects.responses.items import output_items
+from proxy.dialects.responses.response import response_object, response_status, usage_of
+from proxy.dialects.responses.stream import ResponseStream
+from proxy.dialects.responses.tools import special_tools
 
 
 class Responses:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from proxy.calls.call import Answer, CallDelta, Choice, Delta, ModelCall, ReasoningDelta, RequestedSampling, TextDelta
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import FinishReason
-from proxy.dialects.responses.responses import Responses
+from proxy.dialects.responses.dialect import Responses
 from proxy.dialects.streaming import head_of, whole_stream
 from proxy.errors import EngineFailed
 from proxy.tokens.template import ChatTemplate

@@ -8,8 +8,8 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.proxy.calls.anthropic_client import ASKED, TOOL, ask, sdk
 from tests.proxy.calls.world import USER, World
+from tests.proxy.dialects.messages.anthropic_client import ASKED, TOOL, ask, sdk
 
 COUNT = "/v1/messages/count_tokens"
 RESULT: Any = {"type": "tool_result", "tool_use_id": "c", "content": "42"}

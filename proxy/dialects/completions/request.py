@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from proxy.calls.bounds import DEFAULT_BOUNDS
 from proxy.calls.call import ModelCall
-from proxy.dialects.chat.wire import StreamOptions
+from proxy.dialects.chat.request import StreamOptions
 from proxy.dialects.fields import decode_body, unknown_fields
 from proxy.dialects.sampling_fields import SamplingFields
 from proxy.errors import InvalidRequest, UnsupportedParameter

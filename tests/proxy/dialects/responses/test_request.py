@@ -17,9 +17,9 @@ from proxy.calls.remembered import Remembered
 from proxy.contract.identifiers import new_turn_id, part_id, turn_of_part
 from proxy.contract.turn import FinishReason
 from proxy.dialects.fields import decode_listing
-from proxy.dialects.responses.responses_items import input_items, output_items, references
-from proxy.dialects.responses.responses_request import ItemMemory, ResponseBody, parse_response_request
-from proxy.dialects.responses.responses_tools import special_tools
+from proxy.dialects.responses.items import input_items, output_items, references
+from proxy.dialects.responses.request import ItemMemory, ResponseBody, parse_response_request
+from proxy.dialects.responses.tools import special_tools
 from proxy.errors import InvalidRequest, NotFound, UnsupportedParameter
 from proxy.tokens.tool_calls import ToolCall
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.calls.call import Answer, CallDelta, Delta, ModelCall, ReasoningDelta, StreamHead, TextDelta, TokenLogprob
 from proxy.dialects.events import PING, event
-from proxy.dialects.responses.responses_items import (
+from proxy.dialects.responses.items import (
     Item,
     call_item,
     message_item,
@@ -17,8 +17,8 @@ from proxy.dialects.responses.responses_items import (
     text_part,
     wire_logprobs,
 )
-from proxy.dialects.responses.responses_object import response_object, response_status, usage_of
-from proxy.dialects.responses.responses_tools import special_tools
+from proxy.dialects.responses.response import response_object, response_status, usage_of
+from proxy.dialects.responses.tools import special_tools
 
 _REASONING = "response.reasoning_text"
 _TEXT = "response.output_text"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.calls.call import Answer, Choice, Delta, ModelCall, StreamHead, TextDelta, TokenLogprob, marks
-from proxy.dialects.chat.chat import own_turn, wire_usage
+from proxy.dialects.chat.dialect import own_turn, wire_usage
 from proxy.dialects.events import DONE, PING, event
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from proxy.contract.turn import ConstraintKind
 from tests.proxy.calls.world import World, open_world, output_ids
-from tests.proxy.dialects.responses.test_responses_stream import events_of, kinds
+from tests.proxy.dialects.responses.test_stream import events_of, kinds
 from tests.proxy.tokens.families import load
 
 CALCULATOR: Any = {"type": "function", "name": "calculator", "parameters": {"type": "object"}}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.tokens.template import ChatTemplate
-from tests.proxy.calls.anthropic_client import ASKED, TOOL, answer, ask, events, sdk
 from tests.proxy.calls.world import CALL, USER, World, open_world, output_ids
+from tests.proxy.dialects.messages.anthropic_client import ASKED, TOOL, answer, ask, events, sdk
 from tests.proxy.tokens.families import FAMILIES, load
 from tests.proxy.tokens.models import MARKERS, byte_level_tokenizer, write_model
 

@@ -17,7 +17,7 @@ from proxy.calls.call import (
     TokenLogprob,
     marks,
 )
-from proxy.dialects.chat.wire_tools import speaks_old
+from proxy.dialects.chat.tools import speaks_old
 from proxy.dialects.events import DONE, PING, event
 from proxy.tokens.tool_calls import ToolCall
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from proxy.calls.call import AnswerFormat, ModelCall, ToolChoice, ToolUse
-from proxy.dialects.messages.messages_request import parse_count_tokens, parse_messages
+from proxy.dialects.messages.request import parse_count_tokens, parse_messages
 from proxy.errors import InvalidRequest, UnsupportedParameter
-from tests.proxy.calls.anthropic_client import ASKED, TOOL, ask
 from tests.proxy.calls.world import World
+from tests.proxy.dialects.messages.anthropic_client import ASKED, TOOL, ask
 
 SCHEMA: Any = {"type": "object", "properties": {"total": {"type": "integer"}}}
 

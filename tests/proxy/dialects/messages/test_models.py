@@ -8,10 +8,10 @@ import anthropic
 import pytest
 from anthropic.types import ModelInfo
 
-from proxy.dialects.messages.messages_models import page
+from proxy.dialects.messages.models import page
 from proxy.errors import InvalidRequest
-from tests.proxy.calls.anthropic_client import sdk
 from tests.proxy.calls.world import World
+from tests.proxy.dialects.messages.anthropic_client import sdk
 
 VERSION = {"anthropic-version": "2023-06-01"}
 FIVE: list[Any] = [{"id": name, "created": 1_700_000_000} for name in "abcde"]

@@ -17,10 +17,10 @@ from proxy.calls.recorded import RecordedAnswers, answer_of
 from proxy.contract.identifiers import turn_of_part
 from proxy.contract.turn import TurnState
 from proxy.dialects.endpoints import PREFIXES, answer, caller, chat_of
-from proxy.dialects.responses.responses import Responses, recorded_response
-from proxy.dialects.responses.responses_items import Item, input_items, output_items
-from proxy.dialects.responses.responses_request import ResponseBody, UnresolvedReferences, read_response_request
-from proxy.dialects.responses.responses_tools import special_tools
+from proxy.dialects.responses.dialect import Responses, recorded_response
+from proxy.dialects.responses.items import Item, input_items, output_items
+from proxy.dialects.responses.request import ResponseBody, UnresolvedReferences, read_response_request
+from proxy.dialects.responses.tools import special_tools
 from proxy.dialects.streaming import json_response
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied, PreviousResponseNotFound, UnsupportedParameter
 from proxy.http.openapi import described

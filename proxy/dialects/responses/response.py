@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.calls.call import Answer, Choice, StreamHead, marks
 from proxy.contract.turn import FinishReason
-from proxy.dialects.responses.responses_items import Item
+from proxy.dialects.responses.items import Item
 
 _ECHOED: dict[str, Any] = {
     "background": False,

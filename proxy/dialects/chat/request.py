@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists
 from proxy.calls.call import ModelCall, ToolChoice
 from proxy.calls.conversation import WireMessages
-from proxy.dialects.chat import wire_schemas
-from proxy.dialects.chat.wire_messages import read_message
-from proxy.dialects.chat.wire_tools import (
+from proxy.dialects.chat import schemas
+from proxy.dialects.chat.messages import read_message
+from proxy.dialects.chat.tools import (
     Function,
     read_answer_format,
     read_old_tool_choice,
@@ -44,13 +44,13 @@ class ChatCompletionBody(SamplingFields):
     """
 
     model: str
-    messages: Annotated[list[Any], WithJsonSchema(wire_schemas.MESSAGES)] = Field(min_length=1)
-    tools: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.TOOLS)] = None
-    tool_choice: Annotated[Any, WithJsonSchema(wire_schemas.TOOL_CHOICE)] = None
+    messages: Annotated[list[Any], WithJsonSchema(schemas.MESSAGES)] = Field(min_length=1)
+    tools: Annotated[list[Any] | None, WithJsonSchema(schemas.TOOLS)] = None
+    tool_choice: Annotated[Any, WithJsonSchema(schemas.TOOL_CHOICE)] = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Any] | None, WithJsonSchema(wire_schemas.FUNCTIONS)] = None
-    function_call: Annotated[Any, WithJsonSchema(wire_schemas.FUNCTION_CALL)] = None
-    response_format: Annotated[Any, WithJsonSchema(wire_schemas.RESPONSE_FORMAT)] = None
+    functions: Annotated[list[Any] | None, WithJsonSchema(schemas.FUNCTIONS)] = None
+    function_call: Annotated[Any, WithJsonSchema(schemas.FUNCTION_CALL)] = None
+    response_format: Annotated[Any, WithJsonSchema(schemas.RESPONSE_FORMAT)] = None
     n: int | None = Field(default=None, ge=1, le=128)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)

@@ -11,9 +11,9 @@ from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists, check_tools
 from proxy.calls.call import AnswerFormat, ModelCall, PreviousAnswer
 from proxy.calls.remembered import Remembered
 from proxy.contract.identifiers import TurnId
-from proxy.dialects.chat import wire_schemas
+from proxy.dialects.chat import schemas
 from proxy.dialects.fields import decode_listing, list_at, object_at, plain, text_at, unknown_fields
-from proxy.dialects.responses.responses_items import (
+from proxy.dialects.responses.items import (
     Item,
     ItemReader,
     ReadItems,
@@ -21,7 +21,7 @@ from proxy.dialects.responses.responses_items import (
     UnknownItem,
     references,
 )
-from proxy.dialects.responses.responses_tools import read_tool_choice, read_tools
+from proxy.dialects.responses.tools import read_tool_choice, read_tools
 from proxy.dialects.sampling_fields import SamplingFields
 from proxy.dialects.template_arguments import read_template_arguments
 from proxy.errors import InvalidRequest, UnsupportedParameter
@@ -38,7 +38,7 @@ class ResponseBody(SamplingFields):
     """
 
     model: str
-    input: Annotated[Any, WithJsonSchema(wire_schemas.RESPONSES_INPUT)] = None
+    input: Annotated[Any, WithJsonSchema(schemas.RESPONSES_INPUT)] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -105,7 +105,7 @@ def parse_response_request(
     bounds: RequestSettings = DEFAULT_BOUNDS,
 ) -> ModelCall:
     """The items of `value["input"]` are as they came (`fields.decode_listing`). `referenced` are those that
-    `item_reference` names (`responses_items.references`), `known` the arguments that the model's template reads.
+    `item_reference` names (`items.references`), `known` the arguments that the model's template reads.
 
     Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured,
     UnknownItem for a reference to nothing.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.messages.messages_history import read_history
+from proxy.dialects.messages.history import read_history
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 ASK: Any = {"role": "user", "content": "Hi."}

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from proxy.auth.http import principal
 from proxy.calls.call import ModelCall
 from proxy.dialects.endpoints import PREFIXES, answer, caller, chat_of, warning_header
-from proxy.dialects.messages.messages import Messages
-from proxy.dialects.messages.messages_request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
+from proxy.dialects.messages.dialect import Messages
+from proxy.dialects.messages.request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
 from proxy.dialects.streaming import json_response
 from proxy.errors import UnsupportedParameter
 from proxy.http.anthropic import request_id_of

@@ -13,11 +13,11 @@ import pytest
 from proxy.calls.call import Answer, CallDelta, Choice, ModelCall, RequestedSampling
 from proxy.contract.identifiers import new_session_id, new_turn_id
 from proxy.contract.turn import FinishReason
-from proxy.dialects.messages.messages import Messages
+from proxy.dialects.messages.dialect import Messages
 from proxy.dialects.streaming import head_of, whole_stream
 from proxy.tokens.tool_calls import ToolCall
-from tests.proxy.calls.anthropic_client import ASKED, TOOL, answer, ask, events, read_events, sdk
 from tests.proxy.calls.world import CALL, USER, World, output_ids
+from tests.proxy.dialects.messages.anthropic_client import ASKED, TOOL, answer, ask, events, read_events, sdk
 
 UNUSED = {
     "cache_creation": None,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.contract.arrays import unpack_ids
-from proxy.dialects.completions.completions_request import parse_completion
+from proxy.dialects.completions.request import parse_completion
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from tests.proxy.calls.test_choices import turns_of
 from tests.proxy.calls.world import USER, World, output_ids
