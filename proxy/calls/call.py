@@ -12,7 +12,7 @@ from proxy.auth.service import Principal
 from proxy.contract.identifiers import SessionId, TurnId
 from proxy.contract.turn import FinishReason
 from proxy.limits.share import Standing
-from proxy.tokens.tool_calls import ToolCall
+from proxy.tokens.formats import ToolCall
 
 
 class RequestedSampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Tool calls as structural formats: what a model has to write, to the letter, for a call to be one.
 
-The counterpart of `proxy.tokens.tool_calls`, which reads them. Formats are those of `proxy.engines.structural_tag`.
+The counterpart of `proxy.tokens.formats`, which reads them. Formats are those of `proxy.grammars.structural_tag`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from proxy.engines.grammars import MOST_WHITESPACE
-from proxy.engines.schemas import SchemaRefused, referenced
-from proxy.engines.structural_tag import xml_kinds
-from proxy.tokens.tool_calls import hermes, llama3_json, mistral, qwen3_coder
+from proxy.grammars.schemas import SchemaRefused, referenced
+from proxy.grammars.structural_tag import xml_kinds
+from proxy.tokens.formats import hermes, llama3_json, mistral, qwen3_coder
 
 Format = dict[str, Any]
 

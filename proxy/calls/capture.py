@@ -15,10 +15,10 @@ from proxy.contract.turn import FinishReason, SamplingParameters, Turn, TurnStat
 from proxy.engines.interface import EngineChunk, EngineFinish
 from proxy.errors import InvalidEngineReply
 from proxy.tokens.detokenizer import TokenDecoder
+from proxy.tokens.formats import ToolCall
 from proxy.tokens.output import Event, OutputFormat
 from proxy.tokens.reasoning import Reasoning
 from proxy.tokens.stop_strings import StopTrimmer
-from proxy.tokens.tool_calls import ToolCall
 
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinities; OpenAI writes this for a token without probability."""

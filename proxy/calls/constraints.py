@@ -23,13 +23,13 @@ from proxy.calls.call_formats import (
     text_or_calls,
 )
 from proxy.contract.turn import Constraint, ConstraintKind
-from proxy.engines.schemas import FORMATS, UNENFORCED, SchemaRefused, check_schema, referenced
-from proxy.engines.structural_tag import structural_tag
 from proxy.errors import UnsupportedParameter
+from proxy.grammars.schemas import FORMATS, UNENFORCED, SchemaRefused, check_schema, referenced
+from proxy.grammars.structural_tag import structural_tag
 from proxy.tokens import reasoning
+from proxy.tokens.formats import mistral
 from proxy.tokens.output import OutputFormat
 from proxy.tokens.template import ChatTemplate
-from proxy.tokens.tool_calls import mistral
 
 MOST_CHARACTERS = 1 << 20
 """Of a constraint: engines take no longer ones."""

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.bounded_cache import BoundedCache
 from proxy.contract.turn import Constraint, ConstraintKind
-from proxy.engines.structural_tag import LARK_HEAD
+from proxy.grammars.structural_tag import LARK_HEAD
 
 MOST_CHARACTERS = 1 << 20
 MOST_LINES = 2000

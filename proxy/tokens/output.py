@@ -10,8 +10,8 @@ import msgspec
 
 from proxy.settings import ReasoningParserName, ToolParserName
 from proxy.tokens import reasoning
+from proxy.tokens.formats import TOOL_FORMATS, CallParser, ToolCall, ToolFormat, Tools
 from proxy.tokens.reasoning import Reasoning, ReasoningParser
-from proxy.tokens.tool_calls import TOOL_FORMATS, CallParser, ToolCall, ToolFormat, Tools
 
 Event = str | Reasoning | ToolCall
 

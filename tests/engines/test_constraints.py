@@ -15,8 +15,8 @@ import pytest
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.engines.interface import EngineFinish, GenerateRequest, PauseMode
 from proxy.engines.sglang import SglangEngine
-from proxy.engines.structural_tag import structural_tag
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.grammars.structural_tag import structural_tag
 from tests.engines.conftest import Models, Reference, Server
 from tests.engines.generating import END_ID, PROMPT, Answer, ask, collect, gather, open_stream
 from tests.engines.tiny_model import make_tokenizer

@@ -10,10 +10,10 @@ import pytest
 
 from proxy.contract.turn import Constraint, ConstraintKind, SamplingParameters
 from proxy.engines.grammars import constraint_for
-from proxy.engines.schemas import SchemaRefused, check_for_xgrammar, check_schema
 from proxy.engines.sglang import sampling_body
-from proxy.engines.structural_tag import LARK_HEAD, StructuralTagUnsupported, lark_of, structural_tag
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.grammars.schemas import SchemaRefused, check_for_xgrammar, check_schema
+from proxy.grammars.structural_tag import LARK_HEAD, StructuralTagUnsupported, lark_of, structural_tag
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 

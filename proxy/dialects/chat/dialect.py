@@ -19,7 +19,7 @@ from proxy.calls.call import (
 )
 from proxy.dialects.chat.tools import speaks_old
 from proxy.dialects.events import DONE, PING, event
-from proxy.tokens.tool_calls import ToolCall
+from proxy.tokens.formats import ToolCall
 
 
 class ChatCompletions:

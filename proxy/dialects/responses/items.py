@@ -22,7 +22,7 @@ from proxy.dialects.fields import decode_element, list_at, object_at, plain, tex
 from proxy.dialects.responses.tools import SpecialTools, arguments_of, input_of, offered_name
 from proxy.errors import InvalidRequest, NotFound, UnsupportedParameter
 from proxy.tokens.canonical import text_of
-from proxy.tokens.tool_calls import ToolCall
+from proxy.tokens.formats import ToolCall
 
 Item = dict[str, Any]
 Message = dict[str, Any]

@@ -20,9 +20,9 @@ from proxy.calls.constraints import AnswerConstraints
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.engines.grammars import constraint_for
 from proxy.errors import UnsupportedParameter
+from proxy.tokens.formats import ToolCall
 from proxy.tokens.output import OutputFormat, output_format
 from proxy.tokens.reasoning import Reasoning
-from proxy.tokens.tool_calls import ToolCall
 from tests.proxy.tokens.families import FAMILIES, load
 
 STEPS = 3000

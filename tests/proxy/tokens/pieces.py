@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
+from proxy.tokens.formats import ToolCall
 from proxy.tokens.output import Event
 from proxy.tokens.reasoning import Reasoning
-from proxy.tokens.tool_calls import ToolCall
 
 
 class Parser(Protocol):

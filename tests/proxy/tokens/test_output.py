@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import InvalidRequest
+from proxy.tokens.formats import TOOL_FORMATS, ToolCall
 from proxy.tokens.output import Event, OutputFormat, output_format
 from proxy.tokens.reasoning import Reasoning
 from proxy.tokens.template import ChatTemplate
-from proxy.tokens.tool_calls import TOOL_FORMATS, ToolCall
 from tests.proxy.tokens.families import FAMILIES, load
 from tests.proxy.tokens.pieces import cut, text_and_calls, told
 

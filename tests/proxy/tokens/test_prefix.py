@@ -13,9 +13,9 @@ from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation
 from proxy.tokens.canonical import answered_hashes, conversation_hashes, normalise, tools_hash
 from proxy.tokens.detokenizer import TokenDecoder
+from proxy.tokens.formats.hermes import HermesParser
 from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, plan_branch, plan_continuation
 from proxy.tokens.template import ChatTemplate
-from proxy.tokens.tool_calls.hermes import HermesParser
 from tests.proxy.tokens.pieces import text_and_calls, told
 
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]

@@ -15,7 +15,7 @@ from proxy.contract.identifiers import new_session_id, new_turn_id
 from proxy.contract.turn import FinishReason
 from proxy.dialects.messages.dialect import Messages
 from proxy.dialects.streaming import head_of, whole_stream
-from proxy.tokens.tool_calls import ToolCall
+from proxy.tokens.formats import ToolCall
 from tests.proxy.calls.world import CALL, USER, World, output_ids
 from tests.proxy.dialects.messages.anthropic_client import ASKED, TOOL, answer, ask, events, read_events, sdk
 

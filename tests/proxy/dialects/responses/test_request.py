@@ -21,7 +21,7 @@ from proxy.dialects.responses.items import input_items, output_items, references
 from proxy.dialects.responses.request import ItemMemory, ResponseBody, parse_response_request
 from proxy.dialects.responses.tools import special_tools
 from proxy.errors import InvalidRequest, NotFound, UnsupportedParameter
-from proxy.tokens.tool_calls import ToolCall
+from proxy.tokens.formats import ToolCall
 
 TURN = new_turn_id()
 OTHER = new_turn_id()

@@ -24,8 +24,8 @@ from proxy.contract.turn import FinishReason
 from proxy.dialects.responses.dialect import Responses
 from proxy.dialects.streaming import head_of, whole_stream
 from proxy.errors import EngineFailed
+from proxy.tokens.formats import ToolCall
 from proxy.tokens.template import ChatTemplate
-from proxy.tokens.tool_calls import ToolCall
 from tests.proxy.calls.world import CALL, World, listening, open_world, until
 from tests.running_app import bearer
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import re
 
-from proxy.tokens.tool_calls.calls import CallParser, NamedArguments, Tools
-from proxy.tokens.tool_calls.values import ParameterSchemas
+from proxy.tokens.formats.calls import CallParser, NamedArguments, Tools
+from proxy.tokens.formats.values import ParameterSchemas
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"

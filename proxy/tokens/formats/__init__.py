@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from proxy.tokens.tool_calls import hermes, llama3_json, mistral, qwen3_coder
-from proxy.tokens.tool_calls.calls import CallParser, Event, ToolCall, Tools
+from proxy.tokens.formats import hermes, llama3_json, mistral, qwen3_coder
+from proxy.tokens.formats.calls import CallParser, Event, ToolCall, Tools
 
 __all__ = ["TOOL_FORMATS", "CallParser", "Event", "ToolCall", "ToolFormat", "Tools"]
 

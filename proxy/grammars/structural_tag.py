@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.engines.schemas import referenced
+from proxy.grammars.schemas import referenced
 
 Format = Mapping[str, Any]
 

@@ -7,8 +7,8 @@ JSON answers stream as the text that they are.
 
 from __future__ import annotations
 
+from proxy.tokens.formats.calls import CallParser, Tools, json_call
 from proxy.tokens.scanning import JsonEnd
-from proxy.tokens.tool_calls.calls import CallParser, Tools, json_call
 
 TAG = "<|python_tag|>"
 _FIRST_KEYS = ('"name"', '"type"', '"parameters"', '"arguments"')

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.tokens.tool_calls.values import ParameterSchemas
+from proxy.tokens.formats.values import ParameterSchemas
 
 MANY = {"anyOf": [{"$ref": "#"}] * 50}
 

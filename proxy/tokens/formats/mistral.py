@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
+from proxy.tokens.formats.calls import CallParser, NamedArguments, Tools, json_arguments, json_call, json_calls
 from proxy.tokens.scanning import JsonEnd
-from proxy.tokens.tool_calls.calls import CallParser, NamedArguments, Tools, json_arguments, json_call, json_calls
 
 OPEN = "[TOOL_CALLS]"
 CALL_ID = "[CALL_ID]"

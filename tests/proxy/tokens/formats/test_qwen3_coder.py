@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.tokens.tool_calls.qwen3_coder import Qwen3CoderParser
+from proxy.tokens.formats.qwen3_coder import Qwen3CoderParser
 from tests.proxy.tokens.pieces import text_and_calls, told
 
 TOOLS = [

@@ -6,7 +6,7 @@ not write there.
 
 from __future__ import annotations
 
-from proxy.tokens.tool_calls.calls import CallParser, json_call
+from proxy.tokens.formats.calls import CallParser, json_call
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"

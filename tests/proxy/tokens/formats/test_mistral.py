@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.tokens.tool_calls.mistral import MistralParser
+from proxy.tokens.formats.mistral import MistralParser
 from tests.proxy.tokens.pieces import text_and_calls, told
 
 LIST = '[{"name": "add", "arguments": {"a": "]"}, "id": "abc123XYZ"}, {"name": "go", "arguments": {}}]'

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from proxy.tokens.formats import TOOL_FORMATS, ToolCall
 from proxy.tokens.output import OutputFormat, OutputParser
-from proxy.tokens.tool_calls import TOOL_FORMATS, ToolCall
 from tests.proxy.tokens.pieces import cut, text_and_calls, told
 
 FORMATS = st.sampled_from(sorted(TOOL_FORMATS))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.tokens.tool_calls.calls import Tools
+from proxy.tokens.formats.calls import Tools
 
 _ANY = frozenset({"null", "boolean", "integer", "number", "object", "array", "string"})
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.tokens.tool_calls.llama3_json import Llama3JsonParser
+from proxy.tokens.formats.llama3_json import Llama3JsonParser
 from tests.proxy.tokens.pieces import text_and_calls, told
 
 CALL = '{"name": "add", "parameters": {"a": 1,  "b": "x;}"}}'

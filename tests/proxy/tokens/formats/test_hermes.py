@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.tokens.tool_calls import ToolCall
-from proxy.tokens.tool_calls.hermes import HermesParser
+from proxy.tokens.formats import ToolCall
+from proxy.tokens.formats.hermes import HermesParser
 from tests.proxy.tokens.pieces import text_and_calls, told
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1,  "b": [2.0, "x}"]}}\n</tool_call>'

@@ -1,0 +1,1 @@
+"""The language of constraints: JSON schemas that can be enforced, and structural tags. Pure."""
