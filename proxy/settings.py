@@ -1,7 +1,7 @@
 """The proxy's configuration: one TOML file, `BASE_RL_SECTION__KEY` in the environment, command-line overrides.
 
 Precedence: command line > environment > file > defaults. Unknown keys are refused. The `[trainer]` section belongs
-to the trainer, which validates it itself (`trainer/config.py`); here it is only carried past.
+to the trainer, which validates it itself (`trainer/config/`); here it is only carried past.
 """
 
 from __future__ import annotations

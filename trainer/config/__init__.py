@@ -1,0 +1,92 @@
+"""The trainer's configuration: the `[trainer]` section of a run's TOML file.
+
+Precedence: command line > environment (`BASE_RL_TRAINER__SECTION__KEY`) > file > defaults. Unknown keys are refused.
+The run's name, the proxy's address and the directories follow the proxy's own sections (`[run] name`, `[server]
+public_url` and `data_dir`) where the trainer's section does not name them. The parts of the algorithm that are not
+given are those of its preset (`trainer/algorithm/presets.py`).
+
+`[trainer.runs.NAME]` sections make one trainer train several runs: each gives the settings in which its run differs.
+"""
+
+from trainer.config.algorithm import AlgorithmSettings, FilterAction, FilterSettings, RewardSettings
+from trainer.config.batch import BatchSettings, Packing
+from trainer.config.layers import merge, parse_assignment
+from trainer.config.loading import load_runs, load_settings
+from trainer.config.models import (
+    AdapterPublish,
+    AdapterSettings,
+    Attention,
+    PipelineSchedule,
+    Precision,
+    ReferenceSettings,
+    TeacherSettings,
+)
+from trainer.config.observation import (
+    AuditSettings,
+    MetricsSettings,
+    MismatchSettings,
+    MlflowSettings,
+    ProfileSettings,
+    SinkName,
+    WandbSettings,
+)
+from trainer.config.optimizer import LearningRate, OptimizerSettings
+from trainer.config.parts import (
+    Baseline,
+    Correction,
+    Denominator,
+    Divergence,
+    PreferenceForm,
+    Proximal,
+    Scale,
+    Surrogate,
+    Truncated,
+    TruncatedSampling,
+)
+from trainer.config.run import OF_THE_PROCESS, TrainerSettings
+from trainer.config.section import CLEARED, is_cleared
+from trainer.config.weights import DiskWeights
+
+__all__ = [
+    "CLEARED",
+    "OF_THE_PROCESS",
+    "AdapterPublish",
+    "AdapterSettings",
+    "AlgorithmSettings",
+    "Attention",
+    "AuditSettings",
+    "Baseline",
+    "BatchSettings",
+    "Correction",
+    "Denominator",
+    "DiskWeights",
+    "Divergence",
+    "FilterAction",
+    "FilterSettings",
+    "LearningRate",
+    "MetricsSettings",
+    "MismatchSettings",
+    "MlflowSettings",
+    "OptimizerSettings",
+    "Packing",
+    "PipelineSchedule",
+    "Precision",
+    "PreferenceForm",
+    "ProfileSettings",
+    "Proximal",
+    "ReferenceSettings",
+    "RewardSettings",
+    "Scale",
+    "SinkName",
+    "Surrogate",
+    "TeacherSettings",
+    "TrainerSettings",
+    "Truncated",
+    "TruncatedSampling",
+    "WandbSettings",
+    "is_cleared",
+    "load_runs",
+    "load_settings",
+    "merge",
+    "parse_assignment",
+]
