@@ -1,10 +1,10 @@
-"""Mask the answers of a batch that were cut, that were drawn from a cut distribution or that a filter catches, or
-treat them as the algorithm chooses.
+"""Mask or drop the answers of a batch that were cut, drawn from a cut distribution, or caught by a filter.
 
-A masked answer stays in its sequence as context. Its tokens have no loss and are in no denominator; the other answers
-of its session keep their advantages, and the session's reward stays in its group's baseline. Leaving out a whole
-trajectory takes its reward out of the baseline too. A trajectory whose answers are all masked is compared with its
-group and then skipped, with the reason. A superseded answer has nothing of the session's reward: it is masked alone.
+A masked answer stays in its sequence as context. Its tokens have no loss and count in no denominator; the other
+answers of its session keep their advantages, and the session's reward stays in its group's baseline. Dropping a whole
+trajectory removes its reward from the baseline too. A trajectory whose answers are all masked is compared with its
+group and then skipped, with the reason. A superseded answer has no part in the session's reward, so it is masked
+alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.batching.staleness import Skip, is_trained
 from trainer.config import FilterAction, Truncated, TruncatedSampling
 
 SUPERSEDED = "superseded"
-"""The reason of an answer that the agent left behind for another one to the same prompt."""
+"""The reason for not training an answer: the agent went on with another answer to the same prompt."""
 
 _CUT = {Cut.LENGTH: Fault.LENGTH, Cut.INTERRUPTED: Fault.INTERRUPTED}
 _SKIPS = {
@@ -42,12 +42,12 @@ _SKIPS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedAnswers:
-    """The trajectories to compare, and what is found about their answers.
+    """The trajectories to compare, and the faults of their answers.
 
-    `compared` have the rewards that baselines and advantages are made from, `batch` has those that were given.
-    `faults[i]` are the turns of trajectory i to mask. `dropped` are left out before any comparison. `masked` says of
-    all sessions, dropped ones included, which turns are not trained and why. `answers` counts those that would be
-    trained, `cut` how many of them were cut, whatever is done about them.
+    `compared` has the rewards that baselines and advantages are made from; `batch` has the rewards as given.
+    `faults[i]` maps the turns of trajectory i to mask to their faults. `dropped` trajectories are removed before any
+    comparison. `masked` lists the turns that are not trained, with reasons, for all sessions including dropped ones.
+    `answers` counts the answers that would be trained without faults, `cut` those of them that were cut.
     """
 
     batch: Batch
@@ -59,9 +59,9 @@ class JudgedAnswers:
     cut: int
 
     def without_masked(self, advantages: Advantages) -> tuple[Batch, Advantages, tuple[tuple[Trajectory, Skip], ...]]:
-        """Return what is trained: the batch with its answers masked, its advantages, and what was left without any.
+        """Return the batch with its answers masked, its advantages, and the trajectories without any trained answer.
 
-        The running means in the advantages have seen every compared trajectory.
+        The running means in the advantages include every compared trajectory.
         """
         masked = [
             _with_masked(trajectory, faults)
@@ -77,7 +77,7 @@ class JudgedAnswers:
         return batch, advantages.only(kept).where(trained), emptied
 
     def metrics(self) -> dict[str, float]:
-        """Return how many answers there were, the share that was cut, and how many were masked, by reason."""
+        """Return the number of answers, the share that was cut, and the number masked for each reason."""
         reasons = Counter(turn.reason for turns in self.masked.values() for turn in turns)
         return {
             "answers": float(self.answers),
@@ -87,7 +87,7 @@ class JudgedAnswers:
 
 
 def judge(batch: Batch, algorithm: Algorithm) -> JudgedAnswers:
-    """Find the answers that are not to be trained as they are, and what the algorithm does about them."""
+    """Find the answers with faults, and sort the trajectories by what the algorithm does about these."""
     kept: list[int] = []
     compared: list[Trajectory] = []
     faults: list[Mapping[int, Fault]] = []
@@ -127,7 +127,7 @@ def judge(batch: Batch, algorithm: Algorithm) -> JudgedAnswers:
 
 
 def _left_behind(trajectory: Trajectory) -> list[int]:
-    """Return the superseded turns that are not trained, as they have no reward of their own."""
+    """Return the superseded turns that are not trained because they have no reward of their own."""
     return [
         number
         for number, turn in enumerate(trajectory.turns)
@@ -136,7 +136,7 @@ def _left_behind(trajectory: Trajectory) -> list[int]:
 
 
 def _faults(trajectory: Trajectory, algorithm: Algorithm) -> dict[int, Fault]:
-    """Return the turns that are not to be trained as they are, of those that would be."""
+    """Return the faults of the turns that would be trained otherwise, by number of the turn."""
     found: dict[int, Fault] = {}
     leaves_out_cut = algorithm.truncated in (Truncated.MASK, Truncated.DROP)
     leaves_out_sampling = algorithm.truncated_sampling is TruncatedSampling.MASK
@@ -153,7 +153,7 @@ def _faults(trajectory: Trajectory, algorithm: Algorithm) -> dict[int, Fault]:
 
 
 def _drops(fault: Fault, algorithm: Algorithm) -> bool:
-    """Whether an answer with this fault takes its whole trajectory out."""
+    """Whether an answer with this fault drops its whole trajectory."""
     if _SKIPS[fault] is Skip.TRUNCATED:
         return algorithm.truncated is Truncated.DROP
     if fault is Fault.SAMPLING:
@@ -162,7 +162,8 @@ def _drops(fault: Fault, algorithm: Algorithm) -> bool:
 
 
 def _as_compared(trajectory: Trajectory, algorithm: Algorithm) -> Trajectory:
-    """Return the trajectory with a reward of 0 for what was cut, if so chosen: its session's, and the turn's own."""
+    """Return the trajectory with the rewards for the comparison: with `truncated = "zero_reward"`, a cut answer sets
+    its turn's reward and its session's to 0."""
     if algorithm.truncated is not Truncated.ZERO_REWARD:
         return trajectory
     cut = [number for number, turn in enumerate(trajectory.turns) if is_trained(turn) and turn.cut is not None]
@@ -186,5 +187,5 @@ def _with_masked(trajectory: Trajectory, faults: Mapping[int, Fault]) -> Traject
 
 
 def _skip(faults: Mapping[int, Fault]) -> Skip:
-    """Return the reason of a trajectory that is left out: that of its last answer with a fault, where it ended."""
+    """Return why a trajectory is skipped: the fault of its last faulty answer, because there it ended."""
     return _SKIPS[faults[max(faults)]]

@@ -1,4 +1,4 @@
-"""Measures of a single answer that tell repetition and gibberish: pure functions of its tokens.
+"""Measures that recognise repetition and gibberish in a single answer: pure functions of its tokens.
 
 Axes: L tokens of the answer.
 """
@@ -16,9 +16,9 @@ from trainer.config import FilterSettings
 
 
 class Fault(StrEnum):
-    """The reason why an answer is not trained as it is: it was cut, its distribution was, or a filter caught it.
+    """The reason why an answer is not trained: it was cut, its distribution was cut, or a filter caught it.
 
-    Audits carry it.
+    Audits name it.
     """
 
     LENGTH = "length"
@@ -31,8 +31,8 @@ class Fault(StrEnum):
 def caught_by(turn: TrajectoryTurn, filters: FilterSettings) -> Fault | None:
     """Return the fault for which a filter catches the turn's answer; None if none does.
 
-    Redacted tokens are placeholders and are not measured. The log-probabilities of a constrained answer belong to
-    what its constraint left, where a token without an alternative has probability 1: only its ids are measured.
+    Redacted tokens are placeholders and are not measured. In a constrained answer a token without an alternative has
+    probability 1, so its log-probabilities are no sign of repetition: only its ids are measured.
     """
     if not filters.is_on:
         return None
@@ -51,9 +51,9 @@ def caught_by(turn: TrajectoryTurn, filters: FilterSettings) -> Fault | None:
 
 
 def repeated_share(ids: Sequence[int], n: int) -> float:
-    """Return the share of the answer's n-grams that stand earlier in it as well: 1 − distinct / all.
+    """Return the share of the answer's n-grams that also occur earlier in it: 1 − distinct / all.
 
-    0 for an answer of less than n + 1 tokens. The value is that of an answer's ids, so it needs no tokenizer.
+    0 for an answer of less than n + 1 tokens. It is computed from token ids, so it needs no tokenizer.
     """
     count = len(ids) - n + 1
     if count < 2:
@@ -63,7 +63,7 @@ def repeated_share(ids: Sequence[int], n: int) -> float:
 
 
 def longest_certain_run(logprobs_L: Sequence[float], probability: float) -> int:
-    """Return the length of the longest run of tokens that each were drawn with more than this probability.
+    """Return the length of the longest run of tokens that were each drawn with more than this probability.
 
     A model in a loop is nearly certain of every token, whatever the period of the loop (MiniMax-M1 2025, section 3.2,
     which ends a generation after 3,000 such tokens).
@@ -76,7 +76,7 @@ def longest_certain_run(logprobs_L: Sequence[float], probability: float) -> int:
 def lowest_mean_logprob(logprobs_L: Sequence[float], window: int) -> float:
     """Return the lowest mean log-probability, under the policy that drew them, of `window` consecutive tokens.
 
-    An answer that is shorter than the window has the mean of all its tokens. Raises ValueError for an empty one.
+    An answer shorter than the window has one window, itself. Raises ValueError for an empty answer.
     """
     if not logprobs_L:
         raise ValueError("an answer without tokens has no mean log-probability")

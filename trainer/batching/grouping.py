@@ -1,4 +1,4 @@
-"""Claims as one batch, and a batch as one flat list of trajectories, each with the index of its group."""
+"""Join claims into one batch, and flatten a batch into trajectories with the indices of their groups."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from proxy.contract.trajectory import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """`groups[i]` is equal for trajectories that attempt one task. `base_version` is the version trained from."""
+    """Trajectories for one step from `base_version`. `groups[i]` is equal for trajectories that attempt one task."""
 
     trajectories: tuple[Trajectory, ...]
     groups: tuple[int, ...]
     base_version: int
 
     def only(self, indices: Sequence[int]) -> Batch:
-        """Return the batch of these trajectories, in this order."""
+        """Return the batch with only the trajectories at these indices, in this order."""
         return Batch(
             trajectories=tuple(self.trajectories[index] for index in indices),
             groups=tuple(self.groups[index] for index in indices),
@@ -44,7 +44,8 @@ def flatten(groups: Sequence[TrajectoryGroup], base_version: int) -> Batch:
 
 
 def joined(claims: Sequence[ClaimedBatch]) -> ClaimedBatch:
-    """Return several claims as one batch, under the name of the first, with the newest reading of the engine."""
+    """Join several claims into one batch with the id of the first, the earliest end of a lease and the newest state
+    of the engine."""
     first, last = claims[0], claims[-1]
     return msgspec.structs.replace(
         first,

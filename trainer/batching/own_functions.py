@@ -1,4 +1,4 @@
-"""A batch as the user's own filter and advantage see it, and what they make of it."""
+"""Apply the user's own filter and advantage function to a batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _AS_POSTED = RewardSettings()
 
 
 def without_filtered(batch: Batch, algorithm: Algorithm) -> tuple[Batch, list[tuple[Trajectory, Skip]]]:
-    """Return the batch without the trajectories that the user's filter drops, and these; without a filter all of it.
+    """Return the batch without the trajectories that the user's filter drops, and the dropped ones with the reason.
 
-    Raises UserFunctionFailed.
+    Without a filter the batch is returned whole. Raises UserFunctionFailed.
     """
     if algorithm.filter is None or not batch.trajectories:
         return batch, []
@@ -34,10 +34,10 @@ def without_filtered(batch: Batch, algorithm: Algorithm) -> tuple[Batch, list[tu
 def with_own_advantages(
     assigned: Advantages, trajectories: Sequence[Trajectory], groups: Sequence[int], algorithm: Algorithm
 ) -> Advantages:
-    """Return `assigned` with the user's advantages, if the algorithm has such, in place of its own. A session's own
-    is the mean of its turns'; the running means stay, as they are those of rewards.
+    """Replace the advantages in `assigned` by those of the user's function, if the algorithm has one.
 
-    Raises UserFunctionFailed.
+    A session's advantage is the mean over its turns. The running means are means of rewards, so they stay. Raises
+    UserFunctionFailed.
     """
     if algorithm.advantage is None or not trajectories:
         return assigned
@@ -56,7 +56,8 @@ def sessions_of(
     rewards: Sequence[float | None],
     turn_rewards: RewardSettings,
 ) -> tuple[Session, ...]:
-    """Return the trajectories with these session rewards, and rewards of turns shaped by `turn_rewards`."""
+    """Convert trajectories to the sessions that user functions take, with these rewards. Rewards of turns are shaped
+    by `turn_rewards`."""
     return tuple(
         Session(
             id=trajectory.session_id,

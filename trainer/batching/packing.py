@@ -1,9 +1,9 @@
-"""Sequences into rows, rows into micro-batches.
+"""Lay out sequences in rows, and rows in micro-batches.
 
-- padded: a sequence a row, rows of similar length together. What is before a token is what it sees: no mask.
-- packed: several sequences a row; positions restart with each, and the model derives the document mask from them.
-  Rows are kept short (512 tokens or so), since attention under a mask costs the square of their length.
-- tree: a prefix that sequences share is computed once (`batching/tree.py`); where nothing is shared it is padded.
+- padded: one sequence in a row, rows of similar length together. A token sees all tokens before it: no mask.
+- packed: several sequences in a row; positions restart with each, and the model derives the document mask from them.
+  Rows are short (about 512 tokens), because attention under a mask costs the square of their length.
+- tree: a prefix that sequences share is computed once (`batching/tree.py`). Without shared prefixes, as padded.
 
 Axes: B rows, T tokens of the longest row, N trained tokens.
 """
@@ -31,19 +31,22 @@ from trainer.models.passes import Rows
 _Value = TypeVar("_Value")
 
 CERTAIN = -1e-5
-"""A token of a constrained turn whose log-probability is above this was the only one that could come."""
+"""A token of a constrained turn with a log-probability above this was the only one that the grammar allowed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MiniBatch:
-    """What one optimiser step learns from. `denominator` is the count that its summed loss is divided by. `rewards`
-    are those of its trajectories, by their index in the batch, where a critic makes the advantages of them."""
+    """The part of a batch that one optimiser step learns from.
+
+    The summed loss is divided by `denominator`. `rewards`, only for a critic, are the rewards that it makes the
+    advantages from, by index of the trajectory in the batch.
+    """
 
     micro_batches: tuple[MicroBatch, ...]
     denominator: int
     rewards: Mapping[int, RewardTree] = field(default_factory=dict)
     rewarded: frozenset[int] = frozenset()
-    """Trajectories with a reward, by their index in the batch; only where advantages are normalised over tokens."""
+    """Indices in the batch of the trajectories with a reward; only for advantages that are normalised over tokens."""
 
     @property
     def trained_tokens(self) -> int:
@@ -52,18 +55,22 @@ class MiniBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """What one forward and backward takes. Per trained token: `predictor_N` is where it is predicted, an index into
-    the flattened BT (that of the token before it in its sequence; sequences that share their past share it);
-    `trajectory_N` indexes the batch, `turn_N` its trajectory's turns, `answer_N` the answers in this micro-batch,
-    each whole in it; `staleness_N` is in versions. `reach_BT` is where in its row the tokens end that see a token
-    (`batching/tree.py`); None: positions say it all. `lengths_B` are those of the rows without padding,
-    `sequence_tokens` those of all sequences, which are more where prefixes are shared.
-    `altered_N` marks tokens that were drawn from another distribution than the policy's own at that temperature: a
-    grammar, a penalty or a bias had changed it, or top-p and the like had cut it. `forced_N` marks tokens to which a
-    grammar left no alternative: they have no advantage, since nobody chose them. With a critic there are no
-    advantages yet.
+    """The tensors of one forward and backward pass.
 
-    `learns` false: there is no gradient, so a forward pass for the record is all that it takes."""
+    Per trained token: `predictor_N` is the index into the flattened BT of the token before it in its sequence, where
+    it is predicted (sequences that share a prefix share it); `trajectory_N` indexes the batch, `turn_N` the turns of
+    that trajectory, `answer_N` the answers in this micro-batch, each of which it contains whole; `staleness_N` is in
+    versions. `altered_N` marks tokens that were drawn from another distribution than the policy's own at that
+    temperature: a grammar, a penalty or a bias changed it, or top-p, top-k or min-p cut it. `forced_N` marks tokens
+    to which a grammar left no alternative: the policy did not choose them, so their advantage is 0. With a critic,
+    `advantages_N` holds no advantages yet.
+
+    `reach_BT` is the index in its row where the tokens that see a token end (`batching/tree.py`); None if positions
+    alone define the mask. `lengths_B` are the lengths of the rows without padding. `sequence_tokens` is the sum of
+    the lengths of all sequences, which is larger if they share prefixes.
+
+    `learns` is False for a micro-batch without any gradient: it needs a forward pass only, for the record.
+    """
 
     learns: bool
     input_ids_BT: Tensor
@@ -85,7 +92,7 @@ class MicroBatch:
 
     @property
     def rows(self) -> Rows:
-        """What a policy scores of it."""
+        """The tensors that a policy needs to score the trained tokens."""
         return Rows(
             self.input_ids_BT,
             self.position_ids_BT,
@@ -96,10 +103,10 @@ class MicroBatch:
         )
 
     def at_temperature_one(self) -> MicroBatch:
-        """Return the micro-batch for a policy that is trained as it is at temperature 1.
+        """Return the micro-batch for training the policy's distribution at temperature 1.
 
-        What acted on tokens drawn at another temperature is then another distribution, as with a penalty: its
-        log-probabilities weigh the gradient, and are no measure of the engine or of a proximal policy.
+        Tokens that were drawn at another temperature then come from another distribution, as with a penalty: their
+        recorded log-probabilities weigh the gradient, but do not measure the engine or a proximal policy.
         """
         return replace(
             self,
@@ -122,8 +129,11 @@ def mini_batches(
     settings: BatchSettings,
     algorithm: Algorithm,
 ) -> list[MiniBatch]:
-    """The parts of a batch that are learnt from one after the other. Trajectories are dealt out in turn, so that a
-    group's members are spread; a part from which nothing would be learnt joins the one before it."""
+    """Divide a batch into the mini-batches of its optimiser steps.
+
+    Trajectories are dealt out in turn, which spreads the members of a group over the mini-batches. A part without any
+    signal joins the one before it, because a step from it would move the weights by momentum and decay alone.
+    """
     parts: list[list[TrainingSequence]] = []
     for number in range(algorithm.mini_batches):
         part = [sequence for sequence in sequences if sequence.trajectory % algorithm.mini_batches == number]
@@ -169,7 +179,7 @@ def _rewards(
 def denominator_of(
     algorithm: Algorithm, sequences: Sequence[TrainingSequence], advantages: Sequence[Sequence[float]]
 ) -> int:
-    """What the summed loss of these sequences is divided by; 1 at least."""
+    """Return the number by which the summed loss of these sequences is divided, at least 1."""
     counted = [one for one in sequences if not algorithm.drop_degenerate or _learns(one, advantages, algorithm)]
     answers = sum(span.length > span.redacted for sequence in counted for span in sequence.spans)
     counts = {
@@ -192,9 +202,9 @@ def pack(
     settings: BatchSettings,
     algorithm: Algorithm,
 ) -> list[MicroBatch]:
-    """The micro-batches of a batch. `advantages[i][t]` belongs to turn t of trajectory i.
+    """Return the micro-batches of these sequences. `advantages[i][t]` belongs to turn t of trajectory i.
 
-    Sequences that teach something and sequences that do not are packed apart.
+    Sequences with and without a signal are packed apart, because the latter need no backward pass.
     """
     kinds: dict[bool, list[TrainingSequence]] = {True: [], False: []}
     for sequence in sequences:
@@ -207,7 +217,7 @@ def pack(
 
 
 def _rows(sequences: Sequence[Sequence[int]], settings: BatchSettings) -> list[list[Row]]:
-    """The rows of each micro-batch."""
+    """Return the rows of each micro-batch, which hold indices of `sequences`."""
     bound = settings.max_tokens_per_microbatch
     if settings.packing is Packing.PACKED:
         members = pack_rows([len(sequence) for sequence in sequences], settings.packed_row_tokens)
@@ -219,9 +229,9 @@ def _rows(sequences: Sequence[Sequence[int]], settings: BatchSettings) -> list[l
 
 
 def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """First-fit decreasing: indices of the sequences of each row, whose lengths sum to at most `row_tokens`.
+    """Assign sequences to rows by first-fit decreasing, and return the indices of each row's sequences.
 
-    A longer sequence has a row of its own.
+    The lengths in a row sum to at most `row_tokens`; a longer sequence has a row of its own.
     """
     rows: list[list[int]] = []
     room: list[int] = []
@@ -238,9 +248,9 @@ def pack_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
 
 
 def split_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Rows of similar length together: indices of the rows of each micro-batch, padded to at most `max_tokens`.
+    """Put rows of similar length together, and return the indices of each micro-batch's rows.
 
-    A row longer than that is a micro-batch of its own.
+    A micro-batch has at most `max_tokens` tokens with padding; a longer row is a micro-batch of its own.
     """
     parts: list[list[int]] = []
     longest = 0
@@ -254,7 +264,7 @@ def split_rows(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def idle_micro_batch(learns: bool) -> MicroBatch:
-    """A micro-batch without tokens: a rank without work takes part in the collectives of its peers with it."""
+    """Return a micro-batch without trained tokens, with which a rank without work joins its peers' collectives."""
     nothing = Batch(trajectories=(), groups=(), base_version=0)
     sequence = TrainingSequence(trajectory=0, ids=(0,), spans=())
     return _micro_batch(nothing, (), [sequence], [single_row([sequence.ids], [0])], learns, Packing.PADDED)
@@ -313,7 +323,8 @@ def _micro_batch(
         reach.extend(row.reach)
         padding = (number + 1) * width - len(ids)
         ids.extend([0] * padding)
-        # A jump back would make the model look for documents, and mask what needs none.
+        # Without packing, padding continues the positions: a restart would look like a second document, and the model
+        # would build a mask that is not needed.
         positions.extend(range(padding) if packing is Packing.PACKED else range(len(row), width))
         reach.extend(range(len(row) + 1, width + 1))
     return MicroBatch(

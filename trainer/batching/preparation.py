@@ -1,6 +1,6 @@
-"""Prepare a claim for the learner: which trajectories are trained, their advantages, their micro-batches.
+"""Prepare a claim for the learner: the trajectories to train, their advantages, their micro-batches.
 
-These functions are pure, and they decide all that a step learns from, so that a replayed step learns from the same.
+These functions are pure and decide everything that a step learns from, so a replayed step learns from the same data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from trainer.errors import UserFunctionFailed
 class Prepared:
     """A claim, ready for the learner.
 
-    `batch` holds the trajectories to train, with masked answers as context; `dropped` holds those that cannot be
-    trained and the reasons. `left_out` could be trained and has no signal: the algorithm has the part `fill`.
-    `advantages` belong to the batch and hold the running means after it, which have seen `left_out` too. `levelled`
-    counts the groups whose rewards differed until the reward's bounds or the overlong penalty made them equal.
-    `judged` says which answers were cut or caught by a filter. `failure` says why a filter or an advantage of the
-    user's own could not be used: then nothing is trained, and the running means are those before.
+    `batch` holds the trajectories to train, with masked answers as context; `dropped` holds the trajectories that
+    cannot be trained, with reasons. `left_out` holds trajectories without a signal, if the algorithm has the part
+    `fill`. `advantages` belong to the batch and contain the running means after it, which include `left_out`.
+    `levelled` counts the groups whose rewards differed until the reward's bounds or the overlong penalty made them
+    equal. `judged` has the faults of the answers. `failure` is the reason why a user's own filter or advantage could
+    not be used: then nothing is trained, and the running means do not change.
     """
 
     batch: Batch
@@ -49,12 +49,13 @@ class Prepared:
     def packed(
         self, settings: BatchSettings, algorithm: Algorithm, packings: Collection[Packing] = tuple(Packing)
     ) -> list[MiniBatch]:
-        """Return the micro-batches by optimiser step. `packings` are those that the model takes."""
+        """Return the mini-batches, one for each optimiser step. `packings` are the layouts that the model
+        supports."""
         sequences, chosen = linearise(self.batch.trajectories), settings.taken_by(packings)
         return mini_batches(self.batch, self.advantages.turns, sequences, chosen, algorithm)
 
     def explained(self, audits: Sequence[TrajectoryAudit]) -> list[TrajectoryAudit]:
-        """Return the audits, each with the answers of its session that were not trained."""
+        """Return the audits, completed by the answers of their sessions that were not trained, with reasons."""
         masked = self.judged.masked
         return [msgspec.structs.replace(audit, masked=masked.get(audit.session_id, ())) for audit in audits]
 
@@ -67,10 +68,10 @@ def prepare(
     means: RunningMeans,
     vocabulary: int,
 ) -> Prepared:
-    """Return a claim as it is trained from `version`, after batches of these `means`.
+    """Prepare a claim for a step from `version`. `means` are the running means before it.
 
-    `vocabulary` is the model's number of token ids. Advantages are made before answers are masked: the reward of a
-    masked answer stays in the baseline of its group.
+    `vocabulary` is the model's number of token ids. Advantages are computed before answers are masked, so that the
+    reward of a masked answer stays in the baseline of its group.
     """
     whole = flatten(claimed.groups, version)
     usable, unusable = drop_unusable(whole, settings.max_staleness, vocabulary)
@@ -98,7 +99,7 @@ def prepare(
 def _failed(
     whole: Batch, dropped: Mapping[int, Skip], algorithm: Algorithm, means: RunningMeans, failure: str
 ) -> Prepared:
-    """Return a batch of which nothing is trained, as a function of the user's own failed on it."""
+    """Return a batch from which nothing is trained, because a user's own function failed on it."""
     reasons = {**dict.fromkeys(range(len(whole.trajectories)), Skip.USER_FUNCTION_FAILED), **dropped}
     return Prepared(
         batch=whole.only([]),

@@ -1,4 +1,5 @@
-"""A token tree as linear sequences: one per end of a path, every trained token in exactly one of them."""
+"""Divide token trees into linear sequences, one per end of a path, with every trained token in exactly one of
+them."""
 
 from __future__ import annotations
 
@@ -11,8 +12,10 @@ from trainer.batching.staleness import is_trained
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedSpan:
-    """The output of turn `turn`, whole, at `ids[start : start + length]` of a sequence. `start` is at least 1.
-    `redacted` of its tokens are placeholders, which are context as well."""
+    """The place of a turn's whole output in a sequence: `ids[start : start + length]`, with `start` at least 1.
+
+    `redacted` of these tokens are placeholders, which are context.
+    """
 
     turn: int
     start: int
@@ -22,8 +25,11 @@ class TrainedSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingSequence:
-    """`trajectory` is an index into the batch. Ids outside `spans` are context: prompts, tool results, outputs that
-    are trained in another sequence or not at all."""
+    """Token ids of one path, and the spans of them that are trained.
+
+    `trajectory` is an index into the batch. Ids outside `spans` are context: prompts, tool results, and outputs that
+    are trained in another sequence or not at all.
+    """
 
     trajectory: int
     ids: tuple[int, ...]
@@ -35,7 +41,7 @@ class TrainingSequence:
 
 
 def linearise(trajectories: Sequence[Trajectory]) -> list[TrainingSequence]:
-    """The training sequences of a batch."""
+    """Return the training sequences of all trajectories of a batch, in order."""
     return [
         sequence
         for index, trajectory in enumerate(trajectories)
@@ -44,10 +50,10 @@ def linearise(trajectories: Sequence[Trajectory]) -> list[TrainingSequence]:
 
 
 def training_sequences(trajectory: Trajectory, index: int) -> list[TrainingSequence]:
-    """One sequence per turn whose path no later turn continues whole, from the root to its last trained token.
+    """Return one sequence for every turn whose whole path no later turn continues, up to its last trained token.
 
-    An output that lies on several paths is trained in the first and context in the others. An output of which a later
-    turn kept only a part (its past was edited) ends a path of its own, so it is still trained whole.
+    An output on several paths is trained in the first of them and context in the others. An output of which a later
+    turn continues only a part (the agent edited its history) ends a path of its own, so it is still trained whole.
     """
     turns = trajectory.turns
     paths: list[tuple[int, ...]] = []

@@ -1,4 +1,4 @@
-"""The test of which trajectories of a claim can be trained, and the reasons of those that cannot."""
+"""Decide which trajectories of a claim can be trained, and give the reasons for the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.batching.grouping import Batch
 
 
 class Skip(StrEnum):
-    """The reason why a consumed trajectory taught nothing; the audit's `skipped`."""
+    """The reason why a consumed trajectory was not learnt from; `skipped` in its audit."""
 
     STALE = "stale"
     NO_REWARD = "no_reward"
@@ -28,9 +28,10 @@ class Skip(StrEnum):
 
 
 def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Batch, dict[int, Skip]]:
-    """Return the batch without what cannot be trained, and the reason for every index that was dropped.
+    """Return the batch without the trajectories that cannot be trained, and their reasons by index.
 
-    The proxy decides staleness when it hands a claim out; this is the trainer's own check of the same rule.
+    The proxy checks staleness when it hands out a claim. The trainer checks it again, because it may have committed
+    versions since then.
     """
     skipped = {
         index: reason
@@ -58,17 +59,20 @@ def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, voca
 def is_trained(turn: TrajectoryTurn) -> bool:
     """Return whether the turn has tokens to learn from.
 
-    A greedy turn was not drawn from a distribution, and an output that was redacted whole has no token left. A
-    superseded answer is learnt from only for a reward of its own: to a critic, an answer without any reward would
-    look like a failure.
+    A greedy turn was not drawn from a distribution, and a wholly redacted output has no token left. A superseded
+    answer is trained only if it has a reward of its own: to a critic, an answer without any reward would look like a
+    failure.
     """
     judged = not turn.superseded or turn.reward is not None
     return turn.trainable and judged and turn.temperature > 0 and bool(turn.learnt)
 
 
 def well_formed(trajectory: Trajectory, vocabulary: int) -> bool:
-    """Whether the token tree holds together: parents first, prefixes within their parents' paths, ids in the
-    vocabulary, finite log-probabilities and spans for exactly the output tokens, a token before each output."""
+    """Whether the token tree is consistent.
+
+    Parents come before their children, prefixes lie within the parents' paths, ids are in the vocabulary, every
+    output token has a finite log-probability and a version span, and a token precedes each output.
+    """
     lengths: list[int] = []
     for index, turn in enumerate(trajectory.turns):
         if turn.parent is not None and not 0 <= turn.parent < index:

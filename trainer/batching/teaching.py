@@ -1,4 +1,4 @@
-"""What a teacher gives to the tokens of a batch, in the order of a micro-batch.
+"""A teacher's log-probabilities of a batch, in the order of a micro-batch's tokens.
 
 Axes: N trained tokens.
 """
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 Taught = Mapping[tuple[int, int], Sequence[float]]
-"""By a trajectory's index in the batch and a turn's in it: log-probabilities of the tokens that are learnt."""
+"""Log-probabilities of the trained tokens, by (index of the trajectory in the batch, index of the turn in it)."""
 
 
 def taught_of(trajectory_N: Tensor, turn_N: Tensor, taught: Taught) -> Tensor:
-    """N log-probabilities of the teacher, float32 on the CPU. Turns are whole, one after the other."""
+    """Return the teacher's N log-probabilities, float32 on the CPU. Every turn must be whole in the micro-batch."""
     keys = list(dict.fromkeys(zip(trajectory_N.tolist(), turn_N.tolist(), strict=True)))
     return torch.tensor([logprob for key in keys for logprob in taught[key]], dtype=torch.float32)

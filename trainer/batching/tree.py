@@ -1,8 +1,8 @@
-"""Rows in which a prefix that sequences share stands once, and the cost that decides who shares a row.
+"""Rows that contain a shared prefix of sequences once, and the cost that decides which sequences share a row.
 
-A row is a forest of token trees in preorder: what follows a token in its tree stands right behind it, up to the
-token's `reach`. So token i sees token j where j ≤ i < reach[j], which is j = i and its ancestors, and a position is a
-depth. Sequences of one row that share nothing are trees of their own.
+A row is a forest of token trees in preorder: the descendants of a token follow it directly, up to the index in its
+`reach`. Token i sees token j if j ≤ i < reach[j], that is itself and its ancestors, and a position is a depth.
+Sequences of one row without a common prefix are trees of their own.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MASKED_PARITY = 1024
-"""Tokens of a row at which attention under a mask costs as much as all the rest of a layer. Half of that without a
-mask. Both as measured on CPUs with models of 0.4 to 6 million parameters; larger models have it further out."""
+"""Length of a row, in tokens, at which masked attention costs as much as the rest of a layer; without a mask the
+length is twice that. Measured on CPUs with models of 0.4 to 6 million parameters; it grows with the model."""
 MICRO_BATCH_TOKENS = 64
-"""What a further micro-batch costs by itself, in tokens of a row."""
+"""Fixed cost of a micro-batch, in tokens of a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """`members` are indices of sequences; token p of the i-th one stands at `places[i][p]`. `branched`: some tokens
-    do not see all that stand before them."""
+    """One row of tokens. `members` are indices of sequences; token p of the i-th member is at index `places[i][p]`.
+
+    `branched` is True if some token does not see all tokens before it.
+    """
 
     members: tuple[int, ...]
     places: tuple[Sequence[int], ...]
@@ -35,7 +37,7 @@ class Row:
 
 
 def single_row(sequences: Sequence[Sequence[int]], members: Sequence[int]) -> Row:
-    """These one behind the other, nothing shared."""
+    """Return a row of these sequences one after another, without shared prefixes."""
     ids: list[int] = []
     positions: list[int] = []
     reach: list[int] = []
@@ -57,7 +59,7 @@ def single_row(sequences: Sequence[Sequence[int]], members: Sequence[int]) -> Ro
 
 
 def tree_row(sequences: Sequence[Sequence[int]], members: Sequence[int]) -> Row:
-    """These, in lexicographic order, with every shared prefix once."""
+    """Return a row of these sequences with every shared prefix once. `members` must be in lexicographic order."""
     ids: list[int] = []
     positions: list[int] = []
     reach: list[int] = []
@@ -91,9 +93,11 @@ def tree_row(sequences: Sequence[Sequence[int]], members: Sequence[int]) -> Row:
 
 
 def tree_rows(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[Row]:
-    """The rows that cost least, of `max_tokens` at most unless it is one sequence. Neighbours in lexicographic order
-    share the most, so each row takes a run of them; a long prefix stands in several rows once a row has so many
-    branches that attention to all of them costs more than the prefix does."""
+    """Return the cheapest rows of at most `max_tokens` tokens each; a longer sequence is a row of its own.
+
+    Neighbours in lexicographic order share the longest prefixes, so every row is a run of them. A long prefix is
+    repeated in another row once attention over all branches of one row would cost more than repeating it.
+    """
     order = sorted(range(len(sequences)), key=lambda index: (sequences[index], index))
     lengths = [len(sequences[index]) for index in order]
     shared = [0, *(common_prefix(sequences[one], sequences[next_]) for one, next_ in itertools.pairwise(order))]
@@ -113,8 +117,11 @@ def tree_rows(sequences: Sequence[Sequence[int]], max_tokens: int) -> list[Row]:
 
 
 def even_parts(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows of similar length together, padded to at most `max_tokens` unless it is one row, so that padding and
-    micro-batches together cost least. Rows that need a mask are apart from those that do not."""
+    """Put rows of similar length into micro-batches so that padding and micro-batches together cost least.
+
+    A micro-batch has at most `max_tokens` tokens with padding; a longer row is a micro-batch of its own. Rows with
+    and without a mask are separate, because one masked row makes attention dearer for all rows of its micro-batch.
+    """
     parts: list[list[Row]] = []
     for branched in (False, True):
         kind = sorted((row for row in rows if row.branched is branched), key=len, reverse=True)
@@ -133,7 +140,7 @@ def even_parts(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """Return the length of the longest common prefix of two sequences."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -149,8 +156,11 @@ def _row_cost(tokens: int, *, masked: bool) -> float:
 
 
 def _cheapest(count: int, costs: Callable[[int], Sequence[float]]) -> list[range]:
-    """The partition of 0 … count − 1 into runs whose costs sum to the least. `costs(last)` are those of the runs that
-    end with `last`, of one, two, … members, as far as they may be that long."""
+    """Return the partition of 0 … count − 1 into runs with the least sum of costs, by dynamic programming.
+
+    `costs(last)` lists the costs of the runs of one, two, … members that end with `last`; it stops where a run would
+    be too long.
+    """
     best = [0.0]
     began: list[int] = []
     for last in range(count):

@@ -1,7 +1,7 @@
 """The axes along which ranks divide a forward pass, and the exchanges between their ranks, with gradients.
 
-Every rank of an axis calls the same exchanges in the same order, forward and backward. The loss of a rank counts what
-depends on its own tokens; what other ranks derive from these reaches it in the backward pass.
+Every rank of an axis calls the same exchanges in the same order, forward and backward. The loss of a rank covers its
+own tokens only; the gradients that other ranks derive from these tokens arrive in the backward pass.
 Axes of tensors: B rows, T tokens, H heads, K width of a head, D hidden.
 """
 
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """Ranks that divide something among them, and this one's place; alone without a group."""
+    """The ranks that divide one dimension, and this rank's place among them. `group` is None for a single rank."""
 
     size: int = 1
     rank: int = 0
@@ -31,7 +31,7 @@ ALONE = Axis()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axes:
-    """`tokens` are the ranks of `context` and `tensor` together, `tensor` innermost: all that see the same rows."""
+    """The axes of a layout. `tokens` joins `context` and `tensor` (innermost): all ranks that see the same rows."""
 
     tensor: Axis = ALONE
     context: Axis = ALONE
@@ -40,8 +40,10 @@ class Axes:
 
 
 def local(parameter: Tensor) -> Tensor:
-    """What this rank has of a parameter that may be divided. Of one that is not divided, each rank's gradient is a
-    part of the sum."""
+    """Return this rank's part of a parameter that may be sharded.
+
+    The gradient of a replicated parameter is declared partial: the ranks' gradients are summed.
+    """
     if not isinstance(parameter, DTensor):
         return parameter
     gradient: list[Placement] = [Partial() if isinstance(each, Replicate) else each for each in parameter.placements]
@@ -49,27 +51,27 @@ def local(parameter: Tensor) -> Tensor:
 
 
 def gather_tokens(tensor_BTD: Tensor, axis: Axis) -> Tensor:
-    """The tokens of all ranks of the axis, in their order. Gradients are summed over the ranks."""
+    """Concatenate the tokens of all ranks of the axis, in rank order. Gradients are summed over the ranks."""
     return tensor_BTD if axis.size == 1 else _apply(_GatherTokens, tensor_BTD, axis)
 
 
 def scatter_tokens(tensor_BTD: Tensor, axis: Axis) -> Tensor:
-    """The sum over the ranks of the axis, of which each rank keeps its tokens."""
+    """Sum the tensor over the ranks of the axis and return this rank's share of the tokens."""
     return tensor_BTD if axis.size == 1 else _apply(_ScatterTokens, tensor_BTD, axis)
 
 
 def exchange(
     tensor: Tensor, axis: Axis, receive: Sequence[int] | None = None, send: Sequence[int] | None = None
 ) -> Tensor:
-    """All-to-all along the first dimension: `send[i]` rows go to rank i and `receive[i]` come from it; without them
-    as many to each."""
+    """All-to-all along the first dimension: `send[i]` rows go to rank i and `receive[i]` rows come from it. Without
+    `send` and `receive` the rows are divided evenly."""
     if axis.size == 1:
         return tensor
     return _apply(_Exchange, tensor, axis, receive, send)
 
 
 def tokens_to_heads(tensor_BTHK: Tensor, axis: Axis) -> Tensor:
-    """From some tokens with all heads to all tokens with some heads."""
+    """Exchange a share of the tokens with all heads for all tokens with a share of the heads."""
     if axis.size == 1:
         return tensor_BTHK
     parts = torch.stack(tensor_BTHK.chunk(axis.size, dim=2))
@@ -77,7 +79,7 @@ def tokens_to_heads(tensor_BTHK: Tensor, axis: Axis) -> Tensor:
 
 
 def heads_to_tokens(tensor_BTHK: Tensor, axis: Axis) -> Tensor:
-    """The way back."""
+    """Exchange all tokens with a share of the heads for a share of the tokens with all heads."""
     if axis.size == 1:
         return tensor_BTHK
     parts = torch.stack(tensor_BTHK.chunk(axis.size, dim=1))
@@ -85,9 +87,9 @@ def heads_to_tokens(tensor_BTHK: Tensor, axis: Axis) -> Tensor:
 
 
 def assemble(mine: Tensor, places: Tensor, count: int, axis: Axis) -> Tensor:
-    """Of `count` values each is at one rank of the axis: at `places` those that are here. All of them, everywhere.
+    """Return all `count` values on every rank; each value is on one rank before, this rank's at `places`.
 
-    The loss of all of them may be computed at each rank: the gradient goes to the rank where a value came from.
+    Every rank may compute the loss of all values: a value's gradient goes to the rank that gave it.
     """
     if axis.size == 1:
         return mine

@@ -31,8 +31,10 @@ _BETWEEN = "/"
 
 
 def capture_optimizer(weights: NamedWeights, optimizer: torch.optim.Optimizer) -> OptimizerState:
-    """Return this rank's part of the state of every parameter that has been stepped. The tensors are not copied: the
-    next step changes them."""
+    """Return this rank's part of the optimiser state, by name of the parameter.
+
+    Parameters that were never stepped are omitted. The tensors are not copied: the next step changes them.
+    """
     states = ((name, optimizer.state.get(parameter)) for name, parameter in weights)
     return {name: dict(state) for name, state in states if state}
 
@@ -40,10 +42,10 @@ def capture_optimizer(weights: NamedWeights, optimizer: torch.optim.Optimizer) -
 def restore_optimizer(
     weights: NamedWeights, optimizer: torch.optim.Optimizer, state: Mapping[str, Mapping[str, Tensor]]
 ) -> None:
-    """Replace the optimiser's state by a captured one; an empty one resets it. A collective if a tensor is sharded
-    differently from its parameter; tensors that are sharded alike are taken over without a copy.
+    """Replace the optimiser's state by a captured one; an empty one resets it.
 
-    Raises WeightsUnusable for state of a parameter that the model does not have, or of another shape.
+    A collective if a tensor is sharded differently from its parameter. A tensor that is sharded alike is used without
+    a copy. Raises WeightsUnusable for the state of an unknown parameter, or of another shape.
     """
     parameters = dict(weights)
     strangers = sorted(set(state) - set(parameters))
@@ -84,8 +86,8 @@ def save_state(state: Mapping[str, Any], directory: Path, ranks: Ranks) -> None:
 def load_state(directory: Path, ranks: Ranks, divided: Mapping[str, Tensor | None]) -> dict[str, Any]:
     """Read a state after checking its files. A collective.
 
-    A tensor is sharded like the one that `divided` has for its path, or for the path above it; it is left out where
-    that entry is None, and whole on the CPU where there is no entry. Raises WeightsUnusable.
+    `divided` maps a path, or the path above it, to a tensor with the sharding to read it in, or to None to omit it.
+    A tensor without an entry is read whole, on the CPU. Raises WeightsUnusable.
     """
     refuse_pickles(directory)
     index = read_index(directory)
@@ -110,7 +112,7 @@ def load_state(directory: Path, ranks: Ranks, divided: Mapping[str, Tensor | Non
 
 
 def _without_tensors(tree: Mapping[str, Any], path: Sequence[str], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the tree without its tensors, which are put into `tensors` by their paths."""
+    """Return the tree without its tensors, and add these to `tensors` by path."""
     plain: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -123,7 +125,7 @@ def _without_tensors(tree: Mapping[str, Any], path: Sequence[str], tensors: dict
 
 
 def _room(entry: TensorStorageMetadata, reference: Tensor | None) -> Tensor:
-    """Return an empty tensor to read a stored one into."""
+    """Return an empty tensor to read a stored one into, sharded like `reference` if their shapes agree."""
     if isinstance(reference, DTensor) and reference.shape == entry.size:
         return torch.empty_like(reference.detach(), dtype=entry.properties.dtype)
     return torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -131,7 +133,7 @@ def _room(entry: TensorStorageMetadata, reference: Tensor | None) -> Tensor:
 
 @contextmanager
 def _failures_of_all_ranks(directory: Path) -> Iterator[None]:
-    """Raise WeightsUnusable with the failure of whichever rank had one."""
+    """Turn the failure of any rank into WeightsUnusable on this one."""
     with warnings.catch_warnings():
         # torch warns that it assumes a single process, which is right.
         warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)

@@ -11,10 +11,10 @@ from trainer.parallel.mesh import Ranks
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Ranks, *, offload: bool = False) -> None:
-    """Shards in place: each layer is a unit, what is left is gathered by the model's own forward. With `offload` the
-    shards, their gradients and so the optimiser's state are in the CPU's memory.
+    """Shard the model in place. Each layer is a unit of its own; the root gathers all other parameters.
 
-    Gradients are summed over the ranks, not averaged: the loss already has the batch's global denominator.
+    With `offload` the shards, their gradients and therefore the optimiser's state are in CPU memory. Gradients are
+    summed over the ranks, not averaged: the loss already has the batch's global denominator.
     """
     mesh = ranks.mesh(shard=ranks.size)
     policy = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if offload else OffloadPolicy()
@@ -27,7 +27,10 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], ranks: Ranks, *, offloa
 
 
 def sum_gradients(model: nn.Module, copies: int = 1) -> None:
-    """Of a sharded model, where FSDP would average them. So many ranks each have the same one, which counts once."""
+    """Make FSDP sum the gradients of a sharded model instead of averaging them.
+
+    `copies` ranks compute the same gradient, so the sum is divided by it.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(float(copies))

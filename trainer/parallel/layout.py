@@ -9,8 +9,8 @@
 | `e` | the experts; these are ranks of the axes before, so it does not count as more processes |
 | `p` | the layers, consecutive ones (`parallel/pipeline.py`) |
 
-Ranks are numbered with `p` outermost, then `r`, and `t` innermost. Those of one place in `p` have a stage, or two
-under some schedules; all axes but `p` divide what they have.
+Ranks are numbered with `p` outermost, then `r`, and `t` innermost. The ranks at one place of `p` hold one stage, or
+two under some schedules; all other axes divide that stage.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PART = re.compile(r"([a-z])([0-9]+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """What a layout must divide. `intermediate`: the width of the dense MLPs, 0 without any; `experts`: 0 without."""
+    """The sizes of a model that a layout must divide. `intermediate`: the width of the dense MLPs, 0 without any."""
 
     layers: int
     heads: int
@@ -50,35 +50,37 @@ class Layout:
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """Axes in any order, each once; those that are left out are 1. Raises ConfigurationError."""
+        """Parse axes in any order, each at most once; a missing axis has size 1. Raises ConfigurationError."""
         parts = _PART.findall(text)
         if not parts or "".join(letter + number for letter, number in parts) != text:
-            raise _wrong(f"{text!r}: write axes with their sizes, for example d2t2; the axes are {', '.join(_AXES)}")
+            raise _invalid(
+                f"{text!r}: write axes with their sizes, for example d2t2; the axes are {', '.join(_AXES)}"
+            )
         sizes: dict[str, int] = {}
         for letter, number in parts:
             if letter not in _AXES:
-                raise _wrong(f"{text!r}: there is no axis {letter}; the axes are {', '.join(_AXES)}")
+                raise _invalid(f"{text!r}: there is no axis {letter}; the axes are {', '.join(_AXES)}")
             if _AXES[letter] in sizes:
-                raise _wrong(f"{text!r}: {letter} stands there twice")
+                raise _invalid(f"{text!r}: {letter} is given twice")
             if int(number) < 1:
-                raise _wrong(f"{text!r}: {letter} must be 1 or more")
+                raise _invalid(f"{text!r}: {letter} must be 1 or more")
             sizes[_AXES[letter]] = int(number)
         layout = Layout(**sizes)
         if layout.sharing % layout.expert:
-            raise _wrong(
-                f"{text!r}: the experts are divided among the ranks of d, c and t, of which there are"
-                f" {layout.sharing}; e may be {_divisors(layout.sharing)}"
+            raise _invalid(
+                f"{text!r}: the {layout.sharing} ranks of d, c and t divide the experts among them; e may be"
+                f" {_divisors(layout.sharing)}"
             )
         return layout
 
     @property
     def sharing(self) -> int:
-        """Ranks that have one set of shards of a stage among them."""
+        """Ranks that together hold one set of shards of a stage."""
         return self.data * self.context * self.tensor
 
     @property
     def stage(self) -> int:
-        """Ranks that have the same place in the pipeline."""
+        """Ranks at one place of the pipeline."""
         return self.replicas * self.sharing
 
     @property
@@ -101,7 +103,8 @@ class Layout:
         return "".join(f"{letter}{size}" for letter, size in sizes.items() if size > 1) or "d1"
 
     def check_world(self, processes: int, *, asked: bool = False) -> None:
-        """Raises ConfigurationError where another number of processes was started, or is `asked` for."""
+        """Raise ConfigurationError if the layout needs another number of processes than were started, or than the
+        setting `nproc` asks for (`asked`)."""
         if self.world == processes:
             return
         there, fit = f"{processes} joined", f"start {self.world}"
@@ -111,59 +114,60 @@ class Layout:
         if processes % others == 0:
             data = replace(self, data=processes // others, expert=1)
             fit += f", or write {data}"
-        raise _wrong(f"{self} is for {_processes(self.world)}, and {there}; {fit}")
+        raise _invalid(f"{self} is for {_processes(self.world)}, and {there}; {fit}")
 
     def check_model(self, shape: ModelShape, stages_per_rank: int = 1) -> None:
-        """Raises ConfigurationError where the model's parts cannot be divided so."""
+        """Raise ConfigurationError if this layout cannot divide the model, with the sizes that can."""
         if self.pipeline > 1 and self.pipeline * stages_per_rank > shape.layers:
             most = shape.layers // stages_per_rank
             each = "" if stages_per_rank == 1 else f" in {stages_per_rank} stages for each rank of p"
-            raise _wrong(
+            raise _invalid(
                 f"{self}: p{self.pipeline} needs a layer for each stage{each}, and the model has {shape.layers}"
                 f" layers; p may be {_up_to(most)}"
             )
         both = gcd(shape.heads, shape.kv_heads, shape.intermediate)
         if both % self.tensor:
             mlp = f" and an MLP {shape.intermediate} wide" if shape.intermediate else ""
-            raise _wrong(
+            raise _invalid(
                 f"{self}: t{self.tensor} does not divide the model's {shape.heads} heads, {shape.kv_heads} KV heads"
                 f"{mlp}; t may be {_divisors(both)}"
             )
         heads, kv_heads = shape.heads // self.tensor, shape.kv_heads // self.tensor
         if not _shares_heads(heads, kv_heads, self.context):
             fitting = [str(size) for size in range(1, heads + 1) if _shares_heads(heads, kv_heads, size)]
-            raise _wrong(
+            raise _invalid(
                 f"{self}: c{self.context} cannot share {heads} heads with {kv_heads} KV heads"
                 f"{' of each rank of t' if self.tensor > 1 else ''}; c may be {' or '.join(fitting)}"
             )
         if self.expert > 1 and not shape.experts:
-            raise _wrong(f"{self}: the model has no experts; leave e out")
+            raise _invalid(f"{self}: the model has no experts; leave e out")
         if self.expert > 1 and shape.experts % self.expert:
-            raise _wrong(
+            raise _invalid(
                 f"{self}: e{self.expert} does not divide the model's {shape.experts} experts; e may be"
                 f" {_divisors(gcd(shape.experts, self.sharing))}"
             )
 
 
 def layout_of(settings: TrainerSettings) -> Layout | None:
-    """None: every rank has its own share of a batch. Raises ConfigurationError."""
+    """Return the configured layout; None if every rank takes its own share of a batch. Raises ConfigurationError."""
     layout = None if settings.layout is None else Layout.parse(settings.layout)
     schedule = settings.pipeline_schedule
     if schedule is not None and (layout is None or layout.pipeline == 1):
         raise ConfigurationError(
-            f"trainer.pipeline_schedule: {schedule.value} is an order of work in a pipeline, and trainer.layout has"
-            " no p; leave it out, or write p2 or more into the layout"
+            f"trainer.pipeline_schedule: {schedule.value} orders the work of a pipeline, and trainer.layout has no"
+            " p; remove the setting, or give the layout p2 or more"
         )
     if schedule is PipelineSchedule.ZBV and layout is not None and layout.stage > 1:
         raise ConfigurationError(
-            f"trainer.pipeline_schedule: zbv goes back through a stage in two parts, between which the gathered"
-            f" parameters of other axes are gone; with it the layout is p alone, and not {layout}"
+            f"trainer.pipeline_schedule: zbv runs the backward pass of a stage in two parts, and the gathered"
+            f" parameters of other axes are freed between them; use a layout of p alone instead of {layout}"
         )
     return layout
 
 
 def _shares_heads(heads: int, kv_heads: int, ranks: int) -> bool:
-    """Each rank gets as many heads; KV heads are divided, or repeated where there are fewer of them than ranks."""
+    """Whether heads and KV heads divide evenly over the ranks. KV heads that are fewer than the ranks are
+    repeated."""
     return heads % ranks == 0 and (kv_heads % ranks == 0 or ranks % kv_heads == 0)
 
 
@@ -179,5 +183,5 @@ def _processes(count: int) -> str:
     return f"{count} process{'es' if count > 1 else ''}"
 
 
-def _wrong(message: str) -> ConfigurationError:
+def _invalid(message: str) -> ConfigurationError:
     return ConfigurationError(f"trainer.layout: {message}")

@@ -1,6 +1,6 @@
 """The processes that train together: one, or as many as torchrun started.
 
-Only the first rank talks to the proxy and to the disk; `from_first` gives the others what it got.
+Only the first rank talks to the proxy and to the disk; `from_first` broadcasts its results to the others.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from trainer.parallel.layout import Layout
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-# The first rank waits for trajectories, or for a proxy that is down, as long as it takes; the others wait for it.
+# The first rank waits for trajectories, or for a proxy that is down, without a bound; the others wait for it, and
+# gloo's default of half an hour would end them.
 _PATIENCE = timedelta(days=365)
 
 
 class Ranks:
-    """This process's place among its peers. Build it with `join`, end it with `leave`.
+    """The place of this process among its peers. Build it with `join`, end it with `leave`.
 
-    `data_size` shares of a batch are learnt from at once, each by as many ranks as the layout divides a row among.
+    A batch is divided into `data_size` shares, and the ranks that divide a row among them work on one share.
     """
 
     def __init__(
@@ -50,22 +51,24 @@ class Ranks:
         self._meshes = {} if meshes is None else meshes
 
     def mesh(self, **sizes: int) -> DeviceMesh:
-        """The ranks as a grid of named dimensions, the last innermost. A collective, the first time: groups of
-        processes are made once, since each has connections and threads of its own."""
+        """Return the ranks as a grid of named dimensions, the last one innermost. A collective at the first call.
+
+        Meshes are cached because every process group has connections and threads of its own.
+        """
         key = tuple(sizes.items())
         if key not in self._meshes:
             self._meshes[key] = init_device_mesh(self.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         return self._meshes[key]
 
     def arranged(self, layout: Layout | None) -> Ranks:
-        """The same processes in another layout. Raises ConfigurationError if they are too few or too many for it."""
+        """Return the same processes in another layout. Raises ConfigurationError if it needs another number."""
         if layout is not None:
             layout.check_world(self.size)
         return Ranks(self.rank, self.size, self.device, self._control, layout, self._meshes)
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """All ranks, for what is not a tensor on their device; None where there is one."""
+        """The gloo group of all ranks, for objects and tensors on the CPU; None for a single rank."""
         return self._control
 
     @property
@@ -73,7 +76,7 @@ class Ranks:
         return self.rank == 0
 
     def from_first(self, action: Callable[[], _Value]) -> _Value:
-        """Runs `action` on the first rank and returns its result, or raises its exception, on every rank."""
+        """Run `action` on the first rank and return its result, or raise its exception, on every rank."""
         if self.size == 1:
             return action()
         outcome: list[object] = [None, None]
@@ -89,7 +92,7 @@ class Ranks:
         return cast("_Value", value)
 
     def gather(self, value: _Value) -> list[_Value]:
-        """Every share's value in their order, on the first rank; nothing on the others."""
+        """Return the value of every share of the batch, in order, on the first rank; an empty list on the others."""
         if self.size == 1:
             return [value]
         values: list[_Value | None] | None = [None] * self.size if self.is_first else None
@@ -102,8 +105,10 @@ class Ranks:
         return self.rank % self.layout.stage == 0
 
     def join_stages(self, tensors: dict[_Key, Tensor]) -> dict[_Key, Tensor]:
-        """On the first rank all that those ranks give which lead the stages of a pipeline, whole tensors on the CPU;
-        nothing on the others. A collective."""
+        """Collect on the first rank the tensors of all ranks that lead a stage; return {} on the others.
+
+        `tensors` are whole and on the CPU. A collective.
+        """
         others = range(self.layout.stage, self.size, self.layout.stage)
         if self.rank in others:
             mine = [(key, tensor.shape, tensor.dtype) for key, tensor in tensors.items()]
@@ -111,9 +116,9 @@ class Ranks:
             for tensor in tensors.values():
                 dist.send(tensor.contiguous(), dst=0, group=self._control)
         for leader in others if self.is_first else ():
-            told: list[Any] = [None]
-            dist.recv_object_list(told, src=leader, group=self._control)
-            for key, shape, dtype in told[0]:
+            headers: list[Any] = [None]
+            dist.recv_object_list(headers, src=leader, group=self._control)
+            for key, shape, dtype in headers[0]:
                 tensor = torch.empty(shape, dtype=dtype)
                 dist.recv(tensor, src=leader, group=self._control)
                 tensors.setdefault(key, tensor)
@@ -125,27 +130,27 @@ class Ranks:
 
 
 def join(device: Literal["auto", "cpu", "cuda"], layout: Layout | None = None, *, offload: bool = False) -> Ranks:
-    """Joins the peers that torchrun's environment names; alone without it. Without a layout each has its own share.
-    With `offload` models are sharded even among one, and their shards may be on the CPU.
+    """Join the peers that torchrun's environment names; without that environment this process is alone.
 
-    Raises ConfigurationError where `cuda` is asked for and there is none, where this machine has fewer devices than
-    processes, where there is no memory but the CPU's to offload from, and where the layout is for other peers: at
-    every rank, so that none waits for one that refused.
+    Without a layout each rank takes its own share of a batch. With `offload` models are sharded even on a single
+    rank, and their shards may be on the CPU.
+
+    Raises ConfigurationError if `cuda` is asked for and torch finds none, if this machine has fewer devices than
+    processes, if `offload` has no GPU to take memory off, or if the layout needs another number of processes. Every
+    rank raises alike, so that none waits for one that refused.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError(
-            "trainer.device: cuda was asked for, and torch finds no CUDA device; use auto or cpu"
-        )
+        raise ConfigurationError("trainer.device: torch finds no CUDA device; use auto or cpu")
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     if offload and kind == "cpu":
         raise ConfigurationError(
-            "trainer.offload: weights and optimiser state are in the CPU's memory already, as nothing is trained on a"
-            " CUDA device here; leave it out"
+            "trainer.offload: without a CUDA device, weights and optimiser state are in CPU memory already; remove"
+            " the setting"
         )
     if kind == "cuda" and (here := int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) > torch.cuda.device_count():
         raise ConfigurationError(
-            f"trainer.nproc: {here} processes are on this machine, and torch finds {torch.cuda.device_count()} CUDA"
-            " devices; start one for each, or set trainer.device to cpu"
+            f"trainer.nproc: {here} processes run on this machine, and torch finds {torch.cuda.device_count()} CUDA"
+            " devices; start one process per device, or set trainer.device to cpu"
         )
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if layout is not None:
@@ -155,7 +160,7 @@ def join(device: Literal["auto", "cpu", "cuda"], layout: Layout | None = None, *
         torch.cuda.set_device(place)
     else:
         place = torch.device("cpu")
-        torch.set_flush_denormal(True)
+        torch.set_flush_denormal(True)  # arithmetic on denormal numbers is many times slower on a CPU
     backend = "cpu:gloo,cuda:nccl" if offload else "nccl" if kind == "cuda" else "gloo"
     if size == 1:
         if offload:

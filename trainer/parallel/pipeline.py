@@ -1,16 +1,16 @@
-"""The layers of a model as stages on ranks of their own, through which micro-batches pass one after the other.
+"""A pipeline: the layers of a model as stages on different ranks, through which micro-batches pass one after another.
 
-With gradient the order is one of torch's schedules:
+Passes with gradient follow one of torch's schedules:
 
 | schedule | stages of a rank | the order |
 | --- | --- | --- |
-| `1f1b` | one | one forward and one backward pass by turns |
-| `interleaved` | two, `p` apart | the same, by turns of the stages: a smaller bubble, twice the messages |
-| `zbv` | two, the second ones in the opposite direction | weights' gradients fill the bubble |
+| `1f1b` | one | forward and backward passes alternate |
+| `interleaved` | two, `p` apart | the same over both stages: a smaller bubble, twice the messages |
+| `zbv` | two, the second ones in the opposite direction | gradients of weights fill the bubble |
 
-Torch's stages exchange tensors of one shape, and micro-batches have many: they send their tokens flat, padded to the
-most that any has. What a stage computes is not padded. Without gradient there is no order to keep but that of the
-stages, and exchanges have the shapes that they have.
+Torch's stages exchange tensors of one shape, and micro-batches differ in shape: stages send their tokens flat, padded
+to the largest micro-batch. A stage computes without the padding. Passes without gradient need no schedule, and their
+exchanges are not padded.
 
 Axes: B rows, T tokens of a row that are here, M = B × T of the largest micro-batch, D hidden.
 """
@@ -36,12 +36,12 @@ from trainer.config import PipelineSchedule
 from trainer.parallel.axes import Axis
 
 Compute = Callable[[int, int, Tensor | None], Any]
-"""(stage, micro-batch, hidden_BTD of the stage before or None) → hidden_BTD, or of the last stage two tensors."""
+"""(stage, micro-batch, hidden_BTD of the stage before or None) → hidden_BTD; the last stage returns two tensors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """The ranks of a pipeline, of which this is one, and who has which stage."""
+    """The ranks of a pipeline and the assignment of stages to them."""
 
     axis: Axis
     schedule: PipelineSchedule
@@ -61,23 +61,24 @@ class Pipeline:
 
     @property
     def last(self) -> int:
-        """The place of the last stage."""
+        """The rank in the pipeline that has the last stage."""
         return self.place(self.stages - 1)
 
     def place(self, stage: int) -> int:
-        """The rank in the pipeline that has a stage."""
+        """Return the rank in the pipeline that has a stage."""
         lap, place = divmod(stage, self.axis.size)
         back = self.schedule is PipelineSchedule.ZBV and lap % 2
         return self.axis.size - 1 - place if back else place
 
     def layers(self, count: int) -> list[range]:
-        """Of each stage, as even as they can be: the last one has the head besides, so the first ones have more."""
+        """Return each stage's layers, divided as evenly as possible. The first stages get the remainder, because the
+        last one computes the head as well."""
         size, more = divmod(count, self.stages)
         ends = [(stage + 1) * size + min(stage + 1, more) for stage in range(self.stages)]
         return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
     def taken(self, count: int) -> int:
-        """As many micro-batches as the schedule takes, `count` or a few more."""
+        """Return the smallest number of micro-batches, from `count` on, that the schedule accepts."""
         count = max(1, count)
         if self.schedule is PipelineSchedule.ONE_F_ONE_B:
             return max(count, self.stages)
@@ -86,9 +87,10 @@ class Pipeline:
         return count
 
     def forward(self, compute: Compute, shapes: Sequence[tuple[int, int, int]]) -> dict[int, Any]:
-        """What the last stage makes of each micro-batch, at its place; nothing elsewhere. `shapes` are (B, T, D).
+        """Run all micro-batches, without gradient, and return the last stage's outputs by number of the micro-batch;
+        ranks without the last stage return {}. `shapes` are (B, T, D).
 
-        At each beat a stage computes the micro-batch that the stage before computed at the beat before.
+        In every beat a stage computes the micro-batch that the stage before it computed one beat earlier.
         """
         arrived: dict[tuple[int, int], Tensor] = {}
         found: dict[int, Any] = {}
@@ -123,8 +125,9 @@ class Pipeline:
         loss: Callable[[int, Any], Tensor],
         parts: Mapping[int, nn.Module],
     ) -> None:
-        """Adds the gradient of each micro-batch's loss, which is computed at the last stage of what that made. There
-        are as many micro-batches as the schedule takes (`taken`). `parts` are the modules of the stages here."""
+        """Accumulate the gradient of every micro-batch's loss. `loss` gets the number of a micro-batch and the last
+        stage's output. Their number must be one that `taken` returns. `parts` are the modules of this rank's stages,
+        by stage."""
         most, width = max(rows * tokens for rows, tokens, _ in shapes), shapes[0][2]
         flat_MD = torch.empty(most, width, device="meta", requires_grad=True)
         numbers = torch.arange(len(shapes))
@@ -135,7 +138,7 @@ class Pipeline:
                 self.stages,
                 self.device,
                 input_args=numbers[:1] if stage == 0 else flat_MD,
-                # Of the last one only how many they are matters: they are sent nowhere.
+                # The last stage sends its two outputs nowhere: only their number matters.
                 output_args=flat_MD if stage < self.stages - 1 else (flat_MD, flat_MD),
                 group=self.axis.group,
             )
@@ -156,21 +159,20 @@ class Pipeline:
         first = (numbers,) if 0 in self.mine else ()
         try:
             schedule.step(*first, number=numbers, target=numbers, return_outputs=False)
-        except RuntimeError as error:  # by which torch's stages say that there was any exception
+        except RuntimeError as error:  # torch's stages raise it for any exception inside them
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise error.__cause__ from None
             raise
 
     def from_last(self, values: Sequence[Tensor] | None, counts: Sequence[int]) -> list[Tensor]:
-        """Float32 vectors of so many values each, which the place of the last stage has, at every place."""
+        """Broadcast float32 vectors from the last stage's rank; `counts` are their lengths. Other ranks pass None."""
         joined = torch.empty(sum(counts), device=self.device) if values is None else torch.cat(list(values))
         if joined.numel():
             dist.broadcast(joined, group=self.axis.group, group_src=self.last)
         return list(torch.split(joined, list(counts)))
 
     def share_ends(self, gradient: Tensor) -> Tensor:
-        """Of a tensor that the places of the first and the last stage each have a part of: the sum, the same at both.
-        Only these two call it, and they are two."""
+        """Sum a gradient over the ranks of the first and the last stage. Only these two call it, and they differ."""
         other = self.last if self.axis.rank == 0 else 0
         theirs = torch.empty_like(gradient)
         ops = [
@@ -182,7 +184,7 @@ class Pipeline:
         return gradient + theirs
 
     def sum(self, value: float) -> float:
-        """Over the ranks of the pipeline."""
+        """Sum a number over the ranks of the pipeline."""
         total = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(total, group=self.axis.group)
         return total.item()
@@ -192,7 +194,7 @@ class Pipeline:
 
 
 class _Step(nn.Module):
-    """What torch's schedule calls: a stage on the tokens of a micro-batch, flat and padded on the way in and out."""
+    """A stage as torch's schedules call it: flat, padded tokens in and out, the micro-batch's own shape inside."""
 
     def __init__(
         self,
@@ -209,8 +211,8 @@ class _Step(nn.Module):
         self._last = stage == pipeline.stages - 1
         self._shapes = shapes
         self._most = most
-        # ZBV looks for the weights whose gradients it puts off. The other schedules would take sharded modules for
-        # theirs to gather and to clear of gradients, which these do themselves.
+        # ZBV needs the module to find the weights whose gradients it postpones. The other schedules must not see it:
+        # they would gather sharded parameters and clear gradients themselves, which FSDP does already.
         self.part = part if pipeline.schedule is PipelineSchedule.ZBV else None
 
     def forward(self, received: Tensor, *, number: Tensor) -> Any:

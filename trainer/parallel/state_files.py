@@ -1,7 +1,7 @@
 """The files of a trainer state: tensors in safetensors, their index in JSON. Reading them never runs code.
 
 `torch.distributed.checkpoint` plans which rank writes and reads which part. Only its storage is replaced here,
-because torch's own index is a pickle, which runs whatever its author put into it.
+because torch's own index is a pickle, which can run any code that its author put into it.
 
 ```
 rank-00000.safetensors   one per rank: the parts of tensors that this rank writes, named PATH@OFFSET_OFFSET…
@@ -58,7 +58,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class StoredPart(msgspec.Struct, frozen=True):
-    """One box of a tensor: the file that has it, where it begins and how long it is in each dimension."""
+    """One box of a tensor: its file, and its begin and length in each dimension."""
 
     file: str
     offsets: tuple[int, ...]
@@ -202,9 +202,9 @@ class StateWriter(StorageWriter):
 
 
 class StateReader(StorageReader):
-    """Read what the plan asks this rank for, once every listed file has been found to have its checksum.
+    """Read this rank's part of the plan, after the checksums of all files have been verified.
 
-    Of `size` ranks each checks its share of the files, so that all of them together read each file once for it.
+    The `size` ranks divide the files among them, so that each file is read only once for its checksum.
     """
 
     def __init__(self, directory: Path, index: StateIndex, rank: int, size: int) -> None:
@@ -225,8 +225,7 @@ class StateReader(StorageReader):
         }
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        # Planning is where the ranks tell each other of failures before any of them reads: a damaged file so ends the
-        # load on all ranks.
+        # Ranks exchange failures while they plan, before any of them reads: raising here ends the load on all ranks.
         for name in self._to_check:
             if _checksum(self._directory / name) != self._index.files[name]:
                 raise WeightsUnusable(f"{name} is not the file that was written (SHA-256 or size differs)")
@@ -270,7 +269,7 @@ class StateReader(StorageReader):
 
 
 def described(tensor: StoredTensor) -> TensorStorageMetadata:
-    """Return torch's own description of a stored tensor."""
+    """Return a stored tensor's description in torch's types."""
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=_DTYPES[tensor.dtype]),
         size=torch.Size(tensor.shape),

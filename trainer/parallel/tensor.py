@@ -15,7 +15,7 @@ _Tensor = TypeVar("_Tensor", bound=Tensor)
 
 
 def by_mesh(tensors: Iterable[_Tensor]) -> list[list[_Tensor]]:
-    """Those that are sharded over the same mesh together: operations on a list know one mesh."""
+    """Group tensors by the mesh that they are sharded over: torch's operations on lists take one mesh."""
     groups: dict[object, list[_Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
@@ -23,18 +23,18 @@ def by_mesh(tensors: Iterable[_Tensor]) -> list[list[_Tensor]]:
 
 
 def total_norm(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all of them. A collective."""
+    """Return the Euclidean norm over all tensors. A collective."""
     return math.hypot(*(float(whole(nn.utils.get_total_norm(group)).item()) for group in by_mesh(tensors)))
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole of a tensor that may be sharded. A collective: every rank must call it, in the same order."""
+    """Gather a tensor that may be sharded. A collective: every rank must call it, in the same order."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(tensor: Tensor, reference: Tensor) -> Tensor:
-    """A tensor in the dtype, on the device and with the sharding of another one of its shape. A collective where it
-    is sharded otherwise."""
+    """Return the tensor with the dtype, device and sharding of `reference`, which has the same shape. A collective if
+    their shardings differ."""
     if isinstance(tensor, DTensor) and not _is_divided_as(tensor, reference):
         tensor = tensor.full_tensor()
     tensor = tensor.to(reference.device, reference.dtype)
@@ -42,7 +42,7 @@ def like(tensor: Tensor, reference: Tensor) -> Tensor:
         return tensor
     if isinstance(reference, DTensor):
         shards = distribute_tensor(tensor, reference.device_mesh, reference.placements, src_data_rank=None)
-        return shards.to(reference.device)  # which is the CPU's, where they are offloaded from the mesh's device
+        return shards.to(reference.device)  # offloaded shards are on the CPU, not on the mesh's device
     return tensor
 
 

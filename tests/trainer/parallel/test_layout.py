@@ -81,12 +81,12 @@ def test_a_layout_that_is_taken_divides_the_model(layout: Layout, shape: ModelSh
         ("d2 t2", "write axes with their sizes"),
         ("d-2", "write axes with their sizes"),
         ("d2x2", "there is no axis x; the axes are r, d, t, p, c, e"),
-        ("d2t2d1", "d stands there twice"),
+        ("d2t2d1", "d is given twice"),
         ("d0", "d must be 1 or more"),
-        ("d2c2e3", "of which there are 4; e may be 1 or 2 or 4"),
+        ("d2c2e3", "the 4 ranks of d, c and t divide the experts among them; e may be 1 or 2 or 4"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_the_reason(text: str, said: str) -> None:
+def test_an_invalid_layout_is_refused_with_the_reason(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         Layout.parse(text)
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(text: str, said: str) ->
         ("d3e3", "e3 does not divide the model's 4 experts; e may be 1"),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_with_what_would(text: str, said: str) -> None:
+def test_a_layout_that_does_not_fit_the_model_is_refused_with_sizes_that_do(text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         Layout.parse(text).check_model(SHAPE)
 
@@ -116,9 +116,9 @@ def test_a_schedule_of_two_stages_a_rank_needs_two_layers_a_rank() -> None:
 @pytest.mark.parametrize(
     ("layout", "schedule", "said"),
     [
-        (None, "1f1b", "1f1b is an order of work in a pipeline, and trainer.layout has no p"),
-        ("d2", "interleaved", "interleaved is an order of work in a pipeline, and trainer.layout has no p"),
-        ("d2p2", "zbv", "with it the layout is p alone, and not d2p2"),
+        (None, "1f1b", "1f1b orders the work of a pipeline, and trainer.layout has no p"),
+        ("d2", "interleaved", "interleaved orders the work of a pipeline, and trainer.layout has no p"),
+        ("d2p2", "zbv", "use a layout of p alone instead of d2p2"),
     ],
 )
 def test_a_schedule_that_has_nothing_to_order_is_refused(layout: str | None, schedule: str, said: str) -> None:
