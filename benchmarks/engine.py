@@ -19,8 +19,8 @@ from pathlib import Path
 from benchmarks.machine import describe
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import SamplingParameters
-from proxy.engines.interface import GenerateRequest
 from proxy.engines.launch import LaunchPlan, embedded_plan, wait_until_ready
+from proxy.engines.protocol import GenerateRequest
 from proxy.engines.sglang import SglangEngine
 from proxy.settings import EngineSettings
 

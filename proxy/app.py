@@ -30,7 +30,7 @@ from proxy.dialects.messages import endpoints as messages_endpoints
 from proxy.dialects.responses import endpoints as responses_endpoints
 from proxy.engines.activity import EngineActivity
 from proxy.engines.faults import EngineFaults
-from proxy.engines.interface import Engine
+from proxy.engines.protocol import Engine
 from proxy.engines.sglang import SglangEngine
 from proxy.engines.watch import EngineWatch
 from proxy.errors import StoreUnavailable
@@ -303,7 +303,7 @@ async def _start_serving(app: FastAPI, engine: Engine, clock: Clock, stack: Asyn
         engine,
         interval_seconds=settings.health_interval_seconds,
         patience_seconds=settings.health_timeout_seconds,
-        changed=state.swaps.doubt,
+        changed=state.swaps.recheck_engine,
     )
     await stack.enter_async_context(_background("engine watch", watch.run_forever()))
     stack.push_async_callback(state.chat.aclose)

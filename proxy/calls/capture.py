@@ -12,7 +12,7 @@ from proxy.calls.prompts import PlannedPrompt
 from proxy.contract.identifiers import RunId, SessionId, TurnId, part_id
 from proxy.contract.policy import parse_weight_label
 from proxy.contract.turn import FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
-from proxy.engines.interface import EngineChunk, EngineFinish
+from proxy.engines.protocol import EngineChunk, EngineFinish
 from proxy.errors import InvalidEngineReply
 from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.formats import ToolCall

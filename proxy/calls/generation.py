@@ -18,7 +18,7 @@ from proxy.calls.constraints import place_of
 from proxy.clock import Clock
 from proxy.contract.turn import TurnState
 from proxy.engines.faults import EngineFaults
-from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest
+from proxy.engines.protocol import Engine, EngineChunk, EngineFinish, GenerateRequest
 from proxy.errors import (
     BaseRlError,
     EngineFailed,

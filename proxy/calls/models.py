@@ -19,15 +19,15 @@ OWNER = "base-rl"
 
 
 class ServingVersions(Protocol):
-    """What the engine holds now (`policies.swap.SwapController`)."""
+    """What the engine holds now (`serving.reconciler.SwapController`)."""
 
     @property
     def engine_ready(self) -> bool: ...
 
     def serving(self, run_id: RunId) -> int | None: ...
 
-    def doubt(self) -> None:
-        """A call found the engine down."""
+    def recheck_engine(self) -> None:
+        """Ask the engine at once what it holds: a call has lost its connection."""
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ from proxy.calls.sampling import changes
 from proxy.clock import Clock
 from proxy.engines.activity import EngineActivity, EngineSlots
 from proxy.engines.faults import EngineFaults
-from proxy.engines.interface import Engine
+from proxy.engines.protocol import Engine
 from proxy.errors import BaseRlError, RateLimited, StoreUnavailable
 from proxy.http.workers import Workers
 from proxy.limits.service import RunLimits
@@ -396,7 +396,7 @@ class ChatService:
             vacate=partial(self._vacated, context),
             faults=self._faults,
             vocabulary_size=self._template.model_vocabulary_size,
-            engine_lost=self._swaps.doubt,
+            engine_lost=self._swaps.recheck_engine,
             ended=partial(self._ended, context),
         )
         generation.hold()

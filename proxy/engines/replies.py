@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.engines.bounds import HIGHEST_LOGPROB, ReplyBounds, checked_logprobs
-from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan
+from proxy.engines.protocol import EngineChunk, EngineFinish, LabelSpan
 from proxy.errors import (
     BaseRlError,
     ContextLengthExceeded,

@@ -1,4 +1,5 @@
-"""The adapter of every engine: SGLang's native HTTP API, which the embedded engine speaks too."""
+"""The adapter of every engine: a client of SGLang's native HTTP API, which the embedded and scripted engines answer
+too."""
 
 from __future__ import annotations
 
@@ -12,17 +13,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from proxy.contract.turn import SamplingParameters
-from proxy.engines.bounds import ReplyBounds
-from proxy.engines.connections import LARGEST_BODY, Connections, Reply
-from proxy.engines.grammars import ENFORCED, constraint_for
-from proxy.engines.interface import (
-    EngineChunk,
-    EngineInfo,
-    GenerateRequest,
-    PauseMode,
-)
+from proxy.engines.connections import Connections
+from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, PauseMode
 from proxy.engines.replies import ReplyParser, failure_of, message_of, refusal_of
+from proxy.engines.requests import bounds_of, engine_request_id, generate_body
+from proxy.engines.streams import EventLines, TokenProgress
 from proxy.errors import (
     BaseRlError,
     EngineFailed,
@@ -33,20 +28,14 @@ from proxy.errors import (
 )
 from proxy.settings import ConfigurationError, EngineSettings
 
-CONTROL_CALLS = 16
-ABORT_SECONDS = 5.0
-CONTROL_SECONDS = 120.0
-"""Longest wait for a weight update or a pause."""
-HEALTH_SECONDS = 25.0
-"""SGLang's own health check answers after one second at best and gives up after twenty."""
-LARGE_IDS = 1 << 14
-"""Token ids that were not written as text before: writing so many takes two milliseconds."""
-LARGE_BIASES = 1 << 10
-LARGE_CONSTRAINT = 1 << 14
-"""Characters of a grammar, which is decoded, rewritten and encoded."""
-Info = TypeVar("Info")
-DATA = b"data: "
-DONE = b"[DONE]"
+_CONTROL_CALLS = 16
+"""Control calls at once: a swap makes a handful; the rest are aborts of generations whose clients have gone."""
+_ABORT_SECONDS = 5.0
+"""Longest wait for an abort, which every engine answers without computing anything."""
+_CONTROL_SECONDS = 120.0
+"""Longest wait for a weight update or a pause: large weights take a minute to read from a network file system."""
+
+_Info = TypeVar("_Info")
 
 
 class _ModelInfo(msgspec.Struct, frozen=True):
@@ -63,9 +52,9 @@ class _ServerInfo(msgspec.Struct, frozen=True):
 class SglangEngine:
     """An engine at `url`, with up to `settings.max_concurrency` generations at once; further ones wait.
 
-    SGLang's prefix cache outlives a weight update that lets requests go on. So every request carries a key, which is
-    the label of the weights, or one of its own time while they change: SGLang shares prefixes only between requests
-    of one key, and none is reused under weights that did not compute it.
+    SGLang's prefix cache survives a weight update that lets requests continue. Every request therefore carries a key:
+    the label of the weights, or a random one while they change. SGLang shares prefixes only between requests with the
+    same key, so no prefix is reused under weights that did not compute it.
     """
 
     def __init__(self, url: str, settings: EngineSettings) -> None:
@@ -82,10 +71,11 @@ class SglangEngine:
         except ValueError as error:
             raise ConfigurationError(f"engine.url: {error}") from error
         self._name = _public_address(address)
-        # Of its own, so that a weight update never waits for generations to end.
+        # A pool of their own: a weight update must not wait until generations end and free a connection.
         self._control_calls = Connections(
-            address, limit=CONTROL_CALLS, connect_seconds=connect, silence_seconds=CONTROL_SECONDS
+            address, limit=_CONTROL_CALLS, connect_seconds=connect, silence_seconds=_CONTROL_SECONDS
         )
+        # And one for pings, which `suspend` leaves open: they notice that the engine answers again.
         self._pings = Connections(address, limit=1, connect_seconds=connect, silence_seconds=connect)
         self._stall_seconds = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
         self._label: str | None = None
@@ -101,31 +91,35 @@ class SglangEngine:
         return self._name
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
-        """Streams chunks; closing the iterator early aborts the generation in the engine.
+        """Stream chunks; closing the iterator early aborts the generation in the engine.
 
-        Raises InvalidRequest for what the engine refuses, UnsupportedParameter for a constraint that it does not
-        enforce, EngineUnavailable when it is down or dies meanwhile, EngineTimeout after a silence of the read
-        timeout, or of the stall timeout once tokens have come, InvalidEngineReply for an answer that cannot be true,
-        EngineFailed for everything else.
+        Raises InvalidRequest if the engine refuses the request, UnsupportedParameter for a constraint that it does
+        not enforce, EngineUnavailable if it is down or dies meanwhile, EngineTimeout after a silence of the read
+        timeout, or of the stall timeout once tokens have come, InvalidEngineReply for a reply that cannot be true,
+        and EngineFailed for everything else.
         """
         if request.sampling.constraint is not None and self._grammar_backend is None:
-            await self._look_at_server()
-        bounds = _bounds_of(request)
+            await self._read_server_info()
+        bounds = bounds_of(request)
         parser = ReplyParser(bounds)
         over = False
         try:
-            ids, sampling = await self._written(request)
-            with await self._calls.request("POST", "/generate", self._body(request, ids, sampling)) as reply:
+            body = await generate_body(
+                request,
+                grammar_backend=self._grammar_backend,
+                prefix_key=lambda: self._interim_key or self._label,
+            )
+            with await self._calls.request("POST", "/generate", body) as reply:
                 if reply.status != HTTPStatus.OK:
                     raise refusal_of(reply.status, message_of(await reply.read()))
                 if request.stream:
                     events = EventLines(bounds.max_bytes)
-                    progress = Progress(reply, self._stall_seconds)
+                    progress = TokenProgress(reply, self._stall_seconds)
                     while not events.over and (part := await reply.part()):
                         for chunk in parser.parse_all(events.feed(part)):
-                            # Before the yield: a reader that stops at the last chunk leaves nothing to abort.
+                            # Set before the yield: a reader that stops at the last chunk leaves nothing to abort.
                             over = parser.finished
-                            progress.made()
+                            progress.tokens_came()
                             yield chunk
                         if self._pause_mode is None:
                             progress.check()
@@ -143,33 +137,9 @@ class SglangEngine:
             if not over:
                 self._abort_in_background(request.request_id)
 
-    async def _written(self, request: GenerateRequest) -> tuple[msgspec.Raw, msgspec.Raw]:
-        """The request's ids and sampling parameters as JSON; on a thread where that takes more than a few
-        milliseconds."""
-        backend = self._grammar_backend
-
-        def write() -> tuple[msgspec.Raw, msgspec.Raw]:
-            sampling = msgspec.json.encode(sampling_body(request.sampling, backend))
-            return msgspec.Raw(request.input_ids.json), msgspec.Raw(sampling)
-
-        return await asyncio.to_thread(write) if _is_large(request) else write()
-
-    def _body(self, request: GenerateRequest, ids: msgspec.Raw, sampling: msgspec.Raw) -> bytes:
-        body: dict[str, Any] = {
-            "rid": _engine_id(request.request_id),
-            "input_ids": ids,
-            "sampling_params": sampling,
-            "return_logprob": True,
-            "stream": request.stream,
-        }
-        if request.top_logprobs:
-            body["top_logprobs_num"] = request.top_logprobs
-        if prefix_key := self._interim_key or self._label:
-            body["extra_key"] = prefix_key
-        return msgspec.json.encode(body)
-
     def _abort_in_background(self, request_id: str) -> None:
-        """In a task of its own: whoever closes the iterator may be in the middle of being cancelled."""
+        # A task of its own, since the task that closes the iterator may itself be cancelled. The set keeps a
+        # reference to it: asyncio may drop a task that nobody refers to.
         task = asyncio.create_task(self._abort_quietly(request_id))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
@@ -179,10 +149,10 @@ class SglangEngine:
             await self.abort(request_id)
 
     async def abort(self, request_id: str) -> None:
-        await self._control("/abort_request", {"rid": _engine_id(request_id)}, seconds=ABORT_SECONDS)
+        await self._control("/abort_request", {"rid": engine_request_id(request_id)}, seconds=_ABORT_SECONDS)
 
     async def pause(self, mode: PauseMode) -> None:
-        # What arrives from now on may run under other weights than those that are loaded.
+        # Requests that arrive from now on may run under the weights that are about to be loaded.
         self._interim_key, self._pause_mode = uuid.uuid4().hex, mode
         await self._control("/pause_generation", {"mode": mode.value})
 
@@ -190,21 +160,19 @@ class SglangEngine:
         self._interim_key = self._pause_mode = None
         await self._control("/continue_generation", {})
 
-    async def flush_cache(self) -> None:
-        await self._control("/flush_cache", {})
-
     async def load_weights(self, path: str, label: str) -> None:
-        """Loads a directory and verifies that `label` is served. Raises EngineFailed when it is not."""
+        """Load a directory and verify that the engine serves `label`. Raises EngineFailed if it does not."""
         before, self._interim_key = self._interim_key, uuid.uuid4().hex
-        # Requests that were retracted would find what the old weights computed of them in the cache. Those that are
-        # frozen need it as it is.
+        # Retracted requests would find KV entries of the old weights in the cache, so it is flushed. Frozen requests
+        # continue with their entries and need the cache as it is.
         flush = self._pause_mode is not PauseMode.IN_PLACE
         body = {"model_path": path, "weight_version": label, "flush_cache": flush}
         refusal: EngineFailed | None = None
         try:
             await self._control("/update_weights_from_disk", body)
         except EngineFailed as error:
-            # SGLang also answers 400 when it has updated and could only not flush its cache: the label decides.
+            # SGLang also answers 400 if it has updated its weights and only could not flush its cache. The label that
+            # it reports afterwards decides.
             refusal = error
         finally:
             self._interim_key = before
@@ -214,39 +182,35 @@ class SglangEngine:
             raise EngineFailed(f"the engine did not take the weights in {path}: {reason}") from refusal
 
     async def label_weights(self, label: str) -> None:
-        """Names the loaded weights; requests in flight go on."""
+        """Name the loaded weights; running requests continue, which SGLang's default would abort."""
         await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
     async def info(self) -> EngineInfo:
         model = await self._model_info()
-        backend = await self._look_at_server()
+        await self._read_server_info()
         return EngineInfo(
-            adapters=self._takes_adapters,
-            model_path=model.model_path,
-            weight_label=model.weight_version,
-            grammar=ENFORCED.get(backend, frozenset()),
-            draws_by_seed=bool(self._draws_by_seed),
+            model_path=model.model_path, weight_label=model.weight_version, adapters=self._takes_adapters
         )
 
     async def draws_by_seed(self) -> bool:
-        """SGLang takes every seed, and draws by it only with `--enable-deterministic-inference`."""
+        """Return whether a seed decides the samples: SGLang accepts every seed, and uses it only if it runs with
+        `--enable-deterministic-inference`."""
         if self._draws_by_seed is None:
-            await self._look_at_server()
+            await self._read_server_info()
         return bool(self._draws_by_seed)
 
-    async def _look_at_server(self) -> str:
-        server = await self._look("/server_info", _ServerInfo)
+    async def _read_server_info(self) -> None:
+        server = await self._read("/server_info", _ServerInfo)
         self._grammar_backend = server.grammar_backend or "none"
         self._draws_by_seed = server.enable_deterministic_inference
         self._takes_adapters = server.adapters_from_disk
-        return self._grammar_backend
 
     async def _model_info(self) -> _ModelInfo:
-        model = await self._look("/model_info", _ModelInfo)
+        model = await self._read("/model_info", _ModelInfo)
         self._label = model.weight_version
         return model
 
-    async def _look(self, path: str, kind: type[Info]) -> Info:
+    async def _read(self, path: str, kind: type[_Info]) -> _Info:
         with await self._control_calls.request("GET", path) as reply:
             content = await reply.read()
         if reply.status != HTTPStatus.OK:
@@ -257,9 +221,11 @@ class SglangEngine:
             raise InvalidEngineReply(f"its {path} cannot be read: {error}") from error
 
     async def ping(self, seconds: float) -> None:
-        """SGLang answers `/model_info` beside its scheduler, the embedded engine beside its model thread."""
+        # `/model_info` never waits for the model: SGLang answers it beside its scheduler, the embedded engine beside
+        # its model thread.
         try:
-            async with asyncio.timeout(seconds):  # the connection included: a host that is cut off drops packets
+            # The bound includes the connection attempt: a host that is cut off drops packets without an answer.
+            async with asyncio.timeout(seconds):
                 with await self._pings.request("GET", "/model_info", silence_seconds=seconds) as reply:
                     await reply.read()
         except TimeoutError as error:
@@ -273,23 +239,14 @@ class SglangEngine:
         self._calls.restore()
         self._control_calls.restore()
 
-    async def healthy(self) -> bool:
-        try:
-            with await self._control_calls.request(
-                "GET", "/health_generate", silence_seconds=HEALTH_SECONDS
-            ) as reply:
-                return reply.status == HTTPStatus.OK
-        except (EngineUnavailable, EngineTimeout):
-            return False
-
     async def aclose(self) -> None:
         if self._aborts:
-            await asyncio.wait(self._aborts, timeout=ABORT_SECONDS)
+            await asyncio.wait(self._aborts, timeout=_ABORT_SECONDS)
         await self._calls.aclose()
         await self._control_calls.aclose()
         await self._pings.aclose()
 
-    async def _control(self, path: str, body: dict[str, Any], seconds: float = CONTROL_SECONDS) -> None:
+    async def _control(self, path: str, body: dict[str, Any], seconds: float = _CONTROL_SECONDS) -> None:
         request = self._control_calls.request("POST", path, msgspec.json.encode(body), silence_seconds=seconds)
         with await request as reply:
             content = await reply.read()
@@ -297,112 +254,7 @@ class SglangEngine:
             raise failure_of(reply.status, message_of(content))
 
 
-class Progress:
-    """Watches that a streamed answer goes on once it has begun: by bytes, and by tokens where chunks come without."""
-
-    def __init__(self, reply: Reply, stall_seconds: float) -> None:
-        self._reply = reply
-        self._stall_seconds = stall_seconds
-        self._loop = asyncio.get_running_loop()
-        self._made_at: float | None = None
-
-    def made(self) -> None:
-        """New tokens came."""
-        if self._made_at is None:
-            self._reply.bound_silence(self._stall_seconds)
-        self._made_at = self._loop.time()
-
-    def check(self) -> None:
-        """Raise EngineTimeout where chunks come, and no tokens."""
-        if self._made_at is not None and self._loop.time() - self._made_at > self._stall_seconds:
-            raise EngineTimeout(f"the engine stopped in the middle: no token came for {self._stall_seconds:g} s")
-
-
-class EventLines:
-    """Cut the data out of a stream of server-sent events, in whatever parts it comes. `over` after its last one.
-
-    A line of more than `limit` bytes raises InvalidEngineReply: without its end it would fill the memory.
-    """
-
-    def __init__(self, limit: int = LARGEST_BODY) -> None:
-        self._limit = limit
-        self._line: list[bytes] = []
-        self._size = 0
-        self.over = False
-
-    def feed(self, part: bytes) -> list[bytes]:
-        """The data of the events that this part completes."""
-        first, *further = part.split(b"\n")
-        self._line.append(first)
-        self._size = self._size + len(first) if not further else len(further[-1])
-        if self._size > self._limit:
-            raise InvalidEngineReply(f"an event has more than {self._limit} bytes")
-        if not further:
-            return []
-        lines = [b"".join(self._line), *further]
-        self._line = [lines.pop()]
-        events = [line[len(DATA) :].rstrip() for line in lines if line.startswith(DATA)]
-        if DONE in events:
-            self.over = True
-            return events[: events.index(DONE)]
-        return events
-
-
-def _bounds_of(request: GenerateRequest) -> ReplyBounds:
-    bounds = ReplyBounds(
-        max_new_tokens=request.sampling.max_new_tokens,
-        prompt_tokens=len(request.input_ids),
-        per_token=1 + request.top_logprobs,
-    )
-    if request.vocabulary_size is None:
-        return bounds
-    return msgspec.structs.replace(bounds, vocabulary_size=request.vocabulary_size)
-
-
 def _public_address(url: str) -> str:
-    """The address without its user and password."""
+    """Return the address without user and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _engine_id(request_id: str) -> str:
-    """SGLang aborts every request whose id begins with the given one; with an end mark none begins with another."""
-    return f"{request_id}/"
-
-
-def _is_large(request: GenerateRequest) -> bool:
-    sampling = request.sampling
-    return (
-        request.input_ids.unwritten > LARGE_IDS
-        or len(sampling.logit_bias or ()) > LARGE_BIASES
-        or (sampling.constraint is not None and len(sampling.constraint.text) > LARGE_CONSTRAINT)
-    )
-
-
-def sampling_body(sampling: SamplingParameters, grammar_backend: str | None = None) -> dict[str, Any]:
-    """SGLang's `sampling_params`. The text options make its text say what the ids say, special tokens and all.
-
-    Raises UnsupportedParameter for a constraint that the back end does not enforce.
-    """
-    body: dict[str, Any] = {
-        "max_new_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-    }
-    optional: dict[str, tuple[Any, Any]] = {
-        "top_p": (sampling.top_p, 1.0),
-        "top_k": (sampling.top_k, -1),
-        "min_p": (sampling.min_p, 0.0),
-        "presence_penalty": (sampling.presence_penalty, 0.0),
-        "frequency_penalty": (sampling.frequency_penalty, 0.0),
-        "sampling_seed": (sampling.seed, None),
-        "stop": (sampling.stop, ()),
-        "stop_token_ids": (sampling.stop_token_ids, ()),
-        "logit_bias": (sampling.logit_bias, None),
-    }
-    body |= {name: value for name, (value, default) in optional.items() if value != default}
-    if sampling.constraint is not None:
-        constraint = constraint_for(sampling.constraint, grammar_backend)
-        body[constraint.kind.value] = constraint.text
-    return body

@@ -21,7 +21,7 @@ from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat, WeightsReference, parse_weight_label, weight_label
 from proxy.database.unit_of_work import Database, retried
 from proxy.database.weights import weights_of
-from proxy.engines.interface import Engine, EngineInfo, PauseMode
+from proxy.engines.protocol import Engine, EngineInfo, PauseMode
 from proxy.errors import (
     EngineFailed,
     EngineTimeout,
@@ -167,7 +167,7 @@ class SwapController:
         """Return the formats that the run's engine loads; None while the engine has not said so."""
         return self._formats if run_id == self._run_id else None
 
-    def doubt(self) -> None:
+    def recheck_engine(self) -> None:
         """Take the engine as down after a failed call. The next round, which begins at once, asks it again."""
         self._version = None
         self._signals.versions.notify()

@@ -16,8 +16,8 @@ import uvloop
 from transformers import AutoModelForCausalLM
 
 from proxy.cli.addresses import random_free_port
-from proxy.engines.interface import PauseMode
 from proxy.engines.launch import LaunchPlan, embedded_plan, sglang_cpu_plan, wait_until_ready
+from proxy.engines.protocol import PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.settings import ConfigurationError, EngineSettings, load_settings
 from tests.engines.generating import END_ID, NEVER_END

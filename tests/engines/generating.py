@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import SamplingParameters
-from proxy.engines.interface import Engine, EngineChunk, EngineFinish, GenerateRequest, LabelSpan
+from proxy.engines.protocol import Engine, EngineChunk, EngineFinish, GenerateRequest, LabelSpan
 from tests.engines.tiny_model import make_tokenizer
 
 PROMPT = tuple(make_tokenizer().encode("What is 12 plus 30?"))

@@ -15,7 +15,7 @@ from proxy.contract.identifiers import RunId
 from proxy.contract.policy import Head
 from proxy.engines.embedded.adapters import read_adapted
 from proxy.engines.embedded.weights import WeightsRefused
-from proxy.engines.interface import LabelSpan
+from proxy.engines.protocol import LabelSpan
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import EngineFailed
 from tests.engines.conftest import Models, Reference, Server

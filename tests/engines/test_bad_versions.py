@@ -23,7 +23,7 @@ from proxy.contract.identifiers import SessionId
 from proxy.contract.policy import WeightsFormat, WeightsReference, weight_label
 from proxy.database import migrate
 from proxy.database.tables import PolicyVersionRow, RunRow
-from proxy.engines.interface import LabelSpan
+from proxy.engines.protocol import LabelSpan
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import WeightsRejected
 from proxy.serving import reconciler as swap

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from proxy.contract.turn import Constraint, ConstraintKind
-from proxy.engines.interface import EngineFinish, GenerateRequest, PauseMode
+from proxy.engines.protocol import EngineFinish, GenerateRequest, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.grammars.structural_tag import structural_tag
@@ -272,10 +272,6 @@ async def test_an_end_that_is_to_be_ignored_is_none_where_nothing_else_can_come(
     assert TOKENIZER.decode(reply["output_ids"][:2]) == "ab"
     assert len(reply["output_ids"]) <= 3
     assert reply["meta_info"]["finish_reason"]["type"] == "stop"
-
-
-async def test_the_engine_says_what_it_enforces(engine: SglangEngine) -> None:
-    assert (await engine.info()).grammar == frozenset(ConstraintKind)
 
 
 async def test_seeds_hold_under_a_constraint(engine: SglangEngine, server: Server) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from proxy.engines.interface import EngineChunk, EngineFinish, LabelSpan, PauseMode
+from proxy.engines.protocol import EngineChunk, EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import ContextLengthExceeded, InvalidRequest
 from tests.engines.conftest import Reference, Server, becomes_idle
@@ -96,8 +96,8 @@ async def test_samples_differ_from_each_other(engine: SglangEngine) -> None:
     assert len({answer.ids for answer in answers}) == 4
 
 
-async def test_whether_it_draws_by_seed_is_said(engine: SglangEngine, server: Server) -> None:
-    assert await engine.draws_by_seed() == (await engine.info()).draws_by_seed == (server.kind != "sglang")
+async def test_the_engine_reports_whether_it_draws_by_seed(engine: SglangEngine, server: Server) -> None:
+    assert await engine.draws_by_seed() == (server.kind != "sglang")
 
 
 async def test_a_seed_gives_the_same_answer_in_any_batch(engine: SglangEngine, server: Server) -> None:

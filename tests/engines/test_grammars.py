@@ -10,7 +10,7 @@ import pytest
 
 from proxy.contract.turn import Constraint, ConstraintKind, SamplingParameters
 from proxy.engines.grammars import constraint_for
-from proxy.engines.sglang import sampling_body
+from proxy.engines.requests import sampling_body
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.grammars.schemas import SchemaRefused, check_for_xgrammar, check_schema
 from proxy.grammars.structural_tag import LARK_HEAD, StructuralTagUnsupported, lark_of, structural_tag

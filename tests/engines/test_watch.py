@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from proxy.engines.interface import PauseMode
+from proxy.engines.protocol import PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.engines.watch import EngineWatch
 from proxy.errors import EngineTimeout, EngineUnavailable
@@ -30,7 +30,7 @@ class Watched(NamedTuple):
         before = len(self.changes)
         async with asyncio.timeout(30):
             while len(self.changes) == before:
-                await self.watch.look()
+                await self.watch.ping_once()
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def watched() -> AsyncIterator[Watched]:
 
 
 async def test_calls_on_a_hung_engine_fail_and_those_that_wait_do_too(watched: Watched) -> None:
-    await watched.watch.look()
+    await watched.watch.ping_once()
     watched.server.answers.clear()
     calls = [asyncio.create_task(collect(watched.engine, ask(stream=index % 2 == 0))) for index in range(5)]
     control = asyncio.create_task(watched.engine.info())
@@ -60,7 +60,7 @@ async def test_calls_on_a_hung_engine_fail_and_those_that_wait_do_too(watched: W
 
 
 async def test_an_engine_that_answers_again_is_served_again(watched: Watched) -> None:
-    await watched.watch.look()
+    await watched.watch.ping_once()
     watched.server.answers.clear()
     await watched.hangs()
     watched.server.answers.set()
@@ -74,7 +74,7 @@ async def test_a_busy_engine_is_not_hung(watched: Watched) -> None:
     watched.server.lie = lambda truth: [PATIENCE * 3, *truth.whole()]
     call = asyncio.create_task(collect(watched.engine, ask(stream=True)))
     while not call.done():
-        await watched.watch.look()
+        await watched.watch.ping_once()
         await asyncio.sleep(0.01)
     assert (await call).ids == (1, 2, 3, 4)
     assert watched.changes == []
@@ -83,17 +83,17 @@ async def test_a_busy_engine_is_not_hung(watched: Watched) -> None:
 async def test_an_engine_that_never_answered_may_still_be_starting(watched: Watched) -> None:
     watched.server.answers.clear()
     for _ in range(6):
-        await watched.watch.look()
+        await watched.watch.ping_once()
     assert watched.changes == []
 
 
 async def test_one_answer_in_between_starts_the_patience_anew(watched: Watched) -> None:
-    await watched.watch.look()
+    await watched.watch.ping_once()
     for _ in range(3):
         watched.server.answers.clear()
-        await watched.watch.look()
+        await watched.watch.ping_once()
         watched.server.answers.set()
-        await watched.watch.look()
+        await watched.watch.ping_once()
     assert watched.changes == []
 
 

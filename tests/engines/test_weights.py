@@ -11,8 +11,8 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save
 
-from proxy.engines.interface import EngineFinish, LabelSpan, PauseMode
 from proxy.engines.launch import SGLANG_SHIM
+from proxy.engines.protocol import EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import EngineFailed
 from tests.engines.conftest import Models, Reference, Server, sglang_venv

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from proxy.engines.grammars import constraint_for
-from proxy.engines.interface import (
+from proxy.engines.protocol import (
     EngineChunk,
     EngineFinish,
     EngineInfo,
@@ -118,10 +118,6 @@ class FakeEngine:
         self._reach()
         self.calls.append(("resume", None))
 
-    async def flush_cache(self) -> None:
-        self._reach()
-        self.calls.append(("flush_cache", None))
-
     async def load_weights(self, path: str, label: str) -> None:
         self._reach()
         self.calls.append(("load_weights", (path, label)))
@@ -135,9 +131,7 @@ class FakeEngine:
 
     async def info(self) -> EngineInfo:
         self._reach()
-        return EngineInfo(
-            model_path=self.model_path, weight_label=self.label, draws_by_seed=self.seeded, adapters=self.adapters
-        )
+        return EngineInfo(model_path=self.model_path, weight_label=self.label, adapters=self.adapters)
 
     async def draws_by_seed(self) -> bool:
         self._reach()
@@ -154,9 +148,6 @@ class FakeEngine:
 
     def restore(self) -> None:
         self.calls.append(("restore", None))
-
-    async def healthy(self) -> bool:
-        return not self.down
 
     async def aclose(self) -> None:
         self.calls.append(("aclose", None))

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.engines.interface import PauseMode
+from proxy.engines.protocol import PauseMode
 from proxy.engines.scripted.script import MODEL, read_script
 from proxy.engines.scripted.server import ScriptedEngine
 from proxy.engines.sglang import SglangEngine

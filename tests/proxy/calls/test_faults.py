@@ -206,10 +206,10 @@ async def test_a_client_that_leaves_before_the_first_token_leaves_no_session(wor
 async def test_an_engine_that_is_down_is_503_and_serves_again_when_it_is_back(world: World) -> None:
     world.engine.down = True
     assert (await world.post({})).status_code == 503
-    assert world.swaps.doubts == 1, "who watches the engine is told"
+    assert world.swaps.rechecks == 1, "the engine is asked again at once"
     world.engine.down = False
     assert (await world.post({})).status_code == 200
-    assert world.swaps.doubts == 1
+    assert world.swaps.rechecks == 1
 
 
 async def test_an_error_in_mid_stream_is_an_event_and_the_end(world: World) -> None:

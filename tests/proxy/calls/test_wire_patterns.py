@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from proxy.engines.interface import GenerateRequest
+from proxy.engines.protocol import GenerateRequest
 from proxy.tokens.template import ChatTemplate
 from tests.proxy.calls.agents import whole_paths
 from tests.proxy.calls.world import CALL, TOOLS, World, open_world

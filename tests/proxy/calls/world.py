@@ -26,7 +26,7 @@ from proxy.database.tables import SessionRow, TurnRow
 from proxy.dialects import endpoints as chat_endpoints
 from proxy.dialects.messages import endpoints as messages_endpoints
 from proxy.dialects.responses import endpoints as responses_endpoints
-from proxy.engines.interface import Engine, GenerateRequest
+from proxy.engines.protocol import Engine, GenerateRequest
 from proxy.http import errors
 from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import DatabaseSettings, EngineSettings, RunSettings, ServerSettings, Settings
@@ -48,10 +48,10 @@ class FakeSwaps:
     def __init__(self) -> None:
         self.version: int | None = 0
         self.engine_ready = True
-        self.doubts = 0
+        self.rechecks = 0
 
-    def doubt(self) -> None:
-        self.doubts += 1
+    def recheck_engine(self) -> None:
+        self.rechecks += 1
 
     def serving(self, run_id: RunId) -> int | None:
         assert run_id

@@ -13,7 +13,7 @@ from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat, WeightsReference, weight_label
 from proxy.database.tables import PolicyVersionRow
-from proxy.engines.interface import PauseMode
+from proxy.engines.protocol import PauseMode
 from proxy.errors import BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
 from proxy.serving import reconciler as swap
 from proxy.serving.reconciler import SwapController
@@ -437,7 +437,7 @@ async def test_the_loop_swaps_as_soon_as_a_version_is_committed(bench: Bench) ->
 async def test_an_engine_that_a_call_found_down_is_not_ready_until_it_was_looked_at(bench: Bench) -> None:
     await bench.swaps.reconcile()
     assert bench.swaps.engine_ready
-    bench.swaps.doubt()
+    bench.swaps.recheck_engine()
     assert (bench.swaps.engine_ready, bench.serving) == (False, None)
     await bench.swaps.reconcile()
     assert (bench.swaps.engine_ready, bench.serving) == (True, 0)

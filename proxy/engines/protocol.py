@@ -1,0 +1,143 @@
+"""The protocol between the proxy and an inference engine. `sglang.py` is its one implementation: every engine that
+base-rl can use answers SGLang's HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from proxy.contract.token_ids import TokenIds
+from proxy.contract.turn import SamplingParameters
+
+
+class EngineFinish(StrEnum):
+    """Why a generation ended: `stop` at a stop token or stop string, `length` at the bound on new tokens, `abort`
+    because the proxy asked for it."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class PauseMode(StrEnum):
+    """What a pause does to running requests. `in_place`: they freeze and later continue with their KV cache.
+    `retract`: they return to the queue, and their KV cache is computed again. `abort`: they end with the tokens
+    produced so far."""
+
+    IN_PLACE = "in_place"
+    RETRACT = "retract"
+    ABORT = "abort"
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. With `stream` False the answer comes as one chunk at the end, which is cheaper.
+
+    `top_logprobs` is the number of most probable tokens to report for every generated token. `vocabulary_size` is the
+    model's, padding included; replies with larger token ids are refused. None: the size is unknown.
+    """
+
+    request_id: str
+    input_ids: TokenIds
+    sampling: SamplingParameters
+    stream: bool = False
+    top_logprobs: int = 0
+    vocabulary_size: int | None = None
+
+
+class LabelSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """The weights labelled `label` produced the output tokens `[start, end)` of the request."""
+
+    label: str
+    start: int
+    end: int
+
+
+class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens since the last chunk: ids and log-probabilities, of equal length.
+
+    `top_logprobs` has the most probable (id, log-probability) pairs of each token, best first; it is empty unless the
+    request asked for them. Only the last chunk has `finish` and `spans`, over all output tokens of the request.
+    """
+
+    output_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    finish: EngineFinish | None = None
+    spans: tuple[LabelSpan, ...] = ()
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's description of itself. `weight_label` is the label of the last loaded weights, or the engine's own
+    default. `adapters`: `load_weights` also accepts a directory with a LoRA adapter in peft's format, and serves it
+    over the base model that its configuration names."""
+
+    model_path: str
+    weight_label: str
+    adapters: bool = False
+
+
+class Engine(Protocol):
+    """An inference server. Methods raise EngineUnavailable if it is down, EngineFailed if it refuses, EngineTimeout
+    if it does not answer."""
+
+    @property
+    def name(self) -> str:
+        """The name that operators see: the engine's address, without user and password."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[EngineChunk]:
+        """Stream chunks; closing the iterator early aborts the generation in the engine."""
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a generation; its stream then ends with the tokens produced so far."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating until `resume`."""
+        ...
+
+    async def resume(self) -> None:
+        """Continue generating; without a pause, do nothing."""
+        ...
+
+    async def load_weights(self, path: str, label: str) -> None:
+        """Load a Hugging Face directory (or an adapter's, see `EngineInfo`), and verify that `label` is served.
+
+        Call it between `pause` and `resume`, so that running requests continue with the new weights.
+        """
+        ...
+
+    async def label_weights(self, label: str) -> None:
+        """Name the loaded weights without touching running requests."""
+        ...
+
+    async def info(self) -> EngineInfo:
+        """Ask the engine which weights it serves."""
+        ...
+
+    async def draws_by_seed(self) -> bool:
+        """Return whether a request's seed decides its samples. The engine is asked once for all calls."""
+        ...
+
+    async def ping(self, seconds: float) -> None:
+        """Send a request that even a busy engine answers at once, on a connection of its own.
+
+        Raises EngineTimeout if nothing arrives for `seconds`, EngineUnavailable if nothing listens.
+        """
+        ...
+
+    def suspend(self, reason: str) -> None:
+        """Fail all running calls with EngineTimeout and refuse further ones with EngineUnavailable."""
+        ...
+
+    def restore(self) -> None:
+        """Accept calls again after `suspend`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        ...
