@@ -26,7 +26,7 @@ from proxy.database.tables import PolicyVersionRow, RunRow
 from proxy.engines.protocol import LabelSpan
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import WeightsRejected
-from proxy.serving import reconciler as swap
+from proxy.serving import checks
 from proxy.serving.reconciler import SwapController
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.service import VersionService
@@ -85,7 +85,7 @@ async def deployment(
     engine: SglangEngine, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Deployment]:
     """It serves version 1, which are the weights of model `b`."""
-    monkeypatch.setattr(swap, "_CHECK_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(checks, "PATIENCE_SECONDS", 60.0)
     async with run_over(models.a, tmp_path) as world:
         found = Deployment(world, engine, models, tmp_path / "weights")
         await found.reconcile()

@@ -15,11 +15,13 @@ from proxy.contract.policy import WeightsFormat, WeightsReference, weight_label
 from proxy.database.tables import PolicyVersionRow
 from proxy.engines.protocol import PauseMode
 from proxy.errors import BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
-from proxy.serving import reconciler as swap
+from proxy.serving import checks, faults
 from proxy.serving.reconciler import SwapController
+from proxy.versions.inspector import WeightsInspector
 from tests.fakes.engine import FakeEngine
 from tests.proxy.turns.world import World
-from tests.proxy.versions.publishing import commit_request, inspector, publish, versions_of
+from tests.proxy.versions.publishing import commit_request, publish, versions_of
+from tests.proxy.versions.publishing import inspector as new_inspector
 
 
 class SwappedEngine(FakeEngine):
@@ -30,12 +32,15 @@ class SwappedEngine(FakeEngine):
         self.load_error: BaseRlError | None = None
         self.info_error: BaseRlError | None = None
         self.failing_resumes = 0
+        self.dies_at_pause = False
         self.stopped = False
         self.loading = asyncio.Event()
         self.may_load = asyncio.Event()
         self.may_load.set()
 
     async def pause(self, mode: PauseMode) -> None:
+        if self.dies_at_pause:
+            self.down = True
         await super().pause(mode)
         self.stopped = True
 
@@ -92,14 +97,16 @@ class Bench:
         self.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
         self.swaps = self.controller()
 
-    def controller(self, health_interval_seconds: float = 0.01) -> SwapController:
+    def controller(
+        self, health_interval_seconds: float = 0.01, inspector: WeightsInspector | None = None
+    ) -> SwapController:
         return SwapController(
             database=self.world.database,
             engine=self.engine,
             signals=self.world.signals,
             clock=self.world.clock,
             run=self.world.run,
-            inspector=inspector(),
+            inspector=inspector or new_inspector(),
             health_interval_seconds=health_interval_seconds,
             observer=self.heard,
         )
@@ -145,11 +152,11 @@ class Bench:
 
 @pytest.fixture
 def bench(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(swap, "_CHECK_PATIENCE_SECONDS", 60.0)  # one round loads, however busy the machine is
+    monkeypatch.setattr(checks, "PATIENCE_SECONDS", 60.0)  # one round loads, however busy the machine is
     return Bench(world, tmp_path / "storage")
 
 
-async def test_before_the_first_look_nothing_is_served(bench: Bench) -> None:
+async def test_nothing_is_served_before_the_engine_was_asked(bench: Bench) -> None:
     assert (bench.swaps.engine_ready, bench.serving) == (False, None)
 
 
@@ -418,15 +425,7 @@ async def test_weights_of_another_run_or_of_a_lost_future_are_replaced(bench: Be
 
 
 async def test_the_loop_swaps_as_soon_as_a_version_is_committed(bench: Bench) -> None:
-    bench.swaps = SwapController(
-        database=bench.world.database,
-        engine=bench.engine,
-        signals=bench.world.signals,
-        clock=bench.world.clock,
-        run=bench.world.run,
-        inspector=inspector(),
-        health_interval_seconds=3600.0,
-    )
+    bench.swaps = bench.controller(health_interval_seconds=3600.0)
     async with bench.running():
         await bench.until(lambda: bench.serving == 0)
         for version in (1, 2):
@@ -434,13 +433,59 @@ async def test_the_loop_swaps_as_soon_as_a_version_is_committed(bench: Bench) ->
             await bench.until(lambda wanted=version: bench.serving == wanted)  # type: ignore[misc]
 
 
-async def test_an_engine_that_a_call_found_down_is_not_ready_until_it_was_looked_at(bench: Bench) -> None:
+async def test_one_lost_connection_does_not_interrupt_other_calls(bench: Bench) -> None:
     await bench.swaps.reconcile()
-    assert bench.swaps.engine_ready
     bench.swaps.recheck_engine()
-    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
     await bench.swaps.reconcile()
     assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
+    assert not await bench.world.events("engine.lost")
+
+
+async def test_after_a_lost_connection_the_engine_is_asked_at_once(bench: Bench) -> None:
+    bench.swaps = bench.controller(health_interval_seconds=3600.0)
+    async with bench.running():
+        await bench.until(lambda: bench.serving == 0)
+        bench.engine.down = True
+        bench.swaps.recheck_engine()
+        await bench.until(lambda: not bench.swaps.engine_ready)
+
+
+async def test_an_engine_that_loses_a_connection_and_then_does_not_answer_is_lost(bench: Bench) -> None:
+    await bench.swaps.reconcile()
+    bench.engine.info_error = EngineTimeout("slow")
+    bench.swaps.recheck_engine()
+    await bench.swaps.reconcile()
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+
+
+async def test_an_engine_that_restarted_after_a_lost_connection_serves_no_version_until_it_is_reloaded(
+    bench: Bench,
+) -> None:
+    await bench.swaps.reconcile()
+    await bench.commit()
+    await bench.swaps.reconcile()
+    bench.engine.restart()
+    bench.engine.loading.clear()
+    bench.engine.may_load.clear()
+    bench.swaps.recheck_engine()
+    reload = asyncio.create_task(bench.swaps.reconcile())
+    await bench.engine.loading.wait()
+    assert (bench.swaps.engine_ready, bench.serving) == (False, None)
+    bench.engine.may_load.set()
+    await reload
+    assert bench.serving == 1
+
+
+async def test_a_version_that_the_engine_was_never_given_is_not_blamed_for_its_death(bench: Bench) -> None:
+    """The engine dies of version 1 while it is paused for version 2."""
+    await bench.swaps.reconcile()
+    await bench.commit()
+    await bench.swaps.reconcile()
+    await bench.commit()
+    bench.engine.dies_at_pause = True
+    await bench.swaps.reconcile()
+    assert [row.engine_deaths for row in await bench.rows()] == [0, 1, 0]
 
 
 async def test_the_loop_survives_whatever_happens(bench: Bench) -> None:
@@ -567,7 +612,7 @@ async def test_an_engine_that_lived_on_takes_suspicion_away(bench: Bench, monkey
     bench.engine.restart()
     bench.engine.down = False
     await bench.swaps.reconcile()
-    monkeypatch.setattr(swap, "_SUSPECT_SECONDS", 0.0)
+    monkeypatch.setattr(faults, "SUSPECT_SECONDS", 0.0)
     await bench.swaps.reconcile()
     assert (await bench.rows())[1].engine_deaths == 0
     bench.engine.down = True
@@ -629,11 +674,12 @@ async def test_the_engine_is_watched_while_a_large_version_is_checked(
     await bench.commit()
     checked = asyncio.Event()
 
-    async def slow(*_: object) -> None:
-        await checked.wait()
+    class SlowInspector(WeightsInspector):
+        async def check(self, weights: WeightsReference, base_model: str) -> None:
+            await checked.wait()
 
-    monkeypatch.setattr(bench.swaps._inspector, "check", slow)
-    monkeypatch.setattr(swap, "_CHECK_PATIENCE_SECONDS", 0.01)
+    bench.swaps = bench.controller(inspector=SlowInspector(bench.directory))
+    monkeypatch.setattr(checks, "PATIENCE_SECONDS", 0.01)
     await bench.swaps.reconcile()
     assert (bench.swaps.engine_ready, bench.serving) == (True, 0)
     bench.engine.down = True

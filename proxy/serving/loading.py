@@ -1,0 +1,102 @@
+"""Put a version into the engine: pause generation, load the weights, resume."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import parse_weight_label, weight_label
+from proxy.engines.protocol import Engine, EngineInfo, PauseMode
+from proxy.errors import EngineFailed
+from proxy.log import logger
+from proxy.serving.faults import VersionFaults
+from proxy.serving.health import ENGINE_ERRORS
+from proxy.serving.records import Target
+
+_RESUME_SECONDS = 5.0
+"""Longest wait for one attempt to resume, which no engine computes anything for."""
+_RESUME_ATTEMPTS = 5
+"""Attempts to resume with doubling pauses, about three health intervals together; the next round tries again."""
+
+_NO_ADAPTERS = (
+    "the version is a LoRA adapter, and this engine loads whole weights only: set trainer.adapter.publish = merged"
+    " and start the trainer again, and its next version is served"
+)
+
+_LOG = logger(__name__)
+
+
+class WeightLoader:
+    """Loads versions of one run into one engine, which is never left paused: generation resumes also after a failed
+    load and after a cancellation.
+
+    `may_be_paused` is True at the first contact as well: an earlier proxy may have died during a swap.
+    """
+
+    def __init__(self, engine: Engine, run_id: RunId, faults: VersionFaults, *, retry_seconds: float) -> None:
+        self._engine = engine
+        self._run_id = run_id
+        self._faults = faults
+        self._retry_seconds = retry_seconds
+        self._resuming: asyncio.Task[bool] | None = None
+        self.may_be_paused = True
+
+    async def load(self, target: Target, info: EngineInfo) -> float | None:
+        """Make the engine serve the target. Return for how many seconds generation stood still; None if the engine
+        had the weights already and was only given their label.
+
+        Raises EngineFailed if the engine refuses the weights, EngineUnavailable, EngineTimeout.
+        """
+        label = weight_label(self._run_id, target.version)
+        if target.version == 0 and _holds_fresh_base(info, target.path):
+            await self._engine.label_weights(label)
+            return None
+        if target.is_adapter and not info.adapters:
+            # An engine of whole weights would skip the adapter's tensors and serve the base under the version's
+            # label.
+            raise EngineFailed(_NO_ADAPTERS)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self.may_be_paused = True
+        try:
+            await self._engine.pause(PauseMode.IN_PLACE)
+            self._faults.version_given(target)
+            try:
+                await self._engine.load_weights(target.path, label)
+            finally:
+                # Again: the time of suspicion runs from the end of the load, which may take minutes.
+                self._faults.version_given(target)
+        finally:
+            await self.resume()
+        return loop.time() - began
+
+    async def resume(self) -> bool:
+        """Resume generation and return whether that worked. The attempts continue even if the caller is cancelled."""
+        task = self._resuming = asyncio.create_task(self._try_to_resume())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            raise
+
+    async def _try_to_resume(self) -> bool:
+        for attempt in range(_RESUME_ATTEMPTS):
+            try:
+                async with asyncio.timeout(_RESUME_SECONDS):
+                    await self._engine.resume()
+            except ENGINE_ERRORS as error:
+                _LOG.warning("generation not resumed", attempt=attempt + 1, error=str(error))
+                await asyncio.sleep(self._retry_seconds * 0.1 * 2**attempt)
+            else:
+                self.may_be_paused = False
+                return True
+        return False
+
+
+def _holds_fresh_base(info: EngineInfo, base_model: str) -> bool:
+    """Return whether the engine still has the base model that it started with, under a label that base-rl did not
+    give."""
+    if parse_weight_label(info.weight_label) is not None:
+        return False
+    return info.model_path == base_model or Path(info.model_path).resolve() == Path(base_model).resolve()

@@ -1,0 +1,76 @@
+"""The store's side of serving one run: which version to serve, which one is recorded as served, and the event log."""
+
+from __future__ import annotations
+
+import msgspec
+
+from proxy.clock import Clock
+from proxy.contract.identifiers import RunId
+from proxy.contract.policy import WeightsFormat, WeightsReference
+from proxy.database.unit_of_work import Database, retried
+from proxy.database.weights import weights_of
+from proxy.lifecycle.events import append_event
+from proxy.lifecycle.signals import Signals
+from proxy.versions.repository import VersionRepository
+
+
+class Target(msgspec.Struct, frozen=True):
+    """The version that the engine should serve. `weights` is None for the base model.
+
+    `recorded` is the version that the store records as served, `deaths` the number of engines that died of the
+    target."""
+
+    version: int
+    base_model: str
+    weights: WeightsReference | None
+    recorded: int
+    deaths: int
+
+    @property
+    def path(self) -> str:
+        """The directory (or, for a base model, perhaps the Hugging Face id) of the weights."""
+        return self.base_model if self.weights is None else self.weights.uri
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether the weights are a LoRA adapter over the base model."""
+        return self.weights is not None and self.weights.format is WeightsFormat.ADAPTER
+
+
+class ServingRecords:
+    """Reads and writes of the store for one run. Methods raise StoreUnavailable."""
+
+    def __init__(self, *, database: Database, signals: Signals, clock: Clock, run_id: RunId) -> None:
+        self._database = database
+        self._signals = signals
+        self._clock = clock
+        self._run_id = run_id
+
+    async def read_target(self) -> Target:
+        """Return the run's head version."""
+        async with self._database.read() as connection:
+            repository = VersionRepository(connection)
+            run = await repository.run(self._run_id)
+            head = await repository.version(self._run_id, run.head_version)
+        return Target(
+            run.head_version, run.base_model, weights_of(head), run.serving_version, int(head.engine_deaths)
+        )
+
+    @retried
+    async def record_served(self, version: int, *, previous: int, swap_seconds: float | None) -> None:
+        """Record that the engine serves `version` in place of `previous`."""
+        now = self._clock()
+        async with self._database.write() as connection:
+            repository = VersionRepository(connection)
+            await repository.mark_served(self._run_id, version, swap_seconds=swap_seconds, now=now)
+            data = {"version": version, "previous": previous, "swap_seconds": swap_seconds}
+            await append_event(connection, run_id=self._run_id, kind="version.served", data=data, now=now)
+        self._signals.versions.notify()
+        self._signals.events.notify()
+
+    @retried
+    async def append_event(self, kind: str, data: dict[str, object]) -> None:
+        """Append to the run's event log."""
+        async with self._database.write() as connection:
+            await append_event(connection, run_id=self._run_id, kind=kind, data=data, now=self._clock())
+        self._signals.events.notify()
