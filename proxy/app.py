@@ -62,6 +62,7 @@ from proxy.sessions.service import SessionService
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, opentelemetry_is_set_up
 from proxy.steps import endpoints as step_endpoints
 from proxy.steps.service import StepService
+from proxy.tokens.formats import check_tool_parser
 from proxy.tokens.template import ChatTemplate
 from proxy.transfer import endpoints as transfer_endpoints
 from proxy.transfer.service import TransferService
@@ -96,6 +97,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
             "engine.url: no engine is named; set it to the address of an SGLang server (in the file or as "
             "BASE_RL_ENGINE__URL), or use `base-rl up`, which starts an engine and fills it in"
         )
+    check_tool_parser(settings.run.tool_parser)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -239,7 +239,6 @@ class SamplingSettings(_Section):
     temperature: PositiveFloat = 1.0
 
 
-ToolParserName = Literal["auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral"]
 ReasoningParserName = Literal["auto", "none", "think"]
 ImageMode = Literal["refuse", "name"]
 
@@ -333,7 +332,7 @@ class RunSettings(_Section):
     sampling: SamplingSettings = SamplingSettings()
     max_new_tokens: PositiveInt = 1024
     """Bound on one answer where the client asks for none or for more."""
-    tool_parser: ToolParserName = "auto"
+    tool_parser: str = "auto"
     """How the model writes tool calls; `auto`: as its chat template does. `none`: they stay text."""
     reasoning_parser: ReasoningParserName = "auto"
     """How the model writes what it thinks before it answers; `think`: between `<think>` and `</think>`."""

@@ -10,24 +10,13 @@ from typing import Any
 import msgspec
 
 from proxy.calls.call import AnswerFormat, ModelCall, ToolUse
-from proxy.calls.call_formats import (
-    AllowedCall,
-    Format,
-    any_text,
-    calls_only,
-    either,
-    json_format,
-    optional,
-    sequence,
-    tag,
-    text_or_calls,
-)
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.errors import UnsupportedParameter
+from proxy.grammars.nodes import Node, any_text, either, json_value, optional, regex, sequence, tag
 from proxy.grammars.schemas import FORMATS, UNENFORCED, SchemaRefused, check_schema, referenced
 from proxy.grammars.structural_tag import structural_tag
 from proxy.tokens import reasoning
-from proxy.tokens.formats import mistral
+from proxy.tokens.formats import AllowedCall
 from proxy.tokens.output import OutputFormat
 from proxy.tokens.template import ChatTemplate
 
@@ -46,7 +35,7 @@ class PromisedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a call's answer consists of, behind the model's thought. `where` in the request it is asked for; `tokens`
     are the markers that are tokens of the model."""
 
-    content: Format
+    content: Node
     where: str
     thinks: bool
     tokens: Mapping[str, int]
@@ -82,10 +71,6 @@ class AnswerConstraints:
         self._tokens = {
             entry.content: token for token, entry in added if entry.special or _BRACKETED.fullmatch(entry.content)
         }
-        source = "\n".join(template.sources)
-        self._mistral = "mistral" if mistral.ARGUMENTS in source else "mistral_list"
-        if mistral.CALL_ID in source:
-            self._mistral = "mistral_ids"
         self._single_calls = template.single_calls
 
     def of(self, call: ModelCall, output: OutputFormat) -> PromisedAnswer | None:
@@ -102,8 +87,8 @@ class AnswerConstraints:
         tokens = {text: self._tokens[text] for text in output.kept_texts if text in self._tokens}
         return PromisedAnswer(content=content, where=place_of(call), thinks=output.reasoning, tokens=tokens)
 
-    def _answer(self, call: ModelCall, output: OutputFormat) -> Format | None:
-        form = json_format(_answer_schema(call.answer_format)) if call.answer_format is not None else None
+    def _answer(self, call: ModelCall, output: OutputFormat) -> Node | None:
+        form = json_value(_answer_schema(call.answer_format)) if call.answer_format is not None else None
         required = call.tool_choice.use is ToolUse.REQUIRED
         if not (call.calls_allowed and (form is not None or required or _any_strict(call))):
             return form
@@ -114,25 +99,24 @@ class AnswerConstraints:
                     param="tool_choice",
                 )
             return form
-        style = self._mistral if output.tool_format.name == "mistral" else output.tool_format.name
         calls, parallel = _allowed_calls(call), call.parallel_calls and not self._single_calls
         try:
             if required:
-                return calls_only(style, calls, parallel=parallel)
+                return output.tool_format.only_calls(calls, parallel=parallel)
             if form is not None:
-                return either(calls_only(style, calls, parallel=parallel), form)
+                return either(output.tool_format.only_calls(calls, parallel=parallel), form)
             excludes = (reasoning.OPEN, reasoning.CLOSE) if output.reasoning else ()
-            return text_or_calls(style, calls, parallel=parallel, excludes=excludes)
+            return output.tool_format.text_or_calls(calls, parallel=parallel, excludes=excludes)
         except SchemaRefused as error:
             raise UnsupportedParameter(f"a tool's calls cannot be enforced: {error}", param="tools") from error
 
 
-def _thought(*, opened: bool) -> Format:
+def _thought(*, opened: bool) -> Node:
     """Thinking comes first; where the prompt has not begun it, it need not."""
     begin = "" if opened else reasoning.OPEN
     thought = sequence(
         tag(begin, any_text(reasoning.OPEN, reasoning.CLOSE), reasoning.CLOSE),
-        {"type": "regex", "pattern": r"\n{0,2}"},
+        regex(r"\n{0,2}"),
     )
     return thought if opened else optional(thought)
 

@@ -195,6 +195,7 @@ def doctor(
     def show() -> int:
         from proxy.cli.doctor import Verdict, examine
         from proxy.settings import load_settings
+        from proxy.tokens.formats import check_tool_parser
 
         given: dict[str, dict[str, Any]] = {
             "engine": {"kind": engine},
@@ -207,7 +208,9 @@ def doctor(
         failures = 0
         findings = []
         marks = {Verdict.OK: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.FAIL: ("✗", "red")}
-        for finding in examine(load_settings(config, overrides)):
+        settings = load_settings(config, overrides)
+        check_tool_parser(settings.run.tool_parser)
+        for finding in examine(settings):
             failures += finding.verdict is Verdict.FAIL
             if as_json:
                 findings.append({key: getattr(finding, key) for key in ("name", "verdict", "detail", "remedy")})

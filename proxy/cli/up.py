@@ -31,6 +31,7 @@ from proxy.cli.stored_runs import chosen_run, stored_runs
 from proxy.cli.trainer_process import resolved_by_trainer, runs_of
 from proxy.engines.scripted.script import BUILT_IN, MODEL, read_script
 from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, load_settings
+from proxy.tokens.formats import check_tool_parser
 
 _SCRIPTED_DATA_DIR = "scripted"
 
@@ -54,6 +55,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     if again and not options.dry_run:
         out.print(f"as last time ({data_dir / FILE_NAME}): {again}", style="dim", soft_wrap=True)
     settings = load_settings(options.config, options.overrides)
+    check_tool_parser(settings.run.tool_parser)
     scripted = settings.engine.kind == EngineKind.SCRIPTED
     if scripted:
         settings = _for_a_script(settings, options)

@@ -10,11 +10,9 @@ import msgspec
 
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.grammars.nodes import MOST_WHITESPACE
 from proxy.grammars.schemas import SchemaRefused, check_for_xgrammar
 from proxy.grammars.structural_tag import LARK_HEAD, StructuralTagUnsupported, in_slashes, lark_of, with_whitespace
-
-MOST_WHITESPACE = 20
-"""In one place of the JSON. Small models like to go on with line breaks for ever."""
 
 KEPT = 64
 """Agents ask with the same tools again and again."""

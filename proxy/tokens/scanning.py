@@ -1,4 +1,4 @@
-"""Reading text that comes in pieces of any size, in time linear in it, so that the pieces make no difference."""
+"""A scanner for text that arrives in pieces: linear in the text, with the same result for every split into pieces."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ _INSIDE_STRING = re.compile(r'["\\]')
 
 
 class Scanner:
-    """Steps over a window of text that holds what came and was not yet understood.
+    """A state machine over a window of text: the part of the input that is not yet consumed.
 
-    A step (`_step`) consumes what it can and gives True, or gives False when it needs more text. What it leaves in
-    the window is never longer than the markers that it looks for; everything else moves into lists, which are joined
-    once.
+    The current state is the method `_step`. It consumes what it can and returns True, or returns False if it needs
+    more text.
     """
+
+    # A step leaves at most the length of its longest marker in the window; everything else moves into lists, which
+    # are joined once. Copying or searching the held text with every piece would be quadratic.
 
     def __init__(self) -> None:
         self._window = ""
@@ -29,29 +31,30 @@ class Scanner:
         while self._step():
             pass
 
-    def _take(self, end: int, into: list[str]) -> None:
-        """Consumes the window up to `end`."""
+    def _consume(self, end: int, into: list[str]) -> None:
+        """Move the window's text up to `end` to `into`."""
         if end > self._at:
             into.append(self._window[self._at : end])
             self._at = end
 
-    def _take_space(self, into: list[str]) -> None:
-        self._take(self._match(_SPACE), into)
+    def _consume_space(self, into: list[str]) -> None:
+        self._consume(self._match(_SPACE), into)
 
     def _match(self, pattern: re.Pattern[str]) -> int:
-        """Where `pattern`, which begins here and may be empty, ends."""
+        """Return the end of the match of `pattern`, which may be empty, at the current position."""
         found = pattern.match(self._window, self._at)
         return found.end() if found is not None else self._at
 
-    def _take_until(self, marker: str, into: list[str]) -> bool:
-        """Consumes what is before `marker`. False when it has not come yet; then what may be its beginning stays."""
+    def _consume_until(self, marker: str, into: list[str]) -> bool:
+        """Move the text before `marker` to `into`. Return False if the marker has not come yet; then the text that
+        may be its beginning stays in the window."""
         start = self._window.find(marker, self._at)
         found = start >= 0
-        self._take(start if found else len(self._window) - self._partial((marker,)), into)
+        self._consume(start if found else len(self._window) - self._partial((marker,)), into)
         return found
 
     def _partial(self, markers: Iterable[str]) -> int:
-        """Length of the window's end that may be the beginning of one of `markers`."""
+        """Return the length of the window's longest end that may be the beginning of one of `markers`."""
         window, longest = self._window, 0
         for marker in markers:
             start = window.find(marker[0], max(self._at, len(window) - len(marker) + 1))
@@ -62,8 +65,8 @@ class Scanner:
         return longest
 
     def _next(self, texts: tuple[str, ...]) -> str | None:
-        """Which of `texts` stands here: empty for none of them, None when it takes more text to say. Of two that
-        begin alike the longer one is given first."""
+        """Return the one of `texts` at the current position, an empty text if none of them is there, or None if more
+        text is needed to decide. If one of `texts` begins with another, list the longer one first."""
         for text in texts:
             if self._window.startswith(text, self._at):
                 return text
@@ -73,7 +76,8 @@ class Scanner:
 
 
 class JsonEnd:
-    """Looks for the end of one JSON object or array. Whether it is valid is not looked at, only its brackets."""
+    """Finds the end of one JSON object or array that arrives in pieces. It counts brackets outside of strings and
+    does not check that the JSON is valid."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -81,7 +85,7 @@ class JsonEnd:
         self._escaped = False
 
     def find(self, text: str, at: int) -> int | None:
-        """The place behind the closing bracket; None when `text`, which was looked at from `at` on, ends before."""
+        """Return the index behind the closing bracket, or None if `text`, read from index `at`, ends before it."""
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1

@@ -200,7 +200,6 @@ def test_what_is_wrong_is_said_with_its_whole_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "accepted"),
     [
-        ("tool_parser", ("auto", "none", "hermes", "qwen3_coder", "llama3_json", "mistral")),
         ("reasoning_parser", ("auto", "none", "think")),
         ("images", ("refuse", "name")),
     ],

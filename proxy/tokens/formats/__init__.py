@@ -1,41 +1,53 @@
-"""Tool calls in a model's output: one file for each way of writing them."""
+"""Tool-call formats: how models write calls. Each format is one file, and one line in the registry below.
+
+A format recognises itself in a chat template, parses a model's output as it streams, and gives the grammar that holds
+a model to its allowed calls. `tool_format.py` has the interface, `parsing.py` what the parsers share.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from proxy.settings import ConfigurationError
+from proxy.tokens.formats.hermes import HermesFormat
+from proxy.tokens.formats.llama3_json import Llama3JsonFormat
+from proxy.tokens.formats.mistral import MistralFormat
+from proxy.tokens.formats.parsing import CallParser, ToolCall, Tools
+from proxy.tokens.formats.qwen3_coder import Qwen3CoderFormat
+from proxy.tokens.formats.tool_format import AllowedCall, ToolFormat
 
-import msgspec
+__all__ = [
+    "TOOL_FORMATS",
+    "AllowedCall",
+    "CallParser",
+    "ToolCall",
+    "ToolFormat",
+    "Tools",
+    "check_tool_parser",
+    "tool_format_for",
+]
 
-from proxy.tokens.formats import hermes, llama3_json, mistral, qwen3_coder
-from proxy.tokens.formats.calls import CallParser, Event, ToolCall, Tools
-
-__all__ = ["TOOL_FORMATS", "CallParser", "Event", "ToolCall", "ToolFormat", "Tools"]
-
-
-class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """A way of writing tool calls. `markers` are added tokens of the models that write so; `call_end` is a text that
-    ends a call and stands nowhere else, None where there is none."""
-
-    name: str
-    markers: tuple[str, ...]
-    call_end: str | None
-    parser: Callable[[Tools | None], CallParser]
+# The first format that recognises a template wins: Qwen3-Coder comes before Hermes, whose tag it shares.
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    each.name: each for each in (Qwen3CoderFormat(), HermesFormat(), MistralFormat(), Llama3JsonFormat())
+}
 
 
-_ALL = (
-    ToolFormat(name="hermes", markers=(hermes.OPEN, hermes.CLOSE), call_end=hermes.CLOSE, parser=hermes.HermesParser),
-    ToolFormat(
-        name="qwen3_coder",
-        markers=(qwen3_coder.OPEN, qwen3_coder.CLOSE),
-        call_end=qwen3_coder.CLOSE,
-        parser=qwen3_coder.Qwen3CoderParser,
-    ),
-    ToolFormat(name="llama3_json", markers=(llama3_json.TAG,), call_end=None, parser=llama3_json.Llama3JsonParser),
-    ToolFormat(
-        name="mistral",
-        markers=(mistral.OPEN, mistral.CALL_ID, mistral.ARGUMENTS),
-        call_end=None,
-        parser=mistral.MistralParser,
-    ),
-)
-TOOL_FORMATS = {each.name: each for each in _ALL}
+def check_tool_parser(name: str) -> None:
+    """Raise ConfigurationError unless `name` is a value that `run.tool_parser` accepts."""
+    accepted = ("auto", "none", *TOOL_FORMATS)
+    if name not in accepted:
+        listed = ", ".join(map(repr, accepted))
+        raise ConfigurationError(f"run.tool_parser: there is no format {name!r}; accepted are {listed}")
+
+
+def tool_format_for(template: str, tool_parser: str = "auto") -> ToolFormat | None:
+    """Return the format of a model's tool calls, or None if its calls stay text.
+
+    `template` is the source of the model's chat template. `tool_parser` is the run's setting: the name of a format,
+    `auto` to detect the format in the template, `none` for no format. Raise ConfigurationError for any other name.
+    """
+    check_tool_parser(tool_parser)
+    if tool_parser == "auto":
+        found = next((each for each in TOOL_FORMATS.values() if each.writes(template)), None)
+    else:
+        found = TOOL_FORMATS.get(tool_parser)
+    return found.for_template(template) if found is not None else None

@@ -1,4 +1,4 @@
-"""Argument values that a model wrote as plain text, as the JSON that the tool's schema asks for."""
+"""Conversion of argument values from plain text to the JSON types of the tool's schema."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-from proxy.tokens.formats.calls import Tools
+from proxy.tokens.formats.parsing import Tools
 
 _ANY = frozenset({"null", "boolean", "integer", "number", "object", "array", "string"})
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+# References may go in circles: after this many schemas for one value, the remaining ones count as "any type".
 _MOST_SCHEMAS = 200
-"""How many schemas are looked at for one value before what is left counts as "anything": references may go in
-circles."""
+# `ast.literal_eval` takes far more time and memory per character than a JSON decoder.
 _LONGEST_LITERAL = 65_536
 
 
 class ParameterSchemas:
-    """What one function's parameters are. Of a parameter that nothing is known of, the value is text."""
+    """The parameter schemas of one function. The value of a parameter without a schema is text."""
 
     def __init__(self, parameters: Any) -> None:
         self._root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
@@ -32,6 +32,7 @@ class ParameterSchemas:
 
     @classmethod
     def of(cls, name: str, tools: Tools) -> ParameterSchemas:
+        """Return the schemas of the function called `name`; empty ones if the request has no such tool."""
         for tool in tools:
             function = tool.get("function")
             if isinstance(function, Mapping) and function.get("name") == name:
@@ -39,8 +40,8 @@ class ParameterSchemas:
         return cls(None)
 
     def json_value(self, key: str, text: str) -> str:
-        """`text` as JSON. Where the schema allows several types, text is the last that it is taken for; what fits
-        none of them is text as well."""
+        """Return the value that the model wrote as `text` in JSON. If the schema allows several types, `string` is
+        tried last; a value that fits none of them becomes a string too."""
         if key not in self._properties:
             return _quoted(text)
         kinds = _Kinds(self._root).of(self._properties[key])
@@ -52,15 +53,15 @@ class ParameterSchemas:
 
 
 class _Kinds:
-    """The JSON types that schemas allow, as far as that is said by types, values, alternatives and references."""
+    """Finds the JSON types that a schema allows by its types, values, alternatives and references."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._patience = _MOST_SCHEMAS
+        self._schemas_left = _MOST_SCHEMAS
 
     def of(self, schema: Any) -> frozenset[str]:
-        self._patience -= 1
-        if not isinstance(schema, Mapping) or self._patience < 0:
+        self._schemas_left -= 1
+        if not isinstance(schema, Mapping) or self._schemas_left < 0:
             return _ANY
         kinds = _ANY
         if "$ref" in schema:
@@ -94,7 +95,7 @@ def _kind_of(value: Any) -> str:
 
 
 def _referenced(reference: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference inside of the same schema (`#/$defs/Name`) names; None for any other."""
+    """Return the schema that a reference within `root` (`#/$defs/Name`) leads to; None for any other reference."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     found: Any = root
@@ -104,7 +105,7 @@ def _referenced(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 def _word(word: str, kinds: frozenset[str]) -> str | None:
-    """Templates write Python's `True`, `False` and `None`, and so do models."""
+    # Templates show models Python's `True`, `False` and `None`, so models write these too.
     lower = word.lower()
     if lower in ("null", "none") and "null" in kinds:
         return "null"
@@ -119,7 +120,8 @@ def _number(word: str, kinds: frozenset[str]) -> str | None:
 
 
 def _structure(word: str, kinds: frozenset[str]) -> str | None:
-    """An object or a list: JSON as it is written, or else a Python literal, which some templates write."""
+    """Return `word` if it is the JSON of an allowed object or list, or the JSON of the Python literal that it is:
+    some templates show models Python literals."""
     wanted = [kind for kind, name in ((dict, "object"), (list, "array")) if name in kinds]
     if not wanted or word[:1] not in ("{", "["):
         return None
@@ -131,6 +133,7 @@ def _structure(word: str, kinds: frozenset[str]) -> str | None:
 
 
 def _python_literal(word: str) -> tuple[Any, str] | None:
+    """Return the value of a Python literal, and its JSON; None if it is neither."""
     if len(word) > _LONGEST_LITERAL:
         return None
     try:
