@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from proxy.contract.lora import ADAPTER_PART
 from proxy.errors import WeightsRejected
 from proxy.versions.safetensors import FLOATS, TensorEntry
 
@@ -15,7 +16,7 @@ _HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"
 _BUFFER = re.compile(r"\.(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_ADAPTER_PART = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
+
 _SHOWN = 3
 
 
@@ -50,7 +51,7 @@ def check_adapter(tensors: Tensors, adapter: Mapping[str, Any], base: Tensors | 
         raise WeightsRejected(f"adapter_config.json has the rank {rank!r}: a positive integer is wanted")
     parts: dict[str, dict[str, TensorEntry]] = {}
     for name, tensor in tensors.items():
-        match = _ADAPTER_PART.fullmatch(name)
+        match = ADAPTER_PART.fullmatch(name)
         if match is None or len(tensor.shape) != 2 or tensor.dtype not in FLOATS:
             raise WeightsRejected(f"{name} is no weight of a low-rank adapter of linear layers")
         parts.setdefault(match["layer"], {})[match["part"]] = tensor

@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
+from proxy.contract.lora import ADAPTER_CONFIG
 from proxy.contract.policy import STATE_DIRECTORY, UNCOMMITTED_MARK, WeightsFormat, WeightsReference
 from proxy.errors import StorageUnavailable, WeightsMissing, WeightsRejected
 from proxy.versions.safetensors import Header, TensorEntry, read_header, scan
 from proxy.versions.shapes import check_adapter, check_index, check_whole
 
-_COMPANION = {WeightsFormat.HUGGINGFACE: "config.json", WeightsFormat.ADAPTER: "adapter_config.json"}
+_COMPANION = {WeightsFormat.HUGGINGFACE: "config.json", WeightsFormat.ADAPTER: ADAPTER_CONFIG}
 _INDEX = "model.safetensors.index.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_FILES = 4096

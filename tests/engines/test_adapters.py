@@ -97,7 +97,7 @@ def change(directory: Path, **values: Any) -> None:
         ({"peft_type": "IA3"}, "peft_type = 'IA3'"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"r": 0}, "positive numbers"),
+        ({"r": 0}, "must be positive"),
         ({"base_model_name_or_path": None}, "names no base model"),
     ],
 )

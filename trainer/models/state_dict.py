@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxy.contract.lora import ADAPTER_CONFIG
 from trainer.errors import WeightsUnusable
 from trainer.parallel.mesh import Ranks
 from trainer.parallel.tensor import NamedWeights, like, whole
@@ -87,9 +88,7 @@ def put_weights(weights: NamedWeights, stored: Mapping[str, Tensor], place: str)
 
 
 ADAPTER_DIRECTORY = "adapter"
-"""Where a version that was published merged has its adapter."""
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""The folder of a merged version that contains its adapter."""
 
 
 def adapter_in(directory: Path) -> dict[str, Any] | None:
