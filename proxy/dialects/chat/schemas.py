@@ -1,110 +1,66 @@
-"""JSON schemas of what bodies have that is checked by hand: for /openapi.json.
+"""JSON schemas that /openapi.json shows for the fields of chat completions that are checked by hand.
 
-They have the forms that every client sends; the other dialects take more than is here."""
+They describe the forms that most clients send. The checks by hand accept more forms than these."""
 
 from __future__ import annotations
 
-from typing import Any
+from proxy.dialects.json_schema import NAME, TEXT, Schema, object_schema, optional, tagged_object
 
-Schema = dict[str, Any]
-
-
-def optional(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _one_of_kind(kind: str, **properties: Schema) -> Schema:
-    """An object that says by `type` what it is."""
-    return _object({"type": {"const": kind}, **properties}, needs=("type", *properties))
-
-
-def _object(properties: Schema, needs: tuple[str, ...]) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(needs)}
-
-
-_TEXT: Schema = {"type": "string"}
-_NAME: Schema = {"type": "string", "minLength": 1}
 _CONTENT: Schema = {
     "anyOf": [
-        _TEXT,
+        TEXT,
         {
             "type": "array",
-            "items": {"anyOf": [_one_of_kind("text", text=_TEXT), _one_of_kind("refusal", refusal=_TEXT)]},
+            "items": {"anyOf": [tagged_object("text", text=TEXT), tagged_object("refusal", refusal=TEXT)]},
         },
     ]
 }
-_CALL = _one_of_kind("function", function=_object({"name": _TEXT, "arguments": _TEXT}, needs=("name",)))
-_FUNCTION = _object(
+_CALL = tagged_object("function", function=object_schema({"name": TEXT, "arguments": TEXT}, required=("name",)))
+_FUNCTION = object_schema(
     {
-        "name": _NAME,
-        "description": optional(_TEXT),
+        "name": NAME,
+        "description": optional(TEXT),
         "parameters": optional({"type": "object"}),
         "strict": optional({"type": "boolean"}),
     },
-    needs=("name",),
+    required=("name",),
 )
-_CHOSEN = _one_of_kind("function", function=_object({"name": _NAME}, needs=("name",)))
+_CHOSEN = tagged_object("function", function=object_schema({"name": NAME}, required=("name",)))
 
 MESSAGES: Schema = {
     "type": "array",
     "minItems": 1,
     "items": {
         "anyOf": [
-            _object(
+            object_schema(
                 {"role": {"enum": ["system", "developer", "user", "tool"]}, "content": _CONTENT},
-                needs=("role", "content"),
+                required=("role", "content"),
             ),
-            _object(
+            object_schema(
                 {
                     "role": {"const": "assistant"},
                     "content": optional(_CONTENT),
-                    "reasoning_content": optional(_TEXT),
+                    "reasoning_content": optional(TEXT),
                     "tool_calls": optional({"type": "array", "items": _CALL}),
                 },
-                needs=("role",),
+                required=("role",),
             ),
         ]
     },
 }
-TOOLS: Schema = optional({"type": "array", "items": _one_of_kind("function", function=_FUNCTION)})
+TOOLS: Schema = optional({"type": "array", "items": tagged_object("function", function=_FUNCTION)})
 TOOL_CHOICE: Schema = {"anyOf": [{"enum": ["auto", "none", "required", None]}, _CHOSEN]}
 FUNCTIONS: Schema = optional({"type": "array", "items": _FUNCTION})
-FUNCTION_CALL: Schema = {"anyOf": [{"enum": ["auto", "none", None]}, _object({"name": _NAME}, needs=("name",))]}
+FUNCTION_CALL: Schema = {
+    "anyOf": [{"enum": ["auto", "none", None]}, object_schema({"name": NAME}, required=("name",))]
+}
 RESPONSE_FORMAT: Schema = {
     "anyOf": [
-        _one_of_kind("text"),
-        _one_of_kind("json_object"),
-        _one_of_kind(
-            "json_schema", json_schema=_object({"name": _NAME, "schema": {"type": "object"}}, needs=("name",))
+        tagged_object("text"),
+        tagged_object("json_object"),
+        tagged_object(
+            "json_schema", json_schema=object_schema({"name": NAME, "schema": {"type": "object"}}, required=("name",))
         ),
         {"type": "null"},
     ]
 }
-
-_SAID: Schema = {"anyOf": [_NAME, {"type": "array", "minItems": 1, "items": _one_of_kind("text", text=_NAME)}]}
-ANTHROPIC_MESSAGES: Schema = {
-    "type": "array",
-    "minItems": 1,
-    "items": _object({"role": {"enum": ["user", "assistant"]}, "content": _SAID}, needs=("role", "content")),
-}
-ANTHROPIC_SYSTEM: Schema = optional(_SAID)
-ANTHROPIC_TOOLS: Schema = optional(
-    {
-        "type": "array",
-        "items": _object({"name": _NAME, "input_schema": {"type": "object"}}, needs=("name", "input_schema")),
-    }
-)
-
-_ROLES: Schema = {"enum": ["user", "system", "developer", "assistant"]}
-RESPONSES_INPUT: Schema = optional(
-    {
-        "anyOf": [
-            _NAME,
-            {
-                "type": "array",
-                "minItems": 1,
-                "items": _object({"role": _ROLES, "content": _TEXT}, needs=("role", "content")),
-            },
-        ]
-    }
-)

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists
 from proxy.calls.call import AnswerFormat, ModelCall, RequestedSampling, ToolChoice, ToolUse
-from proxy.dialects.chat import schemas
 from proxy.dialects.fields import decode_body, object_at, plain, text_at, unknown_fields
+from proxy.dialects.messages import schemas
 from proxy.dialects.messages.history import read_history
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
@@ -41,9 +41,9 @@ class CountTokensBody(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str
-    messages: Annotated[list[Any], WithJsonSchema(schemas.ANTHROPIC_MESSAGES)] = Field(min_length=1)
-    system: Annotated[Any, WithJsonSchema(schemas.ANTHROPIC_SYSTEM)] = None
-    tools: Annotated[list[Any] | None, WithJsonSchema(schemas.ANTHROPIC_TOOLS)] = None
+    messages: Annotated[list[Any], WithJsonSchema(schemas.MESSAGES)] = Field(min_length=1)
+    system: Annotated[Any, WithJsonSchema(schemas.SYSTEM)] = None
+    tools: Annotated[list[Any] | None, WithJsonSchema(schemas.TOOLS)] = None
     tool_choice: Any = None
     thinking: Any = None
     output_config: Any = None

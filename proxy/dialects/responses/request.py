@@ -11,8 +11,8 @@ from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists, check_tools
 from proxy.calls.call import AnswerFormat, ModelCall, PreviousAnswer
 from proxy.calls.remembered import Remembered
 from proxy.contract.identifiers import TurnId
-from proxy.dialects.chat import schemas
 from proxy.dialects.fields import decode_listing, list_at, object_at, plain, text_at, unknown_fields
+from proxy.dialects.responses import schemas
 from proxy.dialects.responses.items import (
     Item,
     ItemReader,
@@ -38,7 +38,7 @@ class ResponseBody(SamplingFields):
     """
 
     model: str
-    input: Annotated[Any, WithJsonSchema(schemas.RESPONSES_INPUT)] = None
+    input: Annotated[Any, WithJsonSchema(schemas.INPUT)] = None
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: Any = None
