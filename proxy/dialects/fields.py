@@ -1,4 +1,4 @@
-"""Fields of request bodies, checked by hand where a fault has to name its exact place."""
+"""Decode request bodies and check single fields by hand, where an error has to name the exact place in the body."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from pydantic import BaseModel
 from proxy.errors import InvalidRequest
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape of half a UTF-16 pair, which JavaScript writes for a string that was cut in the middle of a character."""
+
+# Identification of sessions and users reads these fields in every dialect, so they never cause a warning.
 _READ_ELSEWHERE = frozenset({"metadata", "prompt_cache_key", "user", "safety_identifier"})
-"""Fields that name sessions and users, in every dialect."""
 
-_ASKS_FOR_NOTHING = {"service_tier": "auto"}
-"""Values by which a client says that it wants nothing in particular."""
+# Explicit defaults: SDKs send them although the user asked for nothing.
+_EXPLICIT_DEFAULTS = {"service_tier": "auto"}
 
-_UNPLAIN = re.compile(r"[^A-Za-z0-9._-]")
+_UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9._-]")
+_LONGEST_QUOTE = 40  # characters of client text in one warning; all warnings share one header of bounded length
 
 
 def decode_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a request's body. Raises InvalidRequest."""
+    """Decode the JSON object in a request's body. Raise InvalidRequest if it is not one."""
     try:
         value = msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
@@ -33,7 +36,12 @@ def decode_body(raw: bytes) -> dict[str, Any]:
 
 
 def decode_listing(raw: bytes, name: str) -> dict[str, Any]:
-    """The same, with the elements of the list `name` left as they came. Raises InvalidRequest."""
+    """Decode the JSON object in a request's body, but leave the elements of the list `name` undecoded.
+
+    Raise InvalidRequest if the body is not a JSON object.
+    """
+    # A conversation is sent whole with every call, so decoding the messages that are known already would make the
+    # cost of a session quadratic in its length.
     try:
         parts = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         listed = parts.pop(name, None)
@@ -41,12 +49,17 @@ def decode_listing(raw: bytes, name: str) -> dict[str, Any]:
         if listed is not None:
             value[name] = msgspec.json.decode(listed, type=list[msgspec.Raw])
     except (ValueError, RecursionError):
-        return decode_body(raw)  # which says what is wrong, unless it is just no list
+        # Plain decoding reports what is wrong with the JSON. If it succeeds, `name` is not a list, and the
+        # validation of the body reports that.
+        return decode_body(raw)
     return value
 
 
 def decode_element(raw: msgspec.Raw, where: str) -> Any:
-    """An element of a listing, which stands at `where`. Raises InvalidRequest."""
+    """Decode a list element that `decode_listing` left undecoded; `where` is its place in the body.
+
+    Raise InvalidRequest if it is not valid JSON.
+    """
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
@@ -54,30 +67,33 @@ def decode_element(raw: msgspec.Raw, where: str) -> Any:
 
 
 def unknown_fields(value: Mapping[str, Any], body: type[BaseModel]) -> list[str]:
-    """Warn of each field of a request that `body` does not have and nobody else reads. Null asks for nothing."""
+    """Return a warning for each field of the request `value` that neither `body` nor another reader knows.
+
+    A field that is null or has its default value asks for nothing and causes no warning.
+    """
     unread = value.keys() - body.model_fields.keys() - _READ_ELSEWHERE
-    asked = [name for name in sorted(unread) if value[name] not in (None, _ASKS_FOR_NOTHING.get(name))]
-    return [f"{plain(name)} has no effect: there is no such field" for name in asked]
+    ignored = [name for name in sorted(unread) if value[name] not in (None, _EXPLICIT_DEFAULTS.get(name))]
+    return [f"{plain(name)} has no effect: there is no such field" for name in ignored]
 
 
 def object_at(value: Any, where: str) -> dict[str, Any]:
-    """Raises InvalidRequest unless `value`, which stands at `where`, is an object."""
+    """Return `value`, found at `where` in the body. Raise InvalidRequest if it is not an object."""
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{where} is an object", param=where)
+        raise InvalidRequest(f"{where} must be an object", param=where)
     return value
 
 
 def text_at(value: Any, where: str) -> str:
-    """Raises InvalidRequest unless `value`, which stands at `where`, is a string."""
+    """Return `value`, found at `where` in the body. Raise InvalidRequest if it is not a string."""
     if not isinstance(value, str):
-        raise InvalidRequest(f"{where} is a string", param=where)
+        raise InvalidRequest(f"{where} must be a string", param=where)
     return value
 
 
 def list_at(value: Any, where: str) -> list[Any]:
-    """Raises InvalidRequest unless `value`, which stands at `where`, is a list."""
+    """Return `value`, found at `where` in the body. Raise InvalidRequest if it is not a list."""
     if not isinstance(value, list):
-        raise InvalidRequest(f"{where} is a list", param=where)
+        raise InvalidRequest(f"{where} must be a list", param=where)
     return value
 
 
@@ -86,5 +102,5 @@ def _hint(raw: bytes) -> str:
 
 
 def plain(text: str) -> str:
-    """Client text that may stand in a header."""
-    return _UNPLAIN.sub("?", text)[:40]
+    """Return client text shortened and with unsafe characters replaced, so that it can be quoted in a header."""
+    return _UNSAFE_IN_HEADER.sub("?", text)[:_LONGEST_QUOTE]

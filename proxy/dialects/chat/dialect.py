@@ -1,4 +1,4 @@
-"""The dialect of chat completions: answers and streams as OpenAI's SDKs read them."""
+"""Write answers and streams in the wire format of OpenAI's chat completions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from proxy.calls.call import (
     TokenLogprob,
     marks,
 )
-from proxy.dialects.chat.tools import speaks_old
+from proxy.dialects.chat.tools import uses_deprecated_form
 from proxy.dialects.events import DONE, PING, event
-from proxy.tokens.formats import ToolCall
+from proxy.dialects.openai_parts import completion_usage, own_turn, token_logprob
 
 
 class ChatCompletions:
-    """POST /v1/chat/completions."""
+    """The dialect of POST /v1/chat/completions."""
 
     name = "chat"
 
@@ -35,10 +35,10 @@ class ChatCompletions:
             "model": answer.model,
             "system_fingerprint": answer.fingerprint,
             "choices": [
-                {**_choice(index, choice, speaks_old(call.body)), **own_turn(answer, choice)}
+                {**_choice(index, choice, uses_deprecated_form(call.body)), **own_turn(answer, choice)}
                 for index, choice in enumerate(answer.choices)
             ],
-            "usage": wire_usage(answer),
+            "usage": completion_usage(answer),
             **marks(answer.unrecorded),
         }
 
@@ -47,11 +47,12 @@ class ChatCompletions:
 
 
 class ChatStream:
-    """The chunks of one answer."""
+    """Writer of one answer as `chat.completion.chunk` events."""
 
     def __init__(self, call: ModelCall, head: StreamHead) -> None:
         self._call = call
         self._head = head
+        self._deprecated_form = uses_deprecated_form(call.body)
 
     def opening(self) -> bytes:
         first = {"role": "assistant", "content": "", "refusal": None}
@@ -74,7 +75,7 @@ class ChatStream:
             self._chunk(
                 index,
                 {},
-                finish=_finish_reason(choice, speaks_old(self._call.body)),
+                finish=_finish_reason(choice, self._deprecated_form),
                 turn=own_turn(answer, choice),
                 fingerprint=fingerprint,
                 unrecorded=answer.unrecorded,
@@ -82,23 +83,28 @@ class ChatStream:
             for index, choice in enumerate(answer.choices)
         )
         if self._call.include_usage:
-            last += event({**self._envelope(fingerprint), "choices": [], "usage": wire_usage(answer)})
+            last += event({**self._envelope(fingerprint), "choices": [], "usage": completion_usage(answer)})
         return last + DONE
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
         return event(envelope)
 
     def _call_chunks(self, made: CallDelta) -> bytes:
-        """Id, type and name once; then the arguments."""
-        if speaks_old(self._call.body):
-            named_old = {"function_call": {"name": made.call.name, "arguments": ""}}
-            filled_old = {"function_call": {"arguments": made.call.arguments}}
-            return self._chunk(made.choice, named_old) + self._chunk(made.choice, filled_old)
-        index = made.call.index
-        function = {"name": made.call.name, "arguments": ""}
-        named = {"index": index, "id": made.id, "type": "function", "function": function}
-        filled = {"index": index, "function": {"arguments": made.call.arguments}}
-        return b"".join(self._chunk(made.choice, {"tool_calls": [part]}) for part in (named, filled))
+        """Write one chunk with id, type and name, then one with the arguments.
+
+        Clients append the arguments of later chunks to those of the first, as OpenAI's API streams them.
+        """
+        head = {"name": made.call.name, "arguments": ""}
+        rest = {"arguments": made.call.arguments}
+        if self._deprecated_form:
+            deltas: list[dict[str, Any]] = [{"function_call": head}, {"function_call": rest}]
+        else:
+            index = made.call.index
+            deltas = [
+                {"tool_calls": [{"index": index, "id": made.id, "type": "function", "function": head}]},
+                {"tool_calls": [{"index": index, "function": rest}]},
+            ]
+        return b"".join(self._chunk(made.choice, delta) for delta in deltas)
 
     def _envelope(self, fingerprint: str | None) -> dict[str, Any]:
         return {
@@ -120,66 +126,46 @@ class ChatStream:
         fingerprint: str | None = None,
         unrecorded: str | None = None,
     ) -> bytes:
-        told = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **turn}
-        chunk = {**self._envelope(fingerprint), "choices": [told], **marks(unrecorded)}
+        written = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **turn}
+        chunk = {**self._envelope(fingerprint), "choices": [written], **marks(unrecorded)}
         if self._call.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = None  # OpenAI's API sends a null in each chunk before the one with the usage
         return event(chunk)
 
 
-def own_turn(answer: Answer, choice: Choice) -> dict[str, Any]:
-    """What a choice's reward is sent to, where the answer's own id is not that of all its choices."""
-    return {"turn_id": choice.turn_id} if len(answer.choices) > 1 else {}
+def _finish_reason(choice: Choice, deprecated_form: bool) -> str:
+    # Clients of the deprecated form execute a call only if the finish reason is `function_call`.
+    return "function_call" if deprecated_form and choice.tool_calls else choice.finish_reason.value
 
 
-def _finish_reason(choice: Choice, in_old_form: bool) -> str:
-    """In OpenAI's words; a client that speaks of functions waits for another one than one that speaks of tools."""
-    return "function_call" if in_old_form and choice.tool_calls else choice.finish_reason.value
-
-
-def _choice(index: int, choice: Choice, in_old_form: bool) -> dict[str, Any]:
+def _choice(index: int, choice: Choice, deprecated_form: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     if choice.tool_calls:
         message["content"] = choice.text or None
-        calls = [_wire_call(made) for made in choice.tool_calls]
-        message |= {"function_call": calls[0]["function"]} if in_old_form else {"tool_calls": calls}
+        calls = [
+            {
+                "id": made.id,
+                "type": "function",
+                "function": {"name": made.call.name, "arguments": made.call.arguments},
+            }
+            for made in choice.tool_calls
+        ]
+        message |= {"function_call": calls[0]["function"]} if deprecated_form else {"tool_calls": calls}
     return {
         "index": index,
         "message": message,
         "logprobs": _wire_logprobs(choice.logprobs) if choice.logprobs is not None else None,
-        "finish_reason": _finish_reason(choice, in_old_form),
+        "finish_reason": _finish_reason(choice, deprecated_form),
     }
-
-
-def wire_usage(answer: Answer) -> dict[str, Any]:
-    usage: dict[str, Any] = {
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-    }
-    if answer.reasoning_tokens:
-        usage["completion_tokens_details"] = {"reasoning_tokens": answer.reasoning_tokens}
-    return usage
-
-
-def _wire_call(made: CallDelta) -> dict[str, Any]:
-    call: ToolCall = made.call
-    return {"id": made.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _wire_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     content = [
         {
-            "token": entry.token.decode(errors="replace"),
-            "logprob": entry.logprob,
-            "bytes": list(entry.token),
-            "top_logprobs": [
-                {"token": other.token.decode(errors="replace"), "logprob": other.logprob, "bytes": list(other.token)}
-                for other in entry.top
-            ],
+            **token_logprob(entry.token, entry.logprob),
+            "top_logprobs": [token_logprob(other.token, other.logprob) for other in entry.top],
         }
         for entry in tokens
     ]

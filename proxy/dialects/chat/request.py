@@ -1,4 +1,4 @@
-"""The body of POST /v1/chat/completions, checked: every fault is a 400 that names its field."""
+"""Parse the body of POST /v1/chat/completions. Every error is a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -6,41 +6,35 @@ from collections.abc import Set
 from functools import partial
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists
 from proxy.calls.call import ModelCall, ToolChoice
 from proxy.calls.conversation import WireMessages
+from proxy.dialects.answer_format import read_answer_format
 from proxy.dialects.chat import schemas
 from proxy.dialects.chat.messages import read_message
 from proxy.dialects.chat.tools import (
     Function,
-    read_answer_format,
-    read_old_tool_choice,
-    read_old_tools,
+    read_deprecated_choice,
+    read_deprecated_functions,
     read_tool_choice,
     read_tools,
-    speaks_old,
+    uses_deprecated_form,
 )
 from proxy.dialects.fields import decode_listing, unknown_fields
-from proxy.dialects.sampling_fields import SamplingFields
+from proxy.dialects.openai_fields import SamplingFields, StreamOptions
 from proxy.dialects.template_arguments import read_template_arguments
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
 from proxy.settings import RequestSettings
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    include_usage: bool | None = None
-
-
 class ChatCompletionBody(SamplingFields):
-    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
+    """The fields of the body. Null counts as absent; other fields are ignored with a warning.
 
-    `messages`, and what has many forms, are checked by hand, so that a fault names its exact place whatever else is
-    allowed there.
+    Fields of type Any, and the elements of `messages`, have several forms. They are checked by hand, because
+    pydantic's errors for a union name every form that did not match instead of the place that is wrong.
     """
 
     model: str
@@ -72,9 +66,10 @@ class ChatCompletionBody(SamplingFields):
 def parse_chat_completion(
     raw: bytes, known: Set[str] = frozenset(), *, bounds: RequestSettings = DEFAULT_BOUNDS
 ) -> ModelCall:
-    """`known` are the arguments that the model's template reads beside the messages.
+    """Parse a body. `known` are the names of the arguments that the model's template reads.
 
-    Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured.
+    Raise InvalidRequest for an invalid field and UnsupportedParameter for a field that cannot be honoured; both name
+    the field.
     """
     value = decode_listing(raw, "messages")
     check_lists(value, bounds)
@@ -82,7 +77,7 @@ def parse_chat_completion(
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if "audio" in (body.modalities or ()):
-        raise UnsupportedParameter("the model answers in text only", param="modalities")
+        raise UnsupportedParameter("audio is not supported: the model answers in text only", param="modalities")
     choice, functions, warnings = _tools(body)
     arguments, unknown = read_template_arguments(body.reasoning_effort, body.chat_template_kwargs, known)
     return ModelCall(
@@ -90,8 +85,9 @@ def parse_chat_completion(
         messages=WireMessages(body.messages, partial(read_message, most_parts=bounds.max_parts)),
         tools=functions or None,
         tool_choice=choice,
-        parallel_calls=body.parallel_tool_calls is not False and not speaks_old(value),
-        answer_format=read_answer_format(body.response_format),
+        # The deprecated form of an answer has room for one call.
+        parallel_calls=body.parallel_tool_calls is not False and not uses_deprecated_form(value),
+        answer_format=read_answer_format(body.response_format, "response_format", nested="json_schema"),
         template_arguments=arguments,
         sampling=body.requested(body.max_completion_tokens or body.max_tokens),
         n=body.n or 1,
@@ -111,13 +107,13 @@ def _tools(body: ChatCompletionBody) -> tuple[ToolChoice, list[Function], list[s
         functions, warnings = read_tools(body.tools or [])
         return *read_tool_choice(body.tool_choice, functions), warnings
     if body.tools or body.tool_choice is not None:
-        raise InvalidRequest("functions is the old form of tools: send one of them", param="functions")
-    return *read_old_tool_choice(body.function_call, read_old_tools(body.functions)), []
+        raise InvalidRequest("functions is the deprecated form of tools: send only one of them", param="functions")
+    return *read_deprecated_choice(body.function_call, read_deprecated_functions(body.functions)), []
 
 
 def _without_effect(body: ChatCompletionBody) -> list[str]:
-    """Fields that are accepted and change nothing, where they ask for a change."""
-    asked = {
+    """Return a warning for each field that asks for something which is accepted but not done."""
+    ignored = {
         "audio": body.audio is not None,
         "prediction": body.prediction is not None,
         "web_search_options": body.web_search_options is not None,
@@ -125,4 +121,4 @@ def _without_effect(body: ChatCompletionBody) -> list[str]:
         "service_tier": body.service_tier not in (None, "auto", "default"),
         "store": bool(body.store),
     }
-    return [f"{name} has no effect" for name, has in asked.items() if has]
+    return [f"{name} has no effect" for name, is_asked in ignored.items() if is_asked]

@@ -1,4 +1,4 @@
-"""The dialect of completions: text behind a prompt, as OpenAI's SDKs read it."""
+"""Write answers and streams in the wire format of OpenAI's completions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proxy.calls.call import Answer, Choice, Delta, ModelCall, StreamHead, TextDelta, TokenLogprob, marks
-from proxy.dialects.chat.dialect import own_turn, wire_usage
 from proxy.dialects.events import DONE, PING, event
+from proxy.dialects.openai_parts import completion_usage, own_turn
 
 
 class Completions:
-    """POST /v1/completions."""
+    """The dialect of POST /v1/completions."""
 
     name = "completions"
 
@@ -27,7 +27,7 @@ class Completions:
                 {**_choice(call, index, choice), **own_turn(answer, choice)}
                 for index, choice in enumerate(answer.choices)
             ],
-            "usage": wire_usage(answer),
+            "usage": completion_usage(answer),
             **marks(answer.unrecorded),
         }
 
@@ -36,7 +36,7 @@ class Completions:
 
 
 class CompletionStream:
-    """The chunks of one answer."""
+    """Writer of one answer as `text_completion` events."""
 
     def __init__(self, call: ModelCall, head: StreamHead) -> None:
         self._call = call
@@ -49,7 +49,7 @@ class CompletionStream:
         return b"".join(self._chunk(index, _echo(self._call, index)) for index in range(self._head.choices))
 
     def delta(self, delta: Delta) -> bytes:
-        assert isinstance(delta, TextDelta), "nothing else is looked for in a completion"
+        assert isinstance(delta, TextDelta), "raw completions are never parsed for reasoning or tool calls"
         logprobs = _logprobs(delta.logprobs, self._offsets[delta.choice]) if self._call.logprobs else None
         return self._chunk(delta.choice, delta.text, logprobs=logprobs)
 
@@ -70,7 +70,7 @@ class CompletionStream:
             for index, choice in enumerate(answer.choices)
         )
         if self._call.include_usage:
-            last += event({**self._envelope(fingerprint), "choices": [], "usage": wire_usage(answer)})
+            last += event({**self._envelope(fingerprint), "choices": [], "usage": completion_usage(answer)})
         return last + DONE
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
@@ -97,15 +97,18 @@ class CompletionStream:
         unrecorded: str | None = None,
     ) -> bytes:
         reason = finish.finish_reason.value if finish is not None else None
-        told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **(turn or {})}
-        chunk = {**self._envelope(fingerprint), "choices": [told], **marks(unrecorded)}
+        written = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **(turn or {})}
+        chunk = {**self._envelope(fingerprint), "choices": [written], **marks(unrecorded)}
         if self._call.include_usage:
-            chunk["usage"] = None
+            chunk["usage"] = None  # OpenAI's API sends a null in each chunk before the one with the usage
         return event(chunk)
 
 
 class _Offset:
-    """Where in an answer's text its tokens begin; a part of a character begins where the character does."""
+    """Count of the characters before each token of an answer.
+
+    All tokens of a character that is split among several have that character's offset.
+    """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -127,6 +130,7 @@ def _choice(call: ModelCall, index: int, choice: Choice) -> dict[str, Any]:
 
 
 def _echo(call: ModelCall, index: int) -> str:
+    # Choices are grouped by prompt: `n` for the first prompt, then `n` for the second.
     return call.echoes[index // call.n] if call.echoes else ""
 
 
@@ -142,12 +146,12 @@ def _logprobs(tokens: Iterable[TokenLogprob], offset: _Offset) -> dict[str, Any]
 
 
 def _top(entry: TokenLogprob) -> dict[str, float]:
-    """The token that came is among them, however probable it was."""
+    """Return the most probable tokens and the sampled one, which OpenAI's API always includes."""
     return {_text(other.token): other.logprob for other in entry.top} | {_text(entry.token): entry.logprob}
 
 
 def _text(token: bytes) -> str:
-    """As OpenAI writes tokens that are no text by themselves."""
+    """Return a token's text, or `bytes:\\xNN…` if it is not valid UTF-8 on its own, as OpenAI writes it."""
     try:
         return token.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions, checked: every fault is a 400 that names its field."""
+"""Parse the body of POST /v1/completions. Every error is a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from pydantic import Field, WithJsonSchema
 
 from proxy.calls.bounds import DEFAULT_BOUNDS
 from proxy.calls.call import ModelCall
-from proxy.dialects.chat.request import StreamOptions
 from proxy.dialects.fields import decode_body, unknown_fields
-from proxy.dialects.sampling_fields import SamplingFields
+from proxy.dialects.openai_fields import SamplingFields, StreamOptions
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
 from proxy.settings import RequestSettings
 
+# Prompts times `n`. Without a bound a body of a few megabytes could ask for millions of answers.
 MOST_ANSWERS = 1024
-"""To one call: prompts times `n`."""
 
-_DEFAULT_TOKENS = 16
-"""OpenAI's."""
+_DEFAULT_NEW_TOKENS = 16  # the default of OpenAI's API
 
-_FORMS = "prompt is text, a list of texts, token ids, or a list of lists of token ids"
+_PROMPT_FORMS = "prompt must be text, a list of texts, token ids, or a list of lists of token ids"
 _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 _PROMPT: dict[str, Any] = {
     "anyOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]
 }
-_BROKEN_AT = re.compile(r" - at `\$((?:\[\d+\])*)`$")
+_ERROR_PLACE = re.compile(r" - at `\$((?:\[\d+\])*)`$")
+"""The end of msgspec's error messages, such as " - at `$[1][0]`"."""
 
 TextOf = Callable[[Sequence[int]], str]
 
 
 class CompletionBody(SamplingFields):
-    """Explicit null is the same as absent; fields that are not named here are ignored with a warning."""
+    """The fields of the body. Null counts as absent; other fields are ignored with a warning."""
 
     model: str
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
@@ -51,8 +50,11 @@ class CompletionBody(SamplingFields):
 
 
 def parse_completion(raw: bytes, text_of: TextOf, *, bounds: RequestSettings = DEFAULT_BOUNDS) -> ModelCall:
-    """`text_of` writes token ids. Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and
-    cannot be honoured."""
+    """Parse a body. `text_of` decodes token ids, for prompts that are echoed.
+
+    Raise InvalidRequest for an invalid field and UnsupportedParameter for a field that cannot be honoured; both name
+    the field.
+    """
     value = decode_body(raw)
     body = validated(CompletionBody, value)
     n = body.n or 1
@@ -60,7 +62,7 @@ def parse_completion(raw: bytes, text_of: TextOf, *, bounds: RequestSettings = D
     prompts = _prompts(body.prompt, bounds.max_prompt_ids)
     if len(prompts) * n > MOST_ANSWERS:
         raise InvalidRequest(
-            f"a call has at most {MOST_ANSWERS} answers, these are {len(prompts) * n}",
+            f"a call may ask for at most {MOST_ANSWERS} answers, this one asks for {len(prompts) * n}",
             param="prompt" if len(prompts) > n else "n",
         )
     return ModelCall(
@@ -68,7 +70,7 @@ def parse_completion(raw: bytes, text_of: TextOf, *, bounds: RequestSettings = D
         messages=[],
         prompts=prompts,
         echoes=tuple(p if isinstance(p, str) else text_of(p) for p in prompts) if body.echo else (),
-        sampling=body.requested(body.max_tokens or _DEFAULT_TOKENS),
+        sampling=body.requested(body.max_tokens or _DEFAULT_NEW_TOKENS),
         n=n,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -81,14 +83,17 @@ def parse_completion(raw: bytes, text_of: TextOf, *, bounds: RequestSettings = D
 
 def _refuse_unsupported(body: CompletionBody, n: int) -> None:
     if body.best_of is not None and body.best_of < n:
-        raise InvalidRequest("best_of is at least n", param="best_of")
+        raise InvalidRequest("best_of must be at least n", param="best_of")
     if body.best_of is not None and body.best_of > n:
-        raise UnsupportedParameter("every answer is given: best_of is n, or nothing", param="best_of")
+        # An answer that is generated and dropped would be a turn that no reward can reach.
+        raise UnsupportedParameter(
+            "best_of above n is not supported: every generated answer is returned", param="best_of"
+        )
     if body.suffix:
-        raise UnsupportedParameter("an answer cannot be fitted before a suffix", param="suffix")
+        raise UnsupportedParameter("suffix is not supported: the model only continues text", param="suffix")
     if body.echo and body.logprobs is not None:
         raise UnsupportedParameter(
-            "the log-probabilities of a prompt are not known: logprobs or echo", param="logprobs"
+            "echo with logprobs is not supported: log-probabilities of the prompt are not known", param="logprobs"
         )
 
 
@@ -96,11 +101,11 @@ def _prompts(value: Any, most_ids: int) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
-        raise InvalidRequest(_FORMS, param="prompt")
+        raise InvalidRequest(_PROMPT_FORMS, param="prompt")
     count = sum(len(prompt) if isinstance(prompt, list) else 1 for prompt in value)
     if count > most_ids:
         raise InvalidRequest(
-            f"prompt: {count} token ids are sent, and at most {most_ids} are taken (requests.max_prompt_ids)",
+            f"prompt has {count} token ids, and at most {most_ids} are accepted (requests.max_prompt_ids)",
             param="prompt",
         )
     try:
@@ -110,5 +115,5 @@ def _prompts(value: Any, most_ids: int) -> tuple[str | tuple[int, ...], ...]:
             return msgspec.convert(value, tuple[tuple[int, ...], ...])
         return (msgspec.convert(value, tuple[int, ...]),)
     except msgspec.ValidationError as error:
-        found = _BROKEN_AT.search(str(error))
-        raise InvalidRequest(_FORMS, param=f"prompt{found.group(1)}" if found else "prompt") from error
+        place = _ERROR_PLACE.search(str(error))
+        raise InvalidRequest(_PROMPT_FORMS, param=f"prompt{place.group(1)}" if place else "prompt") from error

@@ -1,4 +1,4 @@
-"""The dialect of Anthropic's Messages API: answers and streams as Anthropic's SDKs read them."""
+"""Write answers and streams in the wire format of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _STOP_REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
 }
 
-
 _CALLER = {"type": "direct"}
-"""Who calls a tool: the model, and no program of its own."""
-_NO_USE = {
+"""The `caller` of a tool: the model itself, not a program that Anthropic runs for it."""
+
+_EMPTY_USAGE = {
     "cache_creation": None,
     "inference_geo": None,
     "output_tokens_details": None,
     "server_tool_use": None,
     "service_tier": "standard",
 }
-"""What there is nothing to say of, in fields that clients expect to be there."""
+"""Fields of `usage` that clients expect to exist and that have no meaning here."""
 
 
 class Messages:
-    """POST /v1/messages."""
+    """The dialect of POST /v1/messages."""
 
     name = "messages"
 
@@ -52,7 +52,7 @@ class Messages:
             **_message(answer),
             "content": _content(call, answer.turn_id, choice),
             **_ending(choice),
-            "usage": {**_NO_USE, **_usage(answer)},
+            "usage": {**_EMPTY_USAGE, **_usage(answer)},
             **marks(answer.unrecorded),
         }
 
@@ -61,11 +61,11 @@ class Messages:
 
 
 class MessagesStream:
-    """The events of one answer: its blocks come one after the other, each opened, filled and closed."""
+    """Writer of one answer as events: each block is opened, filled and closed before the next one opens."""
 
     def __init__(self, call: ModelCall, head: StreamHead) -> None:
         self._head = head
-        self._thoughts_shown = not _thoughts_omitted(call)
+        self._shows_thinking = not _omits_thinking(call)
         self._index = -1
         self._open: str | None = None
 
@@ -76,7 +76,7 @@ class MessagesStream:
             "stop_reason": None,
             "stop_sequence": None,
             "stop_details": None,
-            "usage": {**_NO_USE, **_prompt_usage(self._head), "output_tokens": 0},
+            "usage": {**_EMPTY_USAGE, **_prompt_usage(self._head), "output_tokens": 0},
         }
         return _event("message_start", message=message)
 
@@ -95,7 +95,7 @@ class MessagesStream:
         opened = b""
         if self._open != "thinking":
             opened = self._begin({"type": "thinking", "thinking": "", "signature": ""})
-        if not self._thoughts_shown:
+        if not self._shows_thinking:
             return opened
         return opened + self._fill({"type": "thinking_delta", "thinking": delta.text})
 
@@ -103,9 +103,8 @@ class MessagesStream:
         return _event("ping")
 
     def closing(self, answer: Answer) -> bytes:
-        told = {"delta": _ending(answer.choices[0]), "usage": _usage(answer), **marks(answer.unrecorded)}
-        ended = _event("message_delta", **told)
-        return self._end() + ended + _event("message_stop")
+        fields = {"delta": _ending(answer.choices[0]), "usage": _usage(answer), **marks(answer.unrecorded)}
+        return self._end() + _event("message_delta", **fields) + _event("message_stop")
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
         return event(anthropic_envelope(envelope), "error")
@@ -138,10 +137,10 @@ def _message(known: Answer | StreamHead) -> dict[str, Any]:
 
 
 def _content(call: ModelCall, turn_id: str, choice: Choice) -> list[dict[str, Any]]:
-    """Arguments stand as the model wrote them: a JSON object, which is all that parsers let pass."""
+
     blocks: list[dict[str, Any]] = []
     if choice.reasoning:
-        shown = "" if _thoughts_omitted(call) else choice.reasoning
+        shown = "" if _omits_thinking(call) else choice.reasoning
         blocks.append({"type": "thinking", "thinking": shown, "signature": _signature(turn_id)})
     if choice.text:
         blocks.append({"type": "text", "text": choice.text, "citations": None})
@@ -150,6 +149,7 @@ def _content(call: ModelCall, turn_id: str, choice: Choice) -> list[dict[str, An
             "type": "tool_use",
             "id": made.id,
             "name": made.call.name,
+            # The exact bytes that the model wrote. The parsers of tool calls only accept JSON objects.
             "input": msgspec.Raw(made.call.arguments.encode()),
             "caller": _CALLER,
         }
@@ -158,7 +158,8 @@ def _content(call: ModelCall, turn_id: str, choice: Choice) -> list[dict[str, An
 
 
 def _ending(choice: Choice) -> dict[str, Any]:
-    """Where an answer holds calls, that is what the client has to know, whatever ended it."""
+    # A stop string can also end an answer that has tool calls. Its finish reason is TOOL_CALLS then, which must win:
+    # clients execute the calls only if the stop reason is `tool_use`.
     if choice.stopped_by is not None and choice.finish_reason is FinishReason.STOP:
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by, "stop_details": None}
     return {"stop_reason": _STOP_REASONS[choice.finish_reason], "stop_sequence": None, "stop_details": None}
@@ -172,19 +173,19 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def _prompt_usage(known: Answer | StreamHead) -> dict[str, int]:
-    """Anthropic's `input_tokens` are those that no cache knew."""
     return {
-        "input_tokens": known.prompt_tokens - known.cached_tokens,
+        "input_tokens": known.prompt_tokens - known.cached_tokens,  # unlike OpenAI, Anthropic excludes cached ones
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": known.cached_tokens,
     }
 
 
-def _thoughts_omitted(call: ModelCall) -> bool:
+def _omits_thinking(call: ModelCall) -> bool:
     thinking = call.body.get("thinking")
     return isinstance(thinking, Mapping) and thinking.get("display") == "omitted"
 
 
 def _signature(turn_id: str) -> str:
-    """Of a turn's thoughts. Clients want one and send it back; nobody checks it, since the tokens are recorded."""
+    # Clients require a signature on thinking and send it back. It is not checked: the turn's tokens are recorded, so
+    # thinking that a client changed does not match them.
     return f"base-rl.{turn_id}"

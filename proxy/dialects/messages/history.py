@@ -1,19 +1,19 @@
-"""Anthropic's messages as those of chat completions, which templates write. The one place where that is decided.
+"""Convert Anthropic's messages into messages in the shape of chat completions, which chat templates expect.
 
-| Anthropic | here |
+| Anthropic | chat completions |
 | --- | --- |
-| `system`, a string or text blocks | the first message, of role system; blocks are lines of their own |
-| a system message in between | the same, where it stands; a user's `<system-reminder>` where templates refuse it |
-| text of a user | a user's message; blocks, and messages that follow each other, are lines of their own |
-| tool_result | a message of role tool, in the order of the calls; `is_error` is said in its text |
-| text of an assistant | content: pieces of one answer, joined as they are |
+| `system`, a string or text blocks | the first message, of role system; each block is a line |
+| a later system message | a system message, or a user's `<system-reminder>` if the template refuses that |
+| text of a user | a user's message; blocks, and consecutive messages, are joined as lines |
+| tool_result | a message of role tool, in the order of the calls; `is_error` becomes part of its text |
+| text of an assistant | content; pieces of one answer are joined without a separator |
 | thinking | reasoning_content |
-| tool_use | one of tool_calls, its input as JSON text |
-| redacted_thinking | nothing: only who sealed it can read it |
-| a last message of the assistant | no message: the beginning of the answer (`prefill`) |
+| tool_use | an element of tool_calls, with its input as JSON text |
+| redacted_thinking | dropped: only Anthropic can decrypt it |
+| a last message of the assistant | no message, but the beginning of the answer (`prefill`) |
 
-Messages of one role that follow each other are one turn, as in Anthropic's API: clients send an answer's blocks back
-in as many messages as they like.
+Consecutive messages of one role are one message, as in Anthropic's API: clients may send the blocks of an answer back
+in several messages.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _BLOCKS = {
     "system": ("text",),
 }
 _CLIENT_MARK = "x-anthropic-billing-header:"
-"""A system block of Claude Code that tells Anthropic of the client. It changes with every call, so that no call would
-extend the one before."""
+"""Prefix of a system block in which Claude Code reports itself to Anthropic. The block changes with every call, so it
+is dropped: with it, no prompt would begin with the tokens of the previous call."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said, and how the answer is to begin."""
+    """A converted conversation. `prefill` is the text with which the answer has to begin."""
 
     messages: list[dict[str, Any]]
     prefill: str = ""
@@ -53,24 +53,27 @@ def read_history(
     system_anywhere: bool = True,
     most_parts: int = DEFAULT_BOUNDS.max_parts,
 ) -> History:
-    """Convert a conversation. `system_anywhere`: the template takes messages of role system behind the first.
-    `most_parts` bounds the blocks of one message. Raises InvalidRequest that names the place, UnsupportedParameter
-    for blocks that are not text."""
-    end = len(messages)
+    """Convert a conversation.
+
+    `system_anywhere` is whether the template accepts system messages after the first message. `most_parts` bounds the
+    blocks of one message. Raise InvalidRequest with the exact place, or UnsupportedParameter for a block that is not
+    supported in its message.
+    """
+    end = len(messages)  # of the conversation; the assistant's messages from there on are the prefill
     while end and object_at(messages[end - 1], _place(end - 1)).get("role") == "assistant":
         end -= 1
-    said: list[_Growing] = []
+    converted: list[_GrowingMessage] = []
     if system is not None:
         text = "\n".join(text for text in _texts(system, "system") if not text.startswith(_CLIENT_MARK))
         if text:
-            said.append(_Growing({"role": "system", "content": text}))
+            converted.append(_GrowingMessage({"role": "system", "content": text}))
     for index, message in enumerate(messages[:end]):
         for part in _read(message, _place(index), most_parts):
-            _add(said, part if system_anywhere else _where_templates_take_it(said, part))
-    if not said:
-        raise InvalidRequest("there is nothing to answer: the first message is the user's", param="messages")
-    joined = [message.joined() for message in said]
-    _order_results(joined)
+            _add(converted, part if system_anywhere else _without_late_system(converted, part))
+    if not converted:
+        raise InvalidRequest("messages must contain a message of the user", param="messages")
+    joined = [message.joined() for message in converted]
+    _sort_tool_results(joined)
     return History(messages=joined, prefill=_prefill(messages, end, most_parts))
 
 
@@ -78,9 +81,8 @@ def _place(index: int) -> str:
     return f"messages[{index}]"
 
 
-class _Growing:
-    """A message made of parts, joined once at the end: joining them one by one takes time by the square of their
-    number."""
+class _GrowingMessage:
+    """A message in parts that are joined once, at the end: joining at each part would take quadratic time."""
 
     def __init__(self, part: dict[str, Any]) -> None:
         self.role: str = part["role"]
@@ -105,41 +107,49 @@ class _Growing:
         return message
 
 
-def _add(said: list[_Growing], part: dict[str, Any]) -> None:
-    """Add `part` as a message, or to the last one where that is of the same role."""
-    if said and said[-1].role == part["role"] != "tool":
-        said[-1].add(part)
+def _add(messages: list[_GrowingMessage], part: dict[str, Any]) -> None:
+    """Append `part` to the last message if both have the same role, otherwise as a message of its own.
+
+    Each tool result stays a message of its own.
+    """
+    if messages and messages[-1].role == part["role"] != "tool":
+        messages[-1].add(part)
     else:
-        said.append(_Growing(part))
+        messages.append(_GrowingMessage(part))
 
 
-def _where_templates_take_it(said: list[_Growing], part: dict[str, Any]) -> dict[str, Any]:
-    """A system message behind the beginning as Claude Code writes one to models that know none."""
-    if part["role"] != "system" or not said or said[-1].role == "system":
+def _without_late_system(messages: list[_GrowingMessage], part: dict[str, Any]) -> dict[str, Any]:
+    """Turn a system message after the beginning into a user's, in the form that Claude Code uses for such models."""
+    if part["role"] != "system" or not messages or messages[-1].role == "system":
         return part
     return {"role": "user", "content": f"<system-reminder>\n{part['content']}\n</system-reminder>"}
 
 
-def _order_results(said: list[dict[str, Any]]) -> None:
-    """Results that follow each other in the order of the calls that they answer, others behind them: most templates
-    write no ids, so the order alone says which is which."""
-    for index, message in enumerate(said):
+def _sort_tool_results(messages: list[dict[str, Any]]) -> None:
+    """Sort consecutive tool results in place by the order of their calls; results of unknown calls come last.
+
+    Most templates print no call ids, so the model can only match results to calls by their order.
+    """
+    for index, message in enumerate(messages):
         calls = message.get("tool_calls")
         if calls is None:
             continue
         end = start = index + 1
-        while end < len(said) and said[end]["role"] == "tool":
+        while end < len(messages) and messages[end]["role"] == "tool":
             end += 1
+        # Reversed, so that of calls with the same id the first one counts.
         order = {call["id"]: number for number, call in reversed(list(enumerate(calls)))}
-        said[start:end] = sorted(said[start:end], key=lambda result: order.get(result["tool_call_id"], len(calls)))
+        messages[start:end] = sorted(
+            messages[start:end], key=lambda result: order.get(result["tool_call_id"], len(calls))
+        )
 
 
 def _read(value: Any, where: str, most_parts: int) -> Iterator[dict[str, Any]]:
-    """Yield the parts of one message, each of one role; an empty message has one."""
+    """Yield the blocks of one message as parts of messages; an empty message has one empty part."""
     message = object_at(value, where)
     role = text_at(message.get("role"), f"{where}.role")
     if role not in _ROLES:
-        raise InvalidRequest(f"role is one of {', '.join(_ROLES)}", param=f"{where}.role")
+        raise InvalidRequest(f"role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
     content = message.get("content")
     if content is None and role == "assistant":
         content = ""
@@ -147,7 +157,7 @@ def _read(value: Any, where: str, most_parts: int) -> Iterator[dict[str, Any]]:
         yield {"role": role, "content": content}
         return
     if not isinstance(content, list):
-        raise InvalidRequest("content is text or a list of blocks", param=f"{where}.content")
+        raise InvalidRequest("content must be text or a list of blocks", param=f"{where}.content")
     check_parts(content, f"{where}.content", most_parts)
     if not content:
         yield {"role": role, "content": ""}
@@ -157,7 +167,8 @@ def _read(value: Any, where: str, most_parts: int) -> Iterator[dict[str, Any]]:
         if kind not in _BLOCKS[role]:
             known = ", ".join(_BLOCKS[role])
             raise UnsupportedParameter(
-                f"a block of type {kind!r} is not supported here: a message of role {role} holds {known}{hint(kind)}",
+                f"a block of type {kind!r} is not supported here: "
+                f"a message of role {role} may contain {known}{hint(kind)}",
                 param=f"{place}.type",
             )
         yield _block(role, kind, block, place)
@@ -198,32 +209,35 @@ def _tool_message(block: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _prefill(messages: list[Any], start: int, most_parts: int) -> str:
-    """The text of the assistant's messages at the end, from `start` on. Raises InvalidRequest for other parts."""
+    """Return the text of the messages from `start` on, which are the assistant's.
+
+    Raise InvalidRequest if they contain anything but text, or end with white space.
+    """
     texts = []
     for index in range(start, len(messages)):
         for part in _read(messages[index], _place(index), most_parts):
             if set(part) != {"role", "content"}:
                 raise InvalidRequest(
-                    "the last message is the assistant's, so the answer goes on from it: it is text, without "
-                    "thinking and without tool_use, which a tool_result has to follow",
+                    "a last message of the assistant is continued by the answer, so it must be text without thinking "
+                    "or tool_use; send a tool_result after a tool_use",
                     param=f"{_place(index)}.content",
                 )
             texts.append(part["content"])
     text = "".join(texts)
     if text != text.rstrip():
         raise InvalidRequest(
-            "a last message of the assistant does not end with white space",
+            "a last message of the assistant must not end with white space",
             param=f"{_place(len(messages) - 1)}.content",
         )
     return text
 
 
 def _texts(value: Any, where: str) -> list[str]:
-    """A string, or the texts of text blocks."""
+    """Return the texts of `value`, which is a string or a list of text blocks."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise InvalidRequest(f"{where} is text or a list of text blocks", param=where)
+        raise InvalidRequest(f"{where} must be text or a list of text blocks", param=where)
     texts = []
     for index, block in enumerate(value):
         place = f"{where}[{index}]"

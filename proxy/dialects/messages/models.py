@@ -1,4 +1,4 @@
-"""Models as Anthropic lists them: pages, each model with a name to show and the time of its making."""
+"""Write models, and pages of them, in the wire format of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.errors import InvalidRequest
 from proxy.http.body import validated
 
 HEADER = "anthropic-version"
-"""A request with it is one of Anthropic's clients."""
+"""The header by which Anthropic's clients are recognised: both APIs list models at the same path."""
 
 
 class _Query(BaseModel):
@@ -22,7 +22,7 @@ class _Query(BaseModel):
 
 
 def model_info(known: Mapping[str, Any], context_length: int) -> dict[str, Any]:
-    """A model, made of OpenAI's form of it."""
+    """Return a model in Anthropic's form. `known` is the model in OpenAI's form."""
     return {
         "type": "model",
         "id": known["id"],
@@ -34,7 +34,7 @@ def model_info(known: Mapping[str, Any], context_length: int) -> dict[str, Any]:
 
 
 def page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str], context_length: int) -> dict[str, Any]:
-    """The page of `models` that `query` asks for. Raises InvalidRequest."""
+    """Return the page of `models` that `query` asks for. Raise InvalidRequest if the query is invalid."""
     asked = validated(_Query, dict(query))
     ids = [model["id"] for model in models]
     start, end = 0, len(ids)
@@ -44,10 +44,11 @@ def page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str], context_
         end = _position(ids, asked.before_id, "before_id")
         start = max(start, end - asked.limit)
     shown = range(start, min(end, start + asked.limit))
-    rest = start > 0 if asked.before_id is not None else shown.stop < end
+    # "More" lies in the direction of paging: before the page with `before_id`, after it otherwise.
+    has_more = start > 0 if asked.before_id is not None else shown.stop < end
     return {
         "data": [model_info(models[index], context_length) for index in shown],
-        "has_more": rest,
+        "has_more": has_more,
         "first_id": ids[shown[0]] if shown else None,
         "last_id": ids[shown[-1]] if shown else None,
     }
@@ -55,5 +56,5 @@ def page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str], context_
 
 def _position(ids: Sequence[str], model: str, param: str) -> int:
     if model not in ids:
-        raise InvalidRequest(f"there is no model {model!r} in the list", param=param)
+        raise InvalidRequest(f"there is no model {model!r} in the list: take an id from another page", param=param)
     return ids.index(model)

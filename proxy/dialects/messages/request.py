@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/messages and its count_tokens, checked: every fault is a 400 that names its field."""
+"""Parse the bodies of POST /v1/messages and /v1/messages/count_tokens. Every error is a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
 from proxy.settings import RequestSettings
 
-_MOST_STOPS = 16
+_MOST_STOPS = 16  # as in OpenAI's dialects: every new piece of text is searched for each of them
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""As templates know them, for Anthropic's."""
+"""The effort that templates know for each of Anthropic's. Templates know nothing above "high"."""
 
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+"""Whether the template's thinking is switched on, by the type of `thinking`."""
 
 Warn = Callable[[str], None]
 
@@ -32,10 +33,10 @@ class Metadata(BaseModel):
 
 
 class CountTokensBody(BaseModel):
-    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
+    """The fields of the body. Null counts as absent; other fields are ignored with a warning.
 
-    What has places of its own is checked by hand, so that a fault names its exact place whatever else is allowed
-    there.
+    Fields of type Any, and the elements of `messages` and `tools`, have several forms. They are checked by hand,
+    because pydantic's errors for a union name every form that did not match instead of the place that is wrong.
     """
 
     model_config = ConfigDict(strict=True)
@@ -66,9 +67,14 @@ class MessagesBody(CountTokensBody):
 def parse_messages(
     raw: bytes, known: Set[str], *, system_anywhere: bool = True, bounds: RequestSettings = DEFAULT_BOUNDS
 ) -> ModelCall:
-    """`known` are the arguments that the model's template reads, `system_anywhere` says whether it takes messages of
-    role system behind the first. Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and
-    cannot be honoured."""
+    """Parse the body of a call.
+
+    `known` are the names of the arguments that the model's template reads; `system_anywhere` is whether the template
+    accepts system messages after the first message.
+
+    Raise InvalidRequest for an invalid field and UnsupportedParameter for a field that cannot be honoured; both name
+    the field.
+    """
     value = decode_body(raw)
     check_lists(value, bounds)
     body = validated(MessagesBody, value)
@@ -85,7 +91,7 @@ def parse_messages(
 def parse_count_tokens(
     raw: bytes, known: Set[str], *, system_anywhere: bool = True, bounds: RequestSettings = DEFAULT_BOUNDS
 ) -> ModelCall:
-    """The call whose prompt is to be counted."""
+    """Parse the body of a count into the call whose prompt is to be counted, as `parse_messages` does."""
     value = decode_body(raw)
     check_lists(value, bounds)
     body = validated(CountTokensBody, value)
@@ -125,22 +131,26 @@ def _call(
 def _stops(stops: list[str]) -> tuple[str, ...]:
     for index, stop in enumerate(stops):
         if not stop:
-            raise InvalidRequest("a stop sequence may not be empty", param=f"stop_sequences[{index}]")
+            raise InvalidRequest("a stop sequence must not be empty", param=f"stop_sequences[{index}]")
     return tuple(stops)
 
 
 def _refuse_unsupported(body: CountTokensBody, warn: Warn) -> None:
-    """What an agent cannot do without is refused; what only changes how its context is kept is warned of."""
-    for name, lost in (("mcp_servers", "their tools"), ("container", "its skills and files")):
+    # An agent would fail without the tools of its servers or the files of its container, so these are errors. It
+    # works with an unmanaged context, only with longer prompts, so that is a warning.
+    for name, missing in (("mcp_servers", "their tools"), ("container", "its skills and files")):
         if getattr(body, name):
-            raise UnsupportedParameter(f"{name}: {lost} would be missing, which only Anthropic has", param=name)
+            raise UnsupportedParameter(f"{name} is not supported: only Anthropic can provide {missing}", param=name)
     if body.context_management:
         warn("context_management is ignored: nothing is cleared from the conversation")
 
 
 def _tools(tools: list[Any], warn: Warn) -> list[dict[str, Any]]:
-    """The client's own tools, in the shape of chat completions. Those that Anthropic defines have no effect: no other
-    model knows their schemas, or no server runs them."""
+    """Return the client's own tools, in the shape of chat completions.
+
+    Tools that Anthropic defines are ignored with a warning: their schemas are only known to Anthropic's models, or
+    they run on Anthropic's servers.
+    """
     functions: list[dict[str, Any]] = []
     names: set[str] = set()
     for index, tool in enumerate(tools):
@@ -151,17 +161,17 @@ def _tools(tools: list[Any], warn: Warn) -> list[dict[str, Any]]:
             continue
         function = _function(tool, where)
         if function["name"] in names:
-            raise InvalidRequest("two tools have one name", param=f"{where}.name")
+            raise InvalidRequest("two tools have the same name", param=f"{where}.name")
         names.add(function["name"])
         functions.append({"type": "function", "function": function})
     return functions
 
 
 def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """In the order in which templates write it."""
+    # The order of the keys matters: templates print it, and models were trained on name, description, parameters.
     name = text_at(tool.get("name"), f"{where}.name")
     if not name:
-        raise InvalidRequest("a tool has a name", param=f"{where}.name")
+        raise InvalidRequest("a tool must have a name", param=f"{where}.name")
     function: dict[str, Any] = {"name": name}
     if tool.get("description") is not None:
         function["description"] = text_at(tool["description"], f"{where}.description")
@@ -172,7 +182,7 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _tool_choice(value: Any, names: list[str]) -> tuple[ToolChoice, bool]:
-    """The choice, and whether there may be several calls."""
+    """Return the choice, and whether an answer may have several calls."""
     if value is None:
         return ToolChoice(), True
     choice = object_at(value, "tool_choice")
@@ -183,9 +193,9 @@ def _tool_choice(value: Any, names: list[str]) -> tuple[ToolChoice, bool]:
     if kind == "none":
         return ToolChoice(use=ToolUse.NONE), parallel
     if kind not in ("any", "tool"):
-        raise InvalidRequest("tool_choice is auto, any, tool or none", param="tool_choice.type")
+        raise InvalidRequest("tool_choice.type must be auto, any, tool or none", param="tool_choice.type")
     if not names:
-        raise InvalidRequest("tool_choice wants a tool, and there are none", param="tool_choice")
+        raise InvalidRequest("tool_choice requires a call, but no tools are declared", param="tool_choice")
     if kind == "any":
         return ToolChoice(use=ToolUse.REQUIRED), parallel
     name = text_at(choice.get("name"), "tool_choice.name")
@@ -195,7 +205,7 @@ def _tool_choice(value: Any, names: list[str]) -> tuple[ToolChoice, bool]:
 
 
 def _answer_format(body: CountTokensBody) -> AnswerFormat | None:
-    """Of `output_config.format`, which was `output_format` while it was in beta."""
+    """Read `output_config.format`, or `output_format`, its name while it was in beta."""
     value, where = body.output_format, "output_format"
     if body.output_config is not None:
         config = object_at(body.output_config, "output_config")
@@ -210,7 +220,7 @@ def _answer_format(body: CountTokensBody) -> AnswerFormat | None:
 
 
 def _template_arguments(body: CountTokensBody, known: Set[str], warn: Warn) -> dict[str, Any]:
-    """What switches the model's thinking, where its template has such switches."""
+    """Return the arguments that switch the model's thinking; warn of a switch that its template does not have."""
     arguments: dict[str, Any] = {}
     if body.thinking is not None:
         arguments.update(_thinking(object_at(body.thinking, "thinking"), known, warn))
@@ -218,26 +228,26 @@ def _template_arguments(body: CountTokensBody, known: Set[str], warn: Warn) -> d
     if effort is not None:
         level = _EFFORTS.get(text_at(effort, "output_config.effort"))
         if level is None:
-            raise InvalidRequest(f"effort is one of {', '.join(_EFFORTS)}", param="output_config.effort")
+            raise InvalidRequest(f"effort must be one of {', '.join(_EFFORTS)}", param="output_config.effort")
         if "reasoning_effort" in known:
             arguments["reasoning_effort"] = level
         else:
-            warn("output_config.effort has no effect: the model's template knows no reasoning_effort")
+            warn("output_config.effort has no effect: the model's template does not read reasoning_effort")
     return arguments
 
 
 def _thinking(thinking: dict[str, Any], known: Set[str], warn: Warn) -> dict[str, Any]:
     kind = text_at(thinking.get("type"), "thinking.type")
     if kind not in _THINKING:
-        raise InvalidRequest(f"thinking is one of {', '.join(_THINKING)}", param="thinking.type")
+        raise InvalidRequest(f"thinking.type must be one of {', '.join(_THINKING)}", param="thinking.type")
     if thinking.get("budget_tokens") is not None:
         budget = thinking["budget_tokens"]
         if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
-            raise InvalidRequest("a budget is a number of tokens", param="thinking.budget_tokens")
+            raise InvalidRequest("budget_tokens must be a positive integer", param="thinking.budget_tokens")
         warn("thinking.budget_tokens is not enforced: max_tokens bounds thinking and answer together")
     if thinking.get("display") not in (None, "summarized", "omitted"):
-        raise InvalidRequest("display is summarized or omitted", param="thinking.display")
+        raise InvalidRequest("display must be summarized or omitted", param="thinking.display")
     if "enable_thinking" not in known:
-        warn(f"thinking of type {kind} has no effect: the model's template has no enable_thinking")
+        warn(f"thinking of type {kind} has no effect: the model's template does not read enable_thinking")
         return {}
     return {"enable_thinking": _THINKING[kind]}

@@ -1,4 +1,4 @@
-"""The dialect of the Responses API: answers as OpenAI's SDKs, its Agents SDK and Codex read them."""
+"""Write answers in the wire format of OpenAI's Responses API."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.calls.call import Answer, ModelCall, StreamHead
-from proxy.dialects.responses.items import output_items
-from proxy.dialects.responses.response import response_object, response_status, usage_of
+from proxy.dialects.responses.items import answer_status, output_items
+from proxy.dialects.responses.response import response_object, response_usage
 from proxy.dialects.responses.stream import ResponseStream
 from proxy.dialects.responses.tools import special_tools
 
 
 class Responses:
-    """POST /v1/responses."""
+    """The dialect of POST /v1/responses."""
 
     name = "responses"
 
@@ -25,13 +25,13 @@ class Responses:
 
 
 def recorded_response(body: Mapping[str, Any], answer: Answer) -> dict[str, Any]:
-    """The response to a request with this body."""
+    """Return the whole Response object for an answer to a request with this body."""
     choice = answer.choices[0]
     return response_object(
         body,
         answer,
-        status=response_status(choice),
+        status=answer_status(choice),
         output=output_items(answer.turn_id, choice, special_tools(body.get("tools"))),
-        usage=usage_of(answer),
+        usage=response_usage(answer),
         fingerprint=answer.fingerprint,
     )

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, checked: every fault is a 400 that names its field."""
+"""Parse the body of POST /v1/responses. Every error is a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WithJsonSchema
 
 from proxy.calls.bounds import DEFAULT_BOUNDS, check_lists, check_tools
-from proxy.calls.call import AnswerFormat, ModelCall, PreviousAnswer
+from proxy.calls.call import ModelCall, PreviousAnswer
 from proxy.calls.remembered import Remembered
 from proxy.contract.identifiers import TurnId
-from proxy.dialects.fields import decode_listing, list_at, object_at, plain, text_at, unknown_fields
+from proxy.dialects.answer_format import read_answer_format
+from proxy.dialects.fields import decode_listing, list_at, plain, text_at, unknown_fields
+from proxy.dialects.openai_fields import SamplingFields
 from proxy.dialects.responses import schemas
-from proxy.dialects.responses.items import (
-    Item,
+from proxy.dialects.responses.item_reader import (
+    ChangesEarlierAnswer,
     ItemReader,
-    ReadItems,
-    RememberedAnswer,
+    ReaderState,
     UnknownItem,
     references,
 )
+from proxy.dialects.responses.items import Item
 from proxy.dialects.responses.tools import read_tool_choice, read_tools
-from proxy.dialects.sampling_fields import SamplingFields
 from proxy.dialects.template_arguments import read_template_arguments
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
@@ -32,9 +33,10 @@ _LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponseBody(SamplingFields):
-    """Explicit null is the same as absent; fields that are not named here are ignored with a warning.
+    """The fields of the body. Null counts as absent; other fields are ignored with a warning.
 
-    `input`, `tools` and what has many forms are checked by hand, so that a fault names its exact place.
+    Fields of type Any, and the elements of `input` and `tools`, have several forms. They are checked by hand, because
+    pydantic's errors for a union name every form that did not match instead of the place that is wrong.
     """
 
     model: str
@@ -65,12 +67,12 @@ class ResponseBody(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-ItemMemory = Remembered[ReadItems]
-"""Of the beginnings of conversations that were sent before."""
+ItemMemory = Remembered[ReaderState]
+"""Cache of reader states after the beginnings of conversations that were sent before."""
 
 
 class UnresolvedReferences(Exception):
-    """The input refers to items, by these ids, which have to be found first."""
+    """The input refers to items by these ids: find the items and parse the body again."""
 
     def __init__(self, ids: Sequence[str]) -> None:
         super().__init__(f"{len(ids)} references")
@@ -85,8 +87,10 @@ def read_response_request(
     memory: ItemMemory | None = None,
     bounds: RequestSettings = DEFAULT_BOUNDS,
 ) -> ModelCall:
-    """Parse a body. Raises what `parse_response_request` raises, and UnresolvedReferences where there are references
-    and `referenced` is None: find the items and parse again."""
+    """Parse a body, as `parse_response_request` does.
+
+    Raise UnresolvedReferences if the input refers to items and `referenced` is None.
+    """
     value = decode_listing(raw, "input")
     try:
         return parse_response_request(value, referenced or {}, known=known, memory=memory, bounds=bounds)
@@ -104,11 +108,13 @@ def parse_response_request(
     memory: ItemMemory | None = None,
     bounds: RequestSettings = DEFAULT_BOUNDS,
 ) -> ModelCall:
-    """The items of `value["input"]` are as they came (`fields.decode_listing`). `referenced` are those that
-    `item_reference` names (`items.references`), `known` the arguments that the model's template reads.
+    """Make a ModelCall of a decoded body, in which the items of `input` are undecoded (see `fields.decode_listing`).
 
-    Raises InvalidRequest with `param`, UnsupportedParameter for what is understood and cannot be honoured,
-    UnknownItem for a reference to nothing.
+    `referenced` are the items that the input may refer to, `known` the names of the arguments that the model's
+    template reads. `memory` saves reading the items that an earlier request began with.
+
+    Raise InvalidRequest for an invalid field, UnsupportedParameter for a field that cannot be honoured, UnknownItem
+    for a reference to an item that is not among `referenced`; all name the field.
     """
     check_lists(value, bounds)
     body = validated(ResponseBody, value)
@@ -119,7 +125,7 @@ def parse_response_request(
     offered = read_tools(declared)
     check_tools(len(offered.functions), bounds)
     if not reader.messages and not body.previous_response_id:
-        raise InvalidRequest("there is nothing to answer: input is empty", param="input")
+        raise InvalidRequest("input is empty: send a text or at least one message", param="input")
     choice, functions = read_tool_choice(body.tool_choice, offered)
     reasoning = body.reasoning or {}
     effort = text_at(reasoning["effort"], "reasoning.effort") if reasoning.get("effort") is not None else None
@@ -132,7 +138,7 @@ def parse_response_request(
         tool_choice=choice,
         parallel_calls=body.parallel_tool_calls is not False,
         template_arguments=arguments,
-        answer_format=_answer_format((body.text or {}).get("format")),
+        answer_format=read_answer_format((body.text or {}).get("format"), "text.format"),
         sampling=body.requested(body.max_output_tokens),
         previous=PreviousAnswer(turn_id=TurnId(body.previous_response_id)) if body.previous_response_id else None,
         stream=bool(body.stream),
@@ -154,19 +160,22 @@ def parse_response_request(
 
 def _refuse_unsupported(body: ResponseBody) -> None:
     if body.background:
-        raise UnsupportedParameter("a response is answered while you wait: background is false", param="background")
+        raise UnsupportedParameter(
+            "background responses are not supported: leave background out and wait for the answer",
+            param="background",
+        )
     if body.conversation is not None:
         raise UnsupportedParameter(
-            "there are no stored conversations: go on by previous_response_id, or send the items",
+            "stored conversations are not supported: use previous_response_id or send all items",
             param="conversation",
         )
     if body.prompt is not None:
-        raise UnsupportedParameter("there are no stored prompts: send instructions and input", param="prompt")
+        raise UnsupportedParameter("stored prompts are not supported: send instructions and input", param="prompt")
 
 
 def _without_effect(body: ResponseBody) -> list[str]:
-    """Warn of fields that are accepted and change nothing, where they ask for a change."""
-    asked = {
+    """Return a warning for each field that asks for something which is accepted but not done."""
+    ignored = {
         "reasoning.summary": (body.reasoning or {}).get("summary") is not None,
         "text.verbosity": (body.text or {}).get("verbosity") not in (None, "medium"),
         "service_tier": body.service_tier not in (None, "auto", "default"),
@@ -174,7 +183,7 @@ def _without_effect(body: ResponseBody) -> list[str]:
         "max_tool_calls": body.max_tool_calls is not None,
         **{f"include {plain(name)}": name != _LOGPROBS for name in body.include or ()},
     }
-    warnings = [f"{name} has no effect" for name, has in asked.items() if has]
+    warnings = [f"{name} has no effect" for name, is_asked in ignored.items() if is_asked]
     if body.store is False:
         warnings.append("store false has no effect: every call is recorded")
     if body.truncation == "auto":
@@ -182,45 +191,25 @@ def _without_effect(body: ResponseBody) -> list[str]:
     return warnings
 
 
-def _answer_format(form: Any) -> AnswerFormat | None:
-    if form is None:
-        return None
-    kind = text_at(object_at(form, "text.format").get("type"), "text.format.type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return AnswerFormat(where="text.format")
-    if kind != "json_schema":
-        raise InvalidRequest("text.format is of type text, json_object or json_schema", param="text.format.type")
-    name, strict = form.get("name"), form.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise InvalidRequest("text.format.strict is true or false", param="text.format.strict")
-    return AnswerFormat(
-        where="text.format",
-        schema=object_at(form.get("schema"), "text.format.schema"),
-        name=text_at(name, "text.format.name") if name is not None else None,
-        strict=bool(strict),
-    )
-
-
 def _read_input(
     body: ResponseBody, referenced: Mapping[str, Item], memory: ItemMemory | None, bounds: RequestSettings
 ) -> ItemReader:
-    """Reads what was not read before in these very bytes."""
+    """Read the input, except items that an earlier request sent in the same bytes and `memory` has a state for."""
     if body.input is None or isinstance(body.input, str):
-        reader = _begun(body, referenced, bounds)
+        reader = _new_reader(body, referenced, bounds)
         if body.input is not None:
             reader.say("user", body.input)
         return reader
     items = list_at(body.input, "input")
+    # The bytes of a reference do not determine the messages that it stands for, so such inputs are not cached.
     if memory is None or referenced:
-        reader = _begun(body, referenced, bounds)
+        reader = _new_reader(body, referenced, bounds)
         reader.read(items)
         return reader
     known = memory.beginning(b"responses\n" + (body.instructions or "").encode(), items)
-    behind = _read_behind(items, known.count, known.state, bounds) if known.state is not None else None
-    reader = behind or _begun(body, referenced, bounds)
-    if behind is None:
+    continued = _continue(items, known.count, known.state, bounds) if known.state is not None else None
+    reader = continued or _new_reader(body, referenced, bounds)
+    if continued is None:
         reader.read(items)
     state = reader.state()
     if state is not None:
@@ -228,18 +217,18 @@ def _read_input(
     return reader
 
 
-def _begun(body: ResponseBody, referenced: Mapping[str, Item], bounds: RequestSettings) -> ItemReader:
+def _new_reader(body: ResponseBody, referenced: Mapping[str, Item], bounds: RequestSettings) -> ItemReader:
     reader = ItemReader(referenced, most_parts=bounds.max_parts)
     if body.instructions:
         reader.say("system", body.instructions)
     return reader
 
 
-def _read_behind(items: list[Any], count: int, state: ReadItems, bounds: RequestSettings) -> ItemReader | None:
-    """The reader of the items behind the first `count`; None where one of them changes what `state` holds."""
+def _continue(items: list[Any], count: int, state: ReaderState, bounds: RequestSettings) -> ItemReader | None:
+    """Read the items after the first `count`, whose state is known; None if one of them changes an earlier answer."""
     reader = ItemReader({}, state, most_parts=bounds.max_parts)
     try:
         reader.read(items, count)
-    except RememberedAnswer:
+    except ChangesEarlierAnswer:
         return None
     return reader

@@ -1,12 +1,11 @@
-"""The Response object: what was asked, echoed, around what was answered."""
+"""Write the Response object of the Responses API: the request's parameters, echoed, and the answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxy.calls.call import Answer, Choice, StreamHead, marks
-from proxy.contract.turn import FinishReason
+from proxy.calls.call import Answer, StreamHead, marks
 from proxy.dialects.responses.items import Item
 
 _ECHOED: dict[str, Any] = {
@@ -31,12 +30,12 @@ _ECHOED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""The parameters that come back with a response, and what they are where the request says nothing."""
+"""The parameters that a response echoes, with the values for those that are absent from the request."""
 
 
 def response_object(
     body: Mapping[str, Any],
-    of: StreamHead | Answer,
+    answer: StreamHead | Answer,
     *,
     status: str,
     output: Sequence[Item] = (),
@@ -44,40 +43,38 @@ def response_object(
     fingerprint: str | None = None,
     error: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`body` is the request's. `of` says which turn it is, of which model."""
+    """Return the Response object for the request `body` and its `answer`, or the head of the answer's stream."""
     echoed = {name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()}
     return {
-        "id": of.turn_id,
+        "id": answer.turn_id,
         "object": "response",
-        "created_at": of.created,
-        "completed_at": of.choices[0].completed if isinstance(of, Answer) and status == "completed" else None,
+        "created_at": answer.created,
+        "completed_at": (
+            answer.choices[0].completed if isinstance(answer, Answer) and status == "completed" else None
+        ),
         "status": status,
         "error": error,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-        "model": of.model,
+        "model": answer.model,
         "system_fingerprint": fingerprint,
         **echoed,
-        "tools": [_tool(tool) for tool in echoed["tools"]],
+        "tools": [_echoed_tool(tool) for tool in echoed["tools"]],
         "reasoning": {"effort": None, "summary": None, **(body.get("reasoning") or {})},
-        "text": {"format": {"type": "text"}, **_given(body.get("text"))},
+        "text": {"format": {"type": "text"}, **_without_nulls(body.get("text"))},
         "output": list(output),
         "usage": usage,
-        **marks(of.unrecorded),
+        **marks(answer.unrecorded),
     }
 
 
-def _tool(tool: Any) -> Any:
-    """A function's fields all stand in the echo."""
+def _echoed_tool(tool: Any) -> Any:
+    # OpenAI's API echoes every field of a function, although requests may leave some out.
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return tool
     return {"description": None, "parameters": None, "strict": None, **tool}
 
 
-def response_status(choice: Choice) -> str:
-    return "incomplete" if choice.finish_reason is FinishReason.LENGTH else "completed"
-
-
-def usage_of(answer: Answer) -> dict[str, Any]:
+def response_usage(answer: Answer) -> dict[str, Any]:
     return {
         "input_tokens": answer.prompt_tokens,
         "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
@@ -87,5 +84,5 @@ def usage_of(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _given(fields: Mapping[str, Any] | None) -> dict[str, Any]:
+def _without_nulls(fields: Mapping[str, Any] | None) -> dict[str, Any]:
     return {name: value for name, value in (fields or {}).items() if value is not None}

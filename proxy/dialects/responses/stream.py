@@ -1,5 +1,8 @@
-"""A response as its events. Items open when their first piece comes, in that order, and close when another opens:
-tool calls come whole. Every event has its number, so that a client can tell whether it missed one."""
+"""Write the stream of a response as the events of the Responses API.
+
+An item opens with its first piece of text and closes when the next item opens. Tool calls are written whole. Events
+are numbered, so that a client can detect a missing one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from proxy.calls.call import Answer, CallDelta, Delta, ModelCall, ReasoningDelta
 from proxy.dialects.events import PING, event
 from proxy.dialects.responses.items import (
     Item,
+    answer_status,
     call_item,
     message_item,
     reasoning_item,
@@ -17,15 +21,15 @@ from proxy.dialects.responses.items import (
     text_part,
     wire_logprobs,
 )
-from proxy.dialects.responses.response import response_object, response_status, usage_of
+from proxy.dialects.responses.response import response_object, response_usage
 from proxy.dialects.responses.tools import special_tools
 
 _REASONING = "response.reasoning_text"
 _TEXT = "response.output_text"
 
 
-class _Open:
-    """The item that pieces of text go to."""
+class _OpenItem:
+    """The item to which pieces of text are appended. `kind` is the prefix of its events' names."""
 
     def __init__(self, kind: str, item: Item) -> None:
         self.kind = kind
@@ -35,7 +39,7 @@ class _Open:
 
 
 class ResponseStream:
-    """The events of one response."""
+    """Writer of one response as events."""
 
     def __init__(self, call: ModelCall, head: StreamHead) -> None:
         self._call = call
@@ -43,8 +47,8 @@ class ResponseStream:
         self._special = special_tools(call.body.get("tools"))
         self._sent = 0
         self._output: list[Item] = []
-        self._open: _Open | None = None
-        self._opened = {_REASONING: 0, _TEXT: 0}
+        self._open: _OpenItem | None = None
+        self._opened = {_REASONING: 0, _TEXT: 0}  # items so far, which number the ids of later items
 
     def opening(self) -> bytes:
         response = response_object(self._call.body, self._head, status="in_progress")
@@ -56,32 +60,32 @@ class ResponseStream:
         if isinstance(delta, CallDelta):
             return self._close("completed") + self._whole_call(delta)
         if isinstance(delta, ReasoningDelta):
-            return self._reach(_REASONING) + self._piece(delta.text)
-        return self._reach(_TEXT) + self._text(delta)
+            return self._ensure_open(_REASONING) + self._piece(delta.text)
+        return self._ensure_open(_TEXT) + self._text(delta)
 
     def ping(self) -> bytes:
         return PING
 
     def closing(self, answer: Answer) -> bytes:
         choice = answer.choices[0]
-        status = response_status(choice)
+        status = answer_status(choice)
         ending = self._close(status)
-        if not choice.text and not choice.tool_calls:
-            ending += self._reach(_TEXT) + self._close(status)
+        if not choice.text and not choice.tool_calls:  # the whole response has an empty message then, too
+            ending += self._ensure_open(_TEXT) + self._close(status)
         response = response_object(
             self._call.body,
             answer,
             status=status,
             output=self._output,
-            usage=usage_of(answer),
+            usage=response_usage(answer),
             fingerprint=answer.fingerprint,
         )
         return ending + self._event(f"response.{status}", response=response)
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
-        """The event that SDKs raise, and for who waits for the response's end, that."""
+        # SDKs raise an exception on `error`; clients that wait for the end of the response need `response.failed`.
         error = envelope["error"]
-        told = {"code": error["code"], "message": error["message"], "param": error["param"], "error": error}
+        fields = {"code": error["code"], "message": error["message"], "param": error["param"], "error": error}
         response = response_object(
             self._call.body,
             self._head,
@@ -89,10 +93,10 @@ class ResponseStream:
             output=self._output,
             error={"code": "server_error", "message": error["message"]},
         )
-        return self._event("error", **told) + self._event("response.failed", response=response)
+        return self._event("error", **fields) + self._event("response.failed", response=response)
 
-    def _reach(self, kind: str) -> bytes:
-        """Opens an item of this kind, unless it is open."""
+    def _ensure_open(self, kind: str) -> bytes:
+        """Open an item of this kind and close the one before, unless an item of this kind is open."""
         if self._open is not None and self._open.kind == kind:
             return b""
         closed = self._close("completed")
@@ -103,7 +107,7 @@ class ResponseStream:
             item, part = message_item(turn_id, "", "in_progress", (), self._opened[kind]), text_part("")
         item["content"] = []
         self._opened[kind] += 1
-        self._open = _Open(kind, item)
+        self._open = _OpenItem(kind, item)
         return closed + self._item("added", item) + self._in_item("response.content_part.added", part=part)
 
     def _text(self, delta: TextDelta) -> bytes:
@@ -117,7 +121,7 @@ class ResponseStream:
         return self._in_item(f"{self._open.kind}.delta", delta=text, **more)
 
     def _close(self, status: str) -> bytes:
-        """Ends the open item, if there is one."""
+        """Close the open item, if there is one, with this status."""
         opened = self._open
         if opened is None:
             return b""
@@ -142,15 +146,15 @@ class ResponseStream:
             else ("response.function_call_arguments", "arguments")
         )
         place = {"item_id": item["id"], "output_index": len(self._output)}
-        told = self._item("added", {**item, "status": "in_progress", field: ""})
-        told += self._event(f"{name}.delta", **place, delta=item[field])
-        told += self._event(f"{name}.done", **place, **{field: item[field]})
-        told += self._item("done", item)
+        events = self._item("added", {**item, "status": "in_progress", field: ""})
+        events += self._event(f"{name}.delta", **place, delta=item[field])
+        events += self._event(f"{name}.done", **place, **{field: item[field]})
+        events += self._item("done", item)
         self._output.append(item)
-        return told
+        return events
 
-    def _item(self, what: str, item: Item) -> bytes:
-        return self._event(f"response.output_item.{what}", output_index=len(self._output), item=item)
+    def _item(self, change: str, item: Item) -> bytes:
+        return self._event(f"response.output_item.{change}", output_index=len(self._output), item=item)
 
     def _in_item(self, name: str, **fields: Any) -> bytes:
         assert self._open is not None

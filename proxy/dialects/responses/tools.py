@@ -1,7 +1,7 @@
-"""Tools of the Responses API, and the functions as which the model knows them.
+"""Convert the tools of the Responses API into the functions that the model is offered.
 
-A custom tool takes text in place of JSON: the model is offered a function whose only argument is that text, and a
-call of it goes back as a call of the tool. A tool of a namespace is offered under both names, `namespace__name`.
+A custom tool takes plain text instead of JSON: the model is offered a function whose only argument is that text, and
+its call is written back as a call of the custom tool. A tool in a namespace is offered as `namespace__name`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from proxy.dialects.fields import list_at, object_at, plain, text_at
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 _BARE_NAMESPACE = "functions"
-"""What Codex puts functions into that have no namespace of their own."""
+"""The namespace in which Codex puts functions that have none of their own."""
 
 _INPUT = "input"
 
 
 class SpecialTool(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool that is not simply a function of its own name."""
+    """The declaration of a tool that the model knows under another name or as another kind of tool."""
 
     name: str
     namespace: str | None = None
@@ -31,12 +31,15 @@ class SpecialTool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SpecialTools = Mapping[str, SpecialTool]
-"""By the names under which the model knows them."""
+"""Special tools by the name under which the model knows them."""
 
 
 class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
-    """`functions` are in the shape of chat completions, `places` say by their names where they stand. `warnings` name
-    the tools that the model is not offered."""
+    """The tools of a request that the model is offered.
+
+    `functions` are in the shape of chat completions, `places` their places in the body by their names. `warnings`
+    name the tools that are ignored, and the grammars that are not enforced.
+    """
 
     functions: list[dict[str, Any]]
     places: dict[str, str]
@@ -48,12 +51,12 @@ class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def offered_name(name: str, namespace: str | None) -> str:
-    """Under which the model knows a tool."""
+    """Return the name under which the model knows a tool."""
     return name if namespace in (None, "", _BARE_NAMESPACE) else f"{namespace}__{name}"
 
 
 def read_tools(declared: Mapping[str, Iterable[Any]]) -> OfferedTools:
-    """Of tools, by the place of their list. Raises InvalidRequest, with the exact place, for tools that are none."""
+    """Read lists of declared tools, by the place of each list. Raise InvalidRequest if a tool is invalid."""
     offered = OfferedTools(functions=[], places={}, warnings=[])
     for where, tools in declared.items():
         _offer(offered, tools, where, namespace=None)
@@ -61,7 +64,7 @@ def read_tools(declared: Mapping[str, Iterable[Any]]) -> OfferedTools:
 
 
 def special_tools(tools: Any) -> dict[str, SpecialTool]:
-    """The special ones of checked `tools`."""
+    """Return the custom tools and those in a namespace. `tools` were checked by `read_tools`."""
     special: dict[str, SpecialTool] = {}
     for tool in tools if isinstance(tools, list) else ():
         if tool.get("type") == "namespace":
@@ -75,12 +78,15 @@ def special_tools(tools: Any) -> dict[str, SpecialTool]:
 
 
 def read_tool_choice(choice: Any, offered: OfferedTools) -> tuple[ToolChoice, list[dict[str, Any]]]:
-    """The choice, and the functions that are left to it. Raises InvalidRequest."""
+    """Read `tool_choice`. Return the choice, and the functions that may be called.
+
+    Raise InvalidRequest, or UnsupportedParameter if a tool is chosen that the model is not offered.
+    """
     functions = offered.functions
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         mode = choice.get("mode")
         if mode not in ("auto", "required"):
-            raise InvalidRequest("the mode of allowed_tools is auto or required", param="tool_choice.mode")
+            raise InvalidRequest("the mode of allowed_tools must be auto or required", param="tool_choice.mode")
         functions = _allowed(choice.get("tools"), offered)
         choice = mode
     if choice is None or choice == "auto":
@@ -89,22 +95,22 @@ def read_tool_choice(choice: Any, offered: OfferedTools) -> tuple[ToolChoice, li
         return ToolChoice(use=ToolUse.NONE), []
     if choice == "required":
         if not functions:
-            raise InvalidRequest("tool_choice requires a call, and there are no tools", param="tool_choice")
+            raise InvalidRequest("tool_choice requires a call, but no tools are declared", param="tool_choice")
         return ToolChoice(use=ToolUse.REQUIRED), functions
     if isinstance(choice, Mapping) and isinstance(choice.get("type"), str):
         return ToolChoice(
             use=ToolUse.REQUIRED, name=_named(choice, "tool_choice", frozenset(offered.names))
         ), functions
-    raise InvalidRequest("tool_choice is auto, none, required or an object with a type", param="tool_choice")
+    raise InvalidRequest("tool_choice must be auto, none, required or an object with a type", param="tool_choice")
 
 
-def arguments_of(text: str) -> str:
-    """The arguments of the function as which a custom tool was called with `text`."""
+def custom_arguments(text: str) -> str:
+    """Return the JSON arguments for calling a custom tool's function with `text`."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
-def input_of(arguments: str) -> str | None:
-    """The text with which a custom tool was called; None where the model wrote other arguments than that one."""
+def custom_input(arguments: str) -> str | None:
+    """Return the text in the JSON arguments of a custom tool's function; None if they have another form."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -132,26 +138,28 @@ def _offer(offered: OfferedTools, tools: Iterable[Any], where: str, *, namespace
 
 
 def _function(tool: Mapping[str, Any], place: str, namespace: str | None) -> dict[str, Any]:
-    """In the shape of chat completions. The order of keys is always the same, as templates write it."""
+    """Return a tool in the shape of chat completions."""
+    # The order of the keys is always the same: templates print it, and a changed prompt could not reuse the
+    # session's earlier tokens.
     name = text_at(tool.get("name"), f"{place}.name")
     if not name:
-        raise InvalidRequest("a tool has a name", param=f"{place}.name")
+        raise InvalidRequest("a tool must have a name", param=f"{place}.name")
     function: dict[str, Any] = {"name": offered_name(name, namespace)}
     if tool.get("description") is not None:
         function["description"] = text_at(tool["description"], f"{place}.description")
     if tool["type"] == "custom":
-        return {"type": "function", "function": {**function, **_text_argument(tool, function, place)}}
+        return {"type": "function", "function": {**function, **_custom_fields(tool, function, place)}}
     if tool.get("parameters") is not None:
         function["parameters"] = object_at(tool["parameters"], f"{place}.parameters")
     if tool.get("strict") is not None and not isinstance(tool["strict"], bool):
-        raise InvalidRequest(f"{place}.strict is true or false", param=f"{place}.strict")
+        raise InvalidRequest(f"{place}.strict must be true or false", param=f"{place}.strict")
     if tool.get("strict"):
         function["strict"] = True
     return {"type": "function", "function": function}
 
 
-def _text_argument(tool: Mapping[str, Any], function: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The parameters of a custom tool; a grammar is told to the model in the description."""
+def _custom_fields(tool: Mapping[str, Any], function: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the parameters of a custom tool's function, and a description that includes the tool's grammar."""
     described: dict[str, Any] = {}
     form = tool.get("format")
     if form is not None and object_at(form, f"{place}.format").get("type") == "grammar":
@@ -165,7 +173,7 @@ def _text_argument(tool: Mapping[str, Any], function: Mapping[str, Any], place: 
 
 def _unenforced(tool: Mapping[str, Any], place: str) -> list[str]:
     if tool["type"] == "custom" and (tool.get("format") or {}).get("type") == "grammar":
-        return [f"the grammar of {place} is told to the model and not enforced"]
+        return [f"the grammar of {place} is described to the model but not enforced"]
     return []
 
 
@@ -184,7 +192,7 @@ def _allowed(tools: Any, offered: OfferedTools) -> list[dict[str, Any]]:
 
 
 def _named(choice: Mapping[str, Any], where: str, known: Set[str]) -> str:
-    """The offered name of the tool that `choice` names."""
+    """Return the offered name of the tool that `choice` names."""
     kind = choice["type"]
     if kind not in ("function", "custom"):
         raise UnsupportedParameter(
@@ -196,5 +204,5 @@ def _named(choice: Mapping[str, Any], where: str, known: Set[str]) -> str:
         text_at(namespace, f"{where}.namespace") if namespace is not None else None,
     )
     if name not in known:
-        raise InvalidRequest(f"there is no tool {name!r} that could be called", param=f"{where}.name")
+        raise InvalidRequest(f"there is no callable tool {name!r} in the request", param=f"{where}.name")
     return name

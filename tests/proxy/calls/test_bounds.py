@@ -16,7 +16,7 @@ from proxy.dialects.chat.request import parse_chat_completion
 from proxy.dialects.completions.request import parse_completion
 from proxy.dialects.messages.history import read_history
 from proxy.dialects.messages.request import parse_count_tokens, parse_messages
-from proxy.dialects.responses.items import ItemReader
+from proxy.dialects.responses.item_reader import ItemReader
 from proxy.dialects.responses.request import read_response_request
 from proxy.errors import InvalidRequest
 from proxy.settings import RequestSettings

@@ -321,9 +321,9 @@ def test_what_the_template_knows_reaches_it_and_what_not_is_warned_of() -> None:
     asked = {"chat_template_kwargs": {"enable_thinking": False, "odd\n": 1}, "reasoning_effort": "low"}
     call = known("enable_thinking", "reasoning_effort", **asked)
     assert call.template_arguments == {"enable_thinking": False, "reasoning_effort": "low"}
-    assert call.warnings == ("the model's template knows no odd?",)
+    assert call.warnings == ("the model's template does not read odd?",)
     assert known(**asked).template_arguments == {}
-    assert "the model's template knows no reasoning_effort" in known(**asked).warnings
+    assert "the model's template does not read reasoning_effort" in known(**asked).warnings
 
 
 def test_no_effort_is_no_thinking_where_that_is_the_templates_word() -> None:

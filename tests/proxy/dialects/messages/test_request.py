@@ -107,7 +107,7 @@ def test_thinking_is_the_templates_switch_where_it_has_one(kind: str, switch: bo
     without = parsed(thinking={"type": kind})
     assert without.template_arguments == {}
     assert without.warnings == (
-        f"thinking of type {kind} has no effect: the model's template has no enable_thinking",
+        f"thinking of type {kind} has no effect: the model's template does not read enable_thinking",
     )
 
 

@@ -17,7 +17,8 @@ from proxy.calls.remembered import Remembered
 from proxy.contract.identifiers import new_turn_id, part_id, turn_of_part
 from proxy.contract.turn import FinishReason
 from proxy.dialects.fields import decode_listing
-from proxy.dialects.responses.items import input_items, output_items, references
+from proxy.dialects.responses.item_reader import references
+from proxy.dialects.responses.items import input_items, output_items
 from proxy.dialects.responses.request import ItemMemory, ResponseBody, parse_response_request
 from proxy.dialects.responses.tools import special_tools
 from proxy.errors import InvalidRequest, NotFound, UnsupportedParameter
@@ -99,7 +100,7 @@ def test_null_is_absent_for_every_optional_field() -> None:
     [
         ({"reasoning": {"effort": "low"}}, {"reasoning_effort"}, {"reasoning_effort": "low"}, ()),
         ({"reasoning": {"effort": "none"}}, {"enable_thinking"}, {"enable_thinking": False}, ()),
-        ({"reasoning": {"effort": "low"}}, set(), {}, ("the model's template knows no reasoning_effort",)),
+        ({"reasoning": {"effort": "low"}}, set(), {}, ("the model's template does not read reasoning_effort",)),
         ({"chat_template_kwargs": {"enable_thinking": True}}, {"enable_thinking"}, {"enable_thinking": True}, ()),
         ({"reasoning": {"effort": None}}, set(), {}, ()),
     ],
@@ -366,13 +367,13 @@ def test_a_custom_tool_is_offered_as_a_function_of_text() -> None:
     assert tool["function"]["parameters"]["properties"]["input"]["type"] == "string"
 
 
-def test_the_grammar_of_a_custom_tool_is_told_to_the_model() -> None:
+def test_the_grammar_of_a_custom_tool_is_described_to_the_model() -> None:
     form = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
     (tool,) = offered(tools=[{**PATCH, "format": form}])
     assert tool["function"]["description"].startswith("Edits files.\n\n")
     assert 'start: "a"' in tool["function"]["description"]
     warnings = parse(tools=[{**PATCH, "format": form}]).warnings
-    assert warnings == ("the grammar of tools[0] is told to the model and not enforced",)
+    assert warnings == ("the grammar of tools[0] is described to the model but not enforced",)
 
 
 def test_tools_of_a_namespace_have_both_names() -> None:

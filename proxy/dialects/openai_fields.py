@@ -1,4 +1,4 @@
-"""The fields of request bodies that ask for sampling, the same in every dialect that has them."""
+"""Request fields that OpenAI's dialects share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from proxy.calls.call import RequestedSampling
 from proxy.errors import InvalidRequest
 
-_MOST_STOPS = 16
+_MOST_STOPS = 16  # OpenAI allows 4. Every new piece of text is searched for each of them, so there is a limit
 _STOP: dict[str, Any] = {
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -19,12 +19,18 @@ _STOP: dict[str, Any] = {
 }
 
 
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    include_usage: bool | None = None
+
+
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 class SamplingFields(BaseModel):
-    """What OpenAI's API has, and of the field's engines `top_k` and `min_p`. Null is the same as absent."""
+    """OpenAI's sampling parameters, plus `top_k` and `min_p` from open inference engines. Null counts as absent."""
 
     model_config = ConfigDict(strict=True)
 
@@ -41,15 +47,18 @@ class SamplingFields(BaseModel):
     logit_bias: dict[str, float] | None = None
 
     def requested(self, max_new_tokens: int | None) -> RequestedSampling:
-        """Raises InvalidRequest for an empty stop string, or a bias that is none."""
+        """Return the sampling that the body asks for, with at most `max_new_tokens` new tokens.
+
+        Raise InvalidRequest if a stop string is empty or `logit_bias` is invalid.
+        """
         for index, stop in enumerate(self.stop or ()):
             if not stop:
-                raise InvalidRequest("a stop string may not be empty", param=f"stop[{index}]")
+                raise InvalidRequest("a stop string must not be empty", param=f"stop[{index}]")
         return RequestedSampling(
             max_new_tokens=max_new_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
-            top_k=self.top_k or None,
+            top_k=self.top_k or None,  # 0 means "all tokens", like absent
             min_p=self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
@@ -62,7 +71,7 @@ class SamplingFields(BaseModel):
 def _logit_bias(bias: dict[str, float] | None) -> dict[str, float] | None:
     for token, value in (bias or {}).items():
         if not token.isascii() or not token.isdigit():
-            raise InvalidRequest(f"logit_bias names tokens by their ids, not {token!r}", param="logit_bias")
+            raise InvalidRequest(f"the keys of logit_bias must be token ids, not {token!r}", param="logit_bias")
         if not -100 <= value <= 100:
-            raise InvalidRequest("a bias is between -100 and 100", param=f"logit_bias.{token}")
+            raise InvalidRequest("a bias must be between -100 and 100", param=f"logit_bias.{token}")
     return bias or None
