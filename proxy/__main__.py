@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import cast
 
 import uvicorn
-from fastapi import FastAPI
 
 from proxy import log, machine
-from proxy.app import begin_stop, create_app
+from proxy.app import Application, create_app
 from proxy.contract.visible import visible
 from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.http.connections import BoundedConnection, Connections, connections_within
@@ -53,10 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     except SystemExit:
-        if app.state.startup_error is None:
+        if app.startup_error is None:
             raise
-    if app.state.startup_error is not None:
-        return _refuse(app.state.startup_error)
+    if app.startup_error is not None:
+        return _refuse(app.startup_error)
     return 0
 
 
@@ -64,10 +63,10 @@ class _Server(uvicorn.Server):
     """uvicorn's server with bounded connections. It tells the application that it is about to stop before it waits
     for open connections."""
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
+    def __init__(self, app: Application, settings: Settings) -> None:
         self._app = app
         most = connections_within(settings.server.max_connections, machine.descriptor_limit())
-        connections = Connections(settings.server, app.state.metrics, most=most)
+        connections = Connections(settings.server, app.metrics, most=most)
         self._grace = settings.server.stop_grace_seconds
         super().__init__(
             uvicorn.Config(
@@ -90,7 +89,7 @@ class _Server(uvicorn.Server):
         settle_interpreter()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        begin_stop(self._app)
+        self._app.begin_stop()
         cutting = asyncio.create_task(self._cut_generations())
         try:
             await super().shutdown(sockets)
@@ -101,16 +100,16 @@ class _Server(uvicorn.Server):
         """End the calls in flight once their grace period is over. Each is recorded as truncated, with its tokens so
         far, and its client gets the end of its stream."""
         await asyncio.sleep(self._grace)
-        await self._app.state.chat.aclose()
+        await self._app.services.chat.aclose()
 
 
-def _is_worth_a_line(app: FastAPI, record: logging.LogRecord) -> bool:
+def _is_worth_a_line(app: Application, record: logging.LogRecord) -> bool:
     """Return False for the traceback of an error that the last line tells, and for uvicorn's line about each
     malformed request, which `Connections` counts and logs within bounds."""
     message = record.getMessage()
     if message == "Invalid HTTP request received.":
         return False
-    return app.state.startup_error is None or not message.startswith("Traceback")
+    return app.startup_error is None or not message.startswith("Traceback")
 
 
 def _refuse(error: ConfigurationError | StoreUnavailable) -> int:

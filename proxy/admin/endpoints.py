@@ -1,12 +1,4 @@
-"""The pages under /admin.
-
-Wiring (proxy/app.py):
-
-    app.state.sign_in = SignIn(secret=secret, clock=clock, credentials=credentials, database=database)
-    app.include_router(proxy.admin.endpoints.router)     # static files included
-
-It uses `app.state.overview`, `.settings` and `.sign_in`.
-"""
+"""The pages under /admin, with their static files. They need OverviewService, SignIn and Settings."""
 
 from __future__ import annotations
 
@@ -27,10 +19,12 @@ from proxy.admin.transcript import draw
 from proxy.errors import AuthenticationFailed, InvalidRequest, NotFound, PermissionDenied
 from proxy.http.address import client_address, is_https
 from proxy.http.openapi import EVENT_STREAM
+from proxy.http.services import service
 from proxy.overview.endpoints import Overview, VersionNumber, last_event_id, server_sent
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import TRAINING_STATES, RunSummary, Snapshot
+from proxy.settings import Settings
 
 router = APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=False)
 
@@ -42,8 +36,7 @@ _REFRESHED = "sessions"
 
 
 def _sign_in(request: Request) -> SignIn:
-    service: SignIn = request.app.state.sign_in
-    return service
+    return service(request, SignIn)
 
 
 Entrance = Annotated[SignIn, Depends(_sign_in)]
@@ -57,7 +50,7 @@ Guest = Annotated[Visitor, Depends(_visitor)]
 
 
 def _own_origin(request: Request) -> None:
-    check_origin(request, request.app.state.settings.server.public_url)
+    check_origin(request, service(request, Settings).server.public_url)
 
 
 def _number(text: str, param: str) -> float | None:

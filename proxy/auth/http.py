@@ -7,6 +7,7 @@ from starlette.types import Scope
 
 from proxy.auth.service import Credentials, Principal, PrincipalKind
 from proxy.errors import AuthenticationFailed, PermissionDenied
+from proxy.http.services import service
 
 _SCHEME = b"bearer "
 
@@ -29,8 +30,7 @@ async def authenticate(scope: Scope) -> Principal | None:
     if known is None:
         token = bearer_token(scope)
         if token:
-            credentials: Credentials = scope["app"].state.credentials
-            known = state["principal"] = await credentials.authenticate(token)
+            known = state["principal"] = await service(scope, Credentials).authenticate(token)
     return known
 
 

@@ -3,13 +3,13 @@
 Wiring (proxy/app.py):
 
     template = ChatTemplate.load(settings.run.model)          # proxy.tokens.template; ConfigurationError at start
-    app.state.chat = ChatService(
+    chat = ChatService(
         settings=settings, template=template, runs=runs, sessions=sessions, trajectories=trajectories,
         swaps=swaps, engine=engine, clock=system_clock, observer=observer, limits=limits,
     )
     app.include_router(proxy.dialects.endpoints.router)
     ...
-    await app.state.chat.aclose()                             # at shutdown: ends what still generates, records it
+    await chat.aclose()                   # at shutdown: ends what still generates, records it
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from proxy.claims.service import ClaimService
 from proxy.contract.claim import AbandonedProcess, ClaimRequest
 from proxy.contract.identifiers import ClaimId
 from proxy.http.messages import message_body, message_response
+from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
 
@@ -28,8 +29,7 @@ router = APIRouter(prefix="/api/v1/runs/{run}/claims", tags=["trainer"], route_c
 
 
 def claims_of(request: Request) -> ClaimService:
-    service: ClaimService = request.app.state.claims
-    return service
+    return service(request, ClaimService)
 
 
 @router.post("")

@@ -27,6 +27,7 @@ from proxy.dialects.streaming import (
 )
 from proxy.errors import ModelNotFound
 from proxy.http.openapi import described
+from proxy.http.services import service
 from proxy.sessions.identification import session_headers
 from proxy.settings import Settings
 
@@ -45,8 +46,7 @@ _COMPLETIONS = Completions()
 
 
 def chat_of(request: Request) -> ChatService:
-    service: ChatService = request.app.state.chat
-    return service
+    return service(request, ChatService)
 
 
 async def chat_completions(request: Request) -> Response:
@@ -137,12 +137,11 @@ async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialec
     headers = {**_headers(call, started.head), **limit_headers(started.head.standings)}
     if not call.stream:
         return await whole_answer(request, started, call, dialect, headers)
-    settings: Settings = request.app.state.settings
     return EventStream(
         started,
         dialect.stream(call, started.head),
         headers=headers,
-        ping_seconds=settings.server.stream_ping_seconds,
+        ping_seconds=service(request, Settings).server.stream_ping_seconds,
         follows=started.call is not call,
     )
 

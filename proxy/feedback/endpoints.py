@@ -18,6 +18,7 @@ from proxy.feedback.preferences import PreferenceItem
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
+from proxy.http.services import service
 
 router = APIRouter(tags=["feedback"])
 
@@ -79,8 +80,7 @@ class FeedbackBody(BaseModel):
 
 
 def feedback_of(request: Request) -> FeedbackService:
-    service: FeedbackService = request.app.state.feedback
-    return service
+    return service(request, FeedbackService)
 
 
 class PreferenceBody(BaseModel):

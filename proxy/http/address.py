@@ -12,7 +12,8 @@ import socket
 
 from fastapi import Request
 
-from proxy.settings import ServerSettings
+from proxy.http.services import service
+from proxy.settings import ServerSettings, Settings
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _MOST_PORT = 65535
@@ -25,7 +26,7 @@ def client_address(request: Request) -> str:
     in at, `server.host`, the machine's name); else the address that the request came in at. X-Forwarded-Host is
     never read.
     """
-    settings: ServerSettings = request.app.state.settings.server
+    settings = service(request, Settings).server
     if settings.public_url:
         return settings.public_url.rstrip("/")
     reached = _reached_at(request, settings)
@@ -42,7 +43,7 @@ def client_address(request: Request) -> str:
 
 def is_https(request: Request) -> bool:
     """Whether browsers come by HTTPS: to us, or to the gateway that `server.public_url` names."""
-    settings: ServerSettings = request.app.state.settings.server
+    settings = service(request, Settings).server
     return request.url.scheme == "https" or (settings.public_url or "").lower().startswith("https:")
 
 

@@ -36,10 +36,12 @@ from proxy.auth.service import Principal, PrincipalKind
 from proxy.contract.policy import MAX_VERSION
 from proxy.errors import NotFound, PermissionDenied
 from proxy.http.openapi import EVENT_STREAM, described
+from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.filters import SessionFilter, State, Training
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
+from proxy.runs.served import ServedRun
 from proxy.runs.service import RunDirectory
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
@@ -48,8 +50,7 @@ _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 def overview_of(request: Request) -> OverviewService:
-    service: OverviewService = request.app.state.overview
-    return service
+    return service(request, OverviewService)
 
 
 Who = Annotated[Principal, Depends(principal)]
@@ -83,8 +84,7 @@ async def run(run: str, who: Who, overview: Overview) -> Response:
 async def delete_run(run: str, request: Request, who: Who) -> Response:
     """Only of a run that has no sessions, no claims and no steps, and is not served here; 409 otherwise."""
     require(who, PrincipalKind.ADMIN)
-    runs: RunDirectory = request.app.state.runs
-    await runs.delete(run, served=request.app.state.run.id)
+    await service(request, RunDirectory).delete(run, served=service(request, ServedRun).run.id)
     return Response(status_code=204)
 
 

@@ -23,6 +23,7 @@ from proxy.auth.service import BOOTSTRAP, Credentials, KeyView, NewKey, Principa
 from proxy.errors import InvalidRequest, NotFound
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
+from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.endpoints import Limit, Overview, Who, json_answer
 from proxy.overview.filters import Cursor
@@ -35,8 +36,7 @@ _DEFAULT_KINDS = (PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.TRAINER)
 
 
 def credentials_of(request: Request) -> Credentials:
-    service: Credentials = request.app.state.credentials
-    return service
+    return service(request, Credentials)
 
 
 Keys = Annotated[Credentials, Depends(credentials_of)]

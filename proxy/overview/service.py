@@ -2,14 +2,14 @@
 
 Wiring (proxy/app.py):
 
-    app.state.overview = OverviewService(
+    overview = OverviewService(
         database=database, clock=system_clock, signals=signals, swaps=swaps,
         data_dir=settings.server.data_dir, token_text=template.readable_token,
     )
     app.include_router(proxy.overview.endpoints.router)
     ...
-    every LOOK_AHEAD_SECONDS: await app.state.overview.look_ahead()
-    app.state.overview.close()   # when the server begins to stop: event streams do not end by themselves
+    every LOOK_AHEAD_SECONDS: await overview.look_ahead()
+    overview.close()   # when the server begins to stop: event streams do not end by themselves
 """
 
 from __future__ import annotations

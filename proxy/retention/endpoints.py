@@ -13,6 +13,7 @@ from proxy.auth.http import principal, require
 from proxy.auth.service import PrincipalKind
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
+from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.retention.erasing import EraseService, ErasureTarget
 
@@ -35,8 +36,7 @@ class EraseBody(BaseModel):
 
 
 def erasing_of(request: Request) -> EraseService:
-    service: EraseService = request.app.state.erasing
-    return service
+    return service(request, EraseService)
 
 
 @router.post("/erase", openapi_extra=described(EraseBody, answers=_REPORT))

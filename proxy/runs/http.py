@@ -7,6 +7,7 @@ from fastapi import Request
 from proxy.auth.http import principal, require
 from proxy.auth.service import PrincipalKind
 from proxy.errors import PermissionDenied
+from proxy.http.services import service
 from proxy.runs.service import RunDirectory, RunView
 
 
@@ -17,8 +18,7 @@ async def trainers_run(request: Request, name_or_id: str) -> RunView:
     """
     who = await principal(request)
     require(who, PrincipalKind.TRAINER, PrincipalKind.ADMIN)
-    runs: RunDirectory = request.app.state.runs
-    run = await runs.by_name_or_id(name_or_id)
+    run = await service(request, RunDirectory).by_name_or_id(name_or_id)
     if who.kind is PrincipalKind.TRAINER and who.run_id != run.id:
         raise PermissionDenied("this key trains another run")
     return run

@@ -17,6 +17,7 @@ from proxy.errors import InvalidRequest
 from proxy.http.address import client_address
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
+from proxy.http.services import service
 from proxy.lifecycle.outcomes import Outcome
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import checked_name
@@ -60,8 +61,7 @@ class EndSessionBody(BaseModel):
 
 
 def sessions_of(request: Request) -> SessionService:
-    service: SessionService = request.app.state.sessions
-    return service
+    return service(request, SessionService)
 
 
 @router.post(
@@ -75,8 +75,7 @@ async def create_sessions(request: Request) -> JSONResponse:
     require(who, PrincipalKind.RUN)
     body = validated(CreateSessionBody, await _object(request))
     _check_group(body)
-    runs: RunDirectory = request.app.state.runs
-    run = await runs.by_id(str(who.run_id))
+    run = await service(request, RunDirectory).by_id(str(who.run_id))
     spec = SessionSpec(
         task=body.task,
         group=body.group,

@@ -14,6 +14,7 @@ from fastapi.responses import Response
 
 from proxy.contract.policy import MAX_VERSION
 from proxy.http.messages import message_response
+from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
 from proxy.steps.service import StepService
@@ -24,5 +25,5 @@ router = APIRouter(prefix="/api/v1/runs/{run}/steps", tags=["trainer"], route_cl
 @router.get("/{version}/batch")
 async def batch(request: Request, run: str, version: Annotated[int, Path(ge=0, le=MAX_VERSION)]) -> Response:
     """Return the trajectories that the version's step trained on, and the conditions it was made under."""
-    service: StepService = request.app.state.steps
-    return message_response(await service.batch(await trainers_run(request, run), version))
+    of_run = await trainers_run(request, run)
+    return message_response(await service(request, StepService).batch(of_run, version))

@@ -17,6 +17,7 @@ from proxy.contract.policy import MAX_VERSION
 from proxy.contract.trajectory import Purpose
 from proxy.errors import UnsupportedParameter
 from proxy.http.openapi import described
+from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
 from proxy.runs.service import RunDirectory
@@ -45,8 +46,7 @@ class ExportFormat(StrEnum):
 
 
 def transfer_of(request: Request) -> TransferService:
-    service: TransferService = request.app.state.transfer
-    return service
+    return service(request, TransferService)
 
 
 async def _admin(request: Request) -> None:
@@ -124,8 +124,7 @@ async def import_sessions(
 ) -> JSONResponse:
     """Takes JSON lines as the export writes them. What came before is skipped, so sending them again adds nothing.
     Imported sessions are not trained, unless `train` says so and a trainer could learn from them."""
-    runs: RunDirectory = request.app.state.runs
-    of_run = await runs.by_name_or_id(run)
+    of_run = await service(request, RunDirectory).by_name_or_id(run)
     report = await transfer_of(request).add(
         of_run, await request.body(), first_line=first_line, train=train, keep_ids=keep_ids
     )
@@ -140,8 +139,7 @@ async def import_sessions(
 async def import_preferences(request: Request, run: str, first_line: FirstLine = 1) -> JSONResponse:
     """Takes JSON lines as the export of preferences writes them, about sessions that the run has or that were
     imported into it. What came before is skipped."""
-    runs: RunDirectory = request.app.state.runs
-    of_run = await runs.by_name_or_id(run)
+    of_run = await service(request, RunDirectory).by_name_or_id(run)
     report = await transfer_of(request).add_preferences(of_run, await request.body(), first_line=first_line)
     return JSONResponse(msgspec.to_builtins(report))
 

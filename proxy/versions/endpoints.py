@@ -11,34 +11,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from proxy.contract.claim import CommitRequest
-from proxy.contract.identifiers import RunId
-from proxy.contract.policy import PruneRequest, WeightsFormat
+from proxy.contract.policy import PruneRequest
 from proxy.http.messages import message_body, message_response
+from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.runs.http import trainers_run
+from proxy.runs.served import ServedRun
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
-
-
-class _EngineFormats(Protocol):
-    """The part of the serving side that says which formats of weights a run's engine loads."""
-
-    def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None: ...
-
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["trainer"], route_class=StrictRoute)
 
 
 def versions_of(request: Request) -> VersionService:
-    service: VersionService = request.app.state.versions
-    return service
+    return service(request, VersionService)
 
 
 @router.get("/head")
@@ -46,11 +37,9 @@ async def head(request: Request, run: str) -> Response:
     """Return what the trainer continues from, and what it must know of the run. Formats and the context are known for
     the run that this process serves only."""
     found = await versions_of(request).head(await trainers_run(request, run))
-    state = request.app.state
-    swaps: _EngineFormats | None = getattr(state, "swaps", None)
-    formats = swaps.formats(found.run_id) if swaps is not None else None
-    is_served = swaps is not None and found.run_id == state.run.id
-    context = state.chat.context_length if is_served else None
+    served = service(request, ServedRun)
+    formats = served.weight_formats(found.run_id)
+    context = served.context_length if found.run_id == served.run.id else None
     return message_response(msgspec.structs.replace(found, formats=formats, context_length=context))
 
 
@@ -66,8 +55,8 @@ async def commit(request: Request, run: str) -> Response:
 async def prune(request: Request, run: str) -> Response:
     """Marks old versions' weights as removed, and says which of those present may be deleted."""
     of_run = await trainers_run(request, run)
-    retention: WeightRetention = request.app.state.retention_of_weights
-    return message_response(await retention.prune(of_run, await message_body(request, PruneRequest)))
+    prune_request = await message_body(request, PruneRequest)
+    return message_response(await service(request, WeightRetention).prune(of_run, prune_request))
 
 
 @router.get("/versions")

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from proxy.auth.service import PrincipalKind
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.http import errors
+from proxy.http.services import provide
 from proxy.sessions import endpoints as session_endpoints
 from proxy.settings import Settings
 from tests.proxy.store import Store
@@ -29,9 +30,7 @@ class DomainClient:
 @asynccontextmanager
 async def open_domain(store: Store) -> AsyncIterator[DomainClient]:
     app = FastAPI()
-    for name in ("database", "signals", "runs", "credentials", "sessions", "feedback"):
-        setattr(app.state, name, getattr(store, name))
-    app.state.settings = Settings()
+    provide(app, Settings(), store.runs, store.credentials, store.sessions, store.feedback)
     errors.install(app)
     app.include_router(session_endpoints.router)
     app.include_router(feedback_endpoints.router)

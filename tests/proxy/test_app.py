@@ -180,7 +180,7 @@ async def test_a_wrong_model_or_run_stops_the_start(tmp_path: Path, model: Path,
         with pytest.raises(ConfigurationError, match=pattern):
             async with running(app):
                 pass
-        assert isinstance(app.state.startup_error, ConfigurationError)
+        assert isinstance(app.startup_error, ConfigurationError)
 
 
 async def test_a_run_that_was_named_by_mistake_leaves_nothing_behind(
@@ -196,10 +196,10 @@ async def test_a_run_that_was_named_by_mistake_leaves_nothing_behind(
             pass
     again = create_app(settings_for(tmp_path, model), engine=engine)
     async with running(again):
-        assert [run.name for run in await again.state.runs.list_()] == ["policy"]
+        assert [run.name for run in await again.services.runs.list_()] == ["policy"]
 
 
 async def test_two_engines_settings_do_not_share_metrics(tmp_path: Path, model: Path, engine: FakeEngine) -> None:
     engine_settings = EngineSettings(url="http://127.0.0.1:9")
     apps = [create_app(settings_for(tmp_path, model, engine=engine_settings), engine=engine) for _ in range(2)]
-    assert apps[0].state.metrics.registry is not apps[1].state.metrics.registry
+    assert apps[0].metrics.registry is not apps[1].metrics.registry

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, quote_from_bytes
 
 import pytest
-from fastapi import FastAPI, params
+from fastapi import params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from structlog.testing import capture_logs
 
-from proxy.app import create_app
+from proxy.app import Application, create_app
 from tests.fakes.engine import FakeEngine
 from tests.proxy.test_app import ADMIN, RUN, TRAINER, settings_for
 from tests.proxy.tokens.models import write_model
@@ -49,14 +49,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def app(tmp_path: Path, model: Path) -> AsyncIterator[FastAPI]:
+async def app(tmp_path: Path, model: Path) -> AsyncIterator[Application]:
     engine = FakeEngine(lambda _request: [5, 6, 2], model_path=str(model))
     opened = create_app(settings_for(tmp_path, model), engine=engine)
     async with opened.router.lifespan_context(opened):
         yield opened
 
 
-async def ask(app: FastAPI, method: str, path: str, query: str = "", *, body: bytes = b"", **headers: str) -> Answer:
+async def ask(
+    app: Application, method: str, path: str, query: str = "", *, body: bytes = b"", **headers: str
+) -> Answer:
     """One request as a server would hand it on. Raises what the application does not answer."""
     received = iter([{"type": "http.request", "body": body, "more_body": False}])
     status, answered, parts = 0, {}, []
@@ -98,7 +100,7 @@ def _key(path: str) -> str:
     return ADMIN if path.startswith("/api") else RUN
 
 
-def routes(app: FastAPI) -> Iterator[APIRoute]:
+def routes(app: Application) -> Iterator[APIRoute]:
     waiting: list[Any] = list(app.router.routes)
     while waiting:
         route = waiting.pop()
@@ -126,14 +128,14 @@ def addresses(route: APIRoute) -> Iterator[tuple[str, str]]:
     yield path_with(), f"nobody_takes_this=1&{quote('x' * 5000)}=%00"
 
 
-async def _cookie(app: FastAPI) -> str:
+async def _cookie(app: Application) -> str:
     kind = "application/x-www-form-urlencoded"
     entered = await ask(app, "POST", "/admin/login", body=f"key={ADMIN}".encode(), **{"content-type": kind})
     assert entered.status == 303
     return entered.headers[b"set-cookie"].decode().partition(";")[0]
 
 
-async def test_every_route_answers_odd_addresses_itself(app: FastAPI) -> None:
+async def test_every_route_answers_odd_addresses_itself(app: Application) -> None:
     """A quarter of all combinations, another one for each route, which keeps it within seconds."""
     cookie = await _cookie(app)
     found = sorted(routes(app), key=lambda route: (route.path, sorted(route.methods or ())))
@@ -159,7 +161,7 @@ def _check(asked: str, path: str, answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("name", ["\0", "x" * 5000, "é" * 200, "../endpoints.py", "vendor", "", "admin.css/"])
-async def test_names_of_static_files_are_looked_up_and_are_no_paths(app: FastAPI, name: str) -> None:
+async def test_names_of_static_files_are_looked_up_and_are_no_paths(app: Application, name: str) -> None:
     answer = await ask(app, "GET", f"/admin/static/{name}")
     assert answer.status == 404
     assert answer.headers[b"content-type"].startswith(b"text/html")
@@ -168,7 +170,7 @@ async def test_names_of_static_files_are_looked_up_and_are_no_paths(app: FastAPI
 
 @pytest.mark.parametrize("number", [10**22, 2**31, -1])
 @pytest.mark.parametrize("end", ["", "/tokens", "/batch"])
-async def test_a_step_beyond_all_numbers_is_a_wrong_value(app: FastAPI, number: int, end: str) -> None:
+async def test_a_step_beyond_all_numbers_is_a_wrong_value(app: Application, number: int, end: str) -> None:
     bearer = TRAINER if end == "/batch" else ADMIN
     path = f"/api/v1/runs/policy/steps/{number}{end}"
     answer = await ask(app, "GET", path, authorization=f"Bearer {bearer}")
@@ -185,19 +187,19 @@ async def test_a_step_beyond_all_numbers_is_a_wrong_value(app: FastAPI, number: 
         ("/api/v1/rewards?cursor=0x1p0~99999999999999999999999", None),
     ],
 )
-async def test_a_query_that_means_nothing_is_refused(app: FastAPI, path: str, param: str | None) -> None:
+async def test_a_query_that_means_nothing_is_refused(app: Application, path: str, param: str | None) -> None:
     path, _, query = path.partition("?")
     answer = await ask(app, "GET", path, query, authorization=f"Bearer {ADMIN}")
     assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, param)
 
 
-async def test_what_nobody_caught_is_an_envelope_too(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_nobody_caught_is_an_envelope_too(app: Application, monkeypatch: pytest.MonkeyPatch) -> None:
     """The framework has an outermost layer of its own, which would answer first, in plain text."""
 
     async def broken() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(app.state.overview, "health", broken)
+    monkeypatch.setattr(app.services.overview, "health", broken)
     with capture_logs() as logs:
         answer = await ask(app, "GET", "/api/v1/health")
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["request failed"]

@@ -9,10 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from pydantic import SecretStr
 
-from proxy.app import create_app
+from proxy.app import Application, create_app
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply, decode, encode
 from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, ServerSettings, Settings
 from tests.fakes.engine import FakeEngine
@@ -35,7 +34,7 @@ def engine(model: Path) -> FakeEngine:
 
 
 @pytest.fixture
-def app(tmp_path: Path, model: Path, engine: FakeEngine) -> FastAPI:
+def app(tmp_path: Path, model: Path, engine: FakeEngine) -> Application:
     settings = Settings(
         server=ServerSettings(data_dir=tmp_path / "data"),
         bootstrap=BootstrapSettings(
@@ -48,7 +47,7 @@ def app(tmp_path: Path, model: Path, engine: FakeEngine) -> FastAPI:
 
 
 @pytest.fixture
-async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+async def client(app: Application) -> AsyncIterator[httpx.AsyncClient]:
     async with running(app, key=RUN) as opened:
         await until(lambda: ready(opened))
         yield opened
@@ -164,7 +163,7 @@ async def not_ready(client: httpx.AsyncClient) -> bool:
     return not await ready(client)
 
 
-async def test_stopping_records_what_still_generates(app: FastAPI, engine: FakeEngine) -> None:
+async def test_stopping_records_what_still_generates(app: Application, engine: FakeEngine) -> None:
     async with running(app, key=RUN) as client:
         await until(lambda: ready(client))
         session = (await client.post("/v1/sessions")).json()
@@ -177,7 +176,7 @@ async def test_stopping_records_what_still_generates(app: FastAPI, engine: FakeE
             return bool(engine.requests)
 
         await until(generating)
-        await app.state.chat.aclose()
+        await app.services.chat.aclose()
         view = (await client.get(f"/v1/sessions/{session['id']}")).json()
         call.cancel()
         await asyncio.wait([call])

@@ -19,7 +19,7 @@ import uvicorn
 from pydantic import SecretStr
 from sqlalchemy import update
 
-from proxy.app import begin_stop, create_app
+from proxy.app import create_app
 from proxy.clock import system_clock
 from proxy.contract.identifiers import GroupId, SessionId
 from proxy.contract.turn import FinishReason
@@ -80,17 +80,21 @@ class RealProxy:
         self.do(self._started())
         (server,) = self._server.servers
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._know(self.app.state.run)
+        self._know(self.app.services.served.run)
         self.world = self._worlds[RUN]
 
     def _know(self, run: RunView) -> None:
-        self._worlds[run.name] = World(self.app.state.database, system_clock, run)  # type: ignore[arg-type]
+        self._worlds[run.name] = World(self.app.services.database, system_clock, run)  # type: ignore[arg-type]
         self._numbers[run.name] = torch.Generator().manual_seed(len(self._numbers))
 
     def add_run(self, name: str) -> None:
         """Beside the one that is served, as of an earlier start."""
         wanted = RunSettings(name=name, model=str(self.base), group_timeout_seconds=0.01)
-        self._know(self.do(self.app.state.runs.ensure(wanted)))
+
+        async def ensured() -> RunView:
+            return await self.app.services.runs.ensure(wanted)
+
+        self._know(self.do(ensured()))
 
     async def _started(self) -> None:
         async with asyncio.timeout(60):
@@ -98,7 +102,7 @@ class RealProxy:
                 await asyncio.sleep(0.01)
 
     def stop(self) -> None:
-        begin_stop(self.app)
+        self.app.begin_stop()
         self._server.should_exit = True
         self._thread.join(60)
 
@@ -139,10 +143,10 @@ class RealProxy:
         """Blocks until the head is that version. `going_on` false: nobody will make it any more."""
 
         async def wait() -> None:
-            signal = self.app.state.signals.versions
+            signal = self.app.services.signals.versions
             while True:
                 seen = signal.count
-                if (await self.app.state.versions.head(self.app.state.run)).version >= version:
+                if (await self.app.services.versions.head(self.app.services.served.run)).version >= version:
                     return
                 assert going_on()
                 await signal.wait(1.0, since=seen)

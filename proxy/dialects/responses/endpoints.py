@@ -16,6 +16,7 @@ from proxy.calls.conversation import RememberedMessages
 from proxy.calls.recorded import RecordedAnswers, answer_of
 from proxy.contract.identifiers import turn_of_part
 from proxy.contract.turn import TurnState
+from proxy.database.unit_of_work import Database
 from proxy.dialects.endpoints import PREFIXES, answer, caller, chat_of
 from proxy.dialects.responses.dialect import Responses, recorded_response
 from proxy.dialects.responses.items import Item, input_items, output_items
@@ -24,6 +25,7 @@ from proxy.dialects.responses.tools import special_tools
 from proxy.dialects.streaming import json_response
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied, PreviousResponseNotFound, UnsupportedParameter
 from proxy.http.openapi import described
+from proxy.http.services import service
 from proxy.turns.conversations import Conversations, RecordedTurn
 
 router = APIRouter(tags=["models"])
@@ -118,7 +120,7 @@ async def _call(request: Request, who: Principal) -> ModelCall:
 
 
 def _recorded(request: Request) -> RecordedAnswers:
-    return RecordedAnswers(Conversations(request.app.state.database), chat_of(request).remembered)
+    return RecordedAnswers(Conversations(service(request, Database)), chat_of(request).remembered)
 
 
 async def _find(request: Request, response_id: str) -> RecordedTurn:

@@ -4,7 +4,6 @@ import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,10 +22,11 @@ from proxy.database.tables import (
     SignOutRow,
     TurnRow,
 )
+from proxy.http.services import provide
 from proxy.lifecycle.lifecycle import settle
 from proxy.overview.filters import SessionFilter
 from proxy.sessions.identification import AttributedBy
-from proxy.settings import ServerSettings
+from proxy.settings import ServerSettings, Settings
 from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import ORIGIN, SECRET, Site, build_site, open_site
@@ -152,7 +152,7 @@ async def test_records_of_sign_outs_go_with_their_cookies(tmp_path: Path) -> Non
 
 
 async def test_the_cookie_is_secure_behind_a_gateway_that_speaks_https(site: Site) -> None:
-    site.app.state.settings = SimpleNamespace(server=ServerSettings(public_url="https://rl.example.org"))
+    provide(site.app, Settings(server=ServerSettings(public_url="https://rl.example.org")))
     key = await site.credentials.create(PrincipalKind.ADMIN)
     for origin in (ORIGIN, "https://rl.example.org"):
         reply = await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": origin})

@@ -40,7 +40,7 @@ async def test_a_running_call_is_waited_for(world: World) -> None:
     first = asyncio.create_task(world.post({}, **NAMED, **FIRST))
     await world.engine.held.wait()
     again = asyncio.create_task(world.post({}, **NAMED, **RETRY))
-    (generation,) = world.app.state.chat._running
+    (generation,) = world.chat._running
     await until(lambda: generation._holders == 2)
     world.engine.gate.set()
     assert (await again).json() == (await first).json()
@@ -63,7 +63,7 @@ async def test_a_stream_sent_again_while_it_runs_comes_whole_when_it_is_done(wor
     first = asyncio.create_task(world.post({"stream": True}, **NAMED, **FIRST))
     await world.engine.held.wait()
     again = asyncio.create_task(world.post({"stream": True}, **NAMED, **RETRY))
-    (generation,) = world.app.state.chat._running
+    (generation,) = world.chat._running
     await until(lambda: generation._holders == 2)
     world.engine.gate.set()
     await first
@@ -80,7 +80,7 @@ async def test_a_first_client_that_leaves_does_not_take_the_retry_along(world: W
         first = asyncio.create_task(client.post(url, json=body, headers=headers))
         await world.engine.held.wait()
         again = asyncio.create_task(client.post(url, json=body, headers={**headers, "x-stainless-retry-count": "1"}))
-        (generation,) = world.app.state.chat._running
+        (generation,) = world.chat._running
         await until(lambda: generation._holders == 2)
         first.cancel()
         await until(lambda: generation._holders == 1)
@@ -130,7 +130,7 @@ async def test_a_first_call_without_a_name_is_waited_for(world: World) -> None:
     first = asyncio.create_task(world.post({}, **FIRST))
     await world.engine.held.wait()
     again = asyncio.create_task(world.post({}, **RETRY))
-    (generation,) = world.app.state.chat._running
+    (generation,) = world.chat._running
     await until(lambda: generation._holders == 2)
     world.engine.gate.set()
     assert (await again).json() == (await first).json()
@@ -162,7 +162,7 @@ async def test_a_client_that_left_tries_again_in_its_session(world: World) -> No
         await world.engine.held.wait()
         first.cancel()
         await until(lambda: bool(world.engine.aborted))
-        await until(lambda: not world.app.state.chat._running)
+        await until(lambda: not world.chat._running)
         world.engine.gate.set()
         again = await client.post(url, json=body, headers={"x-stainless-retry-count": "1"})
     assert again.json()["choices"][0]["finish_reason"] == "stop"
@@ -179,7 +179,7 @@ async def test_a_session_in_which_a_repeated_call_goes_on_is_not_removed(
     world.say("")
     world.engine.deaf = True
     world.engine.gate.clear()
-    running = world.app.state.chat._running
+    running = world.chat._running
     async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
         url, body = f"{address}/v1/chat/completions", {"model": "policy", "messages": [USER]}
         first = asyncio.create_task(client.post(url, json=body, headers={"x-stainless-retry-count": "0"}))
@@ -221,7 +221,7 @@ async def test_a_call_without_a_name_is_not_repeated_for_ever_or_for_others(worl
 
 
 async def test_equal_calls_are_kept_in_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = world.app.state.chat._unnamed
+    kept = world.chat._unnamed
     monkeypatch.setattr(kept, "_attempts", BoundedCache(2))
     monkeypatch.setattr(retries, "_EQUAL_CALLS", 3)
     for seed in range(3):
@@ -284,6 +284,6 @@ async def test_a_key_that_another_process_used_meanwhile_costs_no_turn(
         return None
 
     monkeypatch.setattr(world.trajectories, "answered", not_yet)
-    monkeypatch.setattr(world.app.state.chat._recent, "find", lambda *_: None)
+    monkeypatch.setattr(world.chat._recent, "find", lambda *_: None)
     assert (await world.post({}, **NAMED, idempotency_key="k-1")).status_code == 200
     assert [turn.idempotency_key for turn in await world.turns()] == ["k-1", None]

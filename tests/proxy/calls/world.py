@@ -28,7 +28,9 @@ from proxy.dialects.messages import endpoints as messages_endpoints
 from proxy.dialects.responses import endpoints as responses_endpoints
 from proxy.engines.protocol import Engine, GenerateRequest
 from proxy.http import errors
+from proxy.http.services import provide, service
 from proxy.sessions import endpoints as session_endpoints
+from proxy.sessions.service import SessionService
 from proxy.settings import DatabaseSettings, EngineSettings, RunSettings, ServerSettings, Settings
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
@@ -102,18 +104,24 @@ class World:
         self.swaps.version = version
         self.engine.label = weight_label(self.store.run.id, version)
 
+    @property
+    def chat(self) -> ChatService:
+        return service({"app": self.app}, ChatService)
+
     def restart(self) -> None:
         """Go on with a proxy that has only the store, as another process has."""
-        self.app.state.chat = ChatService(
-            settings=self.app.state.settings,
+        store = self.store
+        started = ChatService(
+            settings=service({"app": self.app}, Settings),
             template=self.template,
-            runs=self.store.runs,
-            sessions=self.store.sessions,
-            trajectories=self.trajectories,
+            runs=store.runs,
+            sessions=SessionService(store.database, store.runs, store.credentials, store.signals, store.clock),
+            trajectories=TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals),
             swaps=self.swaps,
             engine=self.engine,
-            clock=self.store.clock,
+            clock=store.clock,
         )
+        provide(self.app, started)
 
     async def post(self, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
         dashed = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -174,16 +182,14 @@ async def open_world(
             await serving.label_weights(engine.label)
         trajectories = TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals)
         swaps, seen, app = FakeSwaps(), SeenTurns(), FastAPI()
-        for name in ("database", "signals", "runs", "credentials", "sessions"):
-            setattr(app.state, name, getattr(store, name))
-        app.state.settings = Settings(
+        configured = Settings(
             server=ServerSettings(stream_ping_seconds=ping_seconds),
             engine=EngineSettings(max_concurrency=concurrency),
             run=settings,
             database=DatabaseSettings(when_unavailable=when_unavailable),
         )
-        app.state.chat = ChatService(
-            settings=app.state.settings,
+        chat = ChatService(
+            settings=configured,
             template=template,
             runs=store.runs,
             sessions=store.sessions,
@@ -194,6 +200,7 @@ async def open_world(
             observer=seen,
             limits=store.limits,
         )
+        provide(app, configured, chat, store.database, store.runs, store.credentials, store.sessions)
         errors.install(app)
         app.include_router(session_endpoints.router)
         app.include_router(chat_endpoints.router)
@@ -207,7 +214,7 @@ async def open_world(
             world = World(store, trajectories, template, engine, swaps, seen, app, key.text, client, answers)
             world.say("The answer is 42.")
             yield world
-            await app.state.chat.aclose()
+            await chat.aclose()
 
 
 @asynccontextmanager

@@ -95,7 +95,7 @@ async def test_a_waiting_claim_is_answered_when_something_is_ready(trainer: Trai
 async def test_waiting_ends_when_the_proxy_stops(trainer: TrainerClient) -> None:
     waiting = asyncio.create_task(trainer.claim(wait_s=60.0))
     await asyncio.sleep(0)
-    trainer.app.state.claims.close()
+    trainer.claims.close()
     async with asyncio.timeout(60):
         assert (await waiting).claim_id is None
 

@@ -15,6 +15,7 @@ from proxy.cli.commands import app as command_line
 from proxy.cli.console import Refused
 from proxy.cli.datasets import DatasetWriter, lines_of
 from proxy.http import errors
+from proxy.http.services import provide
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.retention.erasing import EraseService
 from proxy.transfer import endpoints as transfer_endpoints
@@ -49,15 +50,14 @@ async def site(tmp_path: Path) -> Any:
     (tmp_path / "store").mkdir()
     async with open_store(sqlite_database(tmp_path / "store")) as store:
         app = FastAPI()
-        for name in ("database", "signals", "runs", "credentials", "sessions", "feedback"):
-            setattr(app.state, name, getattr(store, name))
-        app.state.transfer = TransferService(
+        transfer = TransferService(
             database=store.database,
             clock=store.clock,
             signals=store.signals,
             pseudonyms_of=store.credentials.pseudonyms_of,
         )
-        app.state.erasing = EraseService(store.database, store.runs, store.credentials, store.signals, store.clock)
+        erasing = EraseService(store.database, store.runs, store.credentials, store.signals, store.clock)
+        provide(app, store.credentials, store.runs, transfer, erasing)
         errors.install(app)
         app.include_router(transfer_endpoints.router)
         app.include_router(keeping_endpoints.router)

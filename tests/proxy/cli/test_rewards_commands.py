@@ -15,6 +15,7 @@ from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
 from proxy.feedback import endpoints as feedback_endpoints
 from proxy.feedback.service import FeedbackService
+from proxy.http.services import provide
 from proxy.overview.filters import SessionFilter
 from tests.database import sqlite_database
 from tests.fakes.run_history import NOW, add_history, add_run, add_session
@@ -50,7 +51,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
     async with open_site(sqlite_database(tmp_path), tmp_path, clock=lambda: NOW) as site:
         run_id = await add_run(site.database, now=NOW - 200)
         await add_history(site.database, run_id, steps=2, per_step=8)
-        site.app.state.feedback = FeedbackService(site.database, site.signals, lambda: NOW + 60)
+        provide(site.app, FeedbackService(site.database, site.signals, lambda: NOW + 60))
         site.app.include_router(feedback_endpoints.router)
         key = await site.credentials.create(PrincipalKind.RUN, run_id=run_id)
         async with serving(site) as address:

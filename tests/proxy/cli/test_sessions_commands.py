@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from proxy.auth.service import PrincipalKind
 from proxy.cli.commands import app
 from proxy.database.tables import TurnRow
+from proxy.http.services import provide
 from proxy.runs.service import RunDirectory
 from proxy.sessions import endpoints as session_endpoints
 from proxy.sessions.service import SessionService
@@ -64,7 +65,7 @@ async def shell(tmp_path: Path) -> AsyncIterator[Shell]:
     async with open_site(sqlite_database(tmp_path), tmp_path, clock=lambda: NOW) as site:
         run_id = await add_run(site.database, now=NOW - 200)
         runs = RunDirectory(site.database, lambda: NOW)
-        site.app.state.sessions = SessionService(site.database, runs, site.credentials, site.signals, lambda: NOW)
+        provide(site.app, SessionService(site.database, runs, site.credentials, site.signals, lambda: NOW))
         site.app.include_router(session_endpoints.router)
         keys = {
             PrincipalKind.ADMIN: (await site.credentials.create(PrincipalKind.ADMIN)).text,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,14 +12,15 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from proxy.http.address import client_address, is_https
-from proxy.settings import ServerSettings
+from proxy.http.services import provide
+from proxy.settings import ServerSettings, Settings
 
 
 def request(
     said: str | None, *, server: tuple[str, int | None] | None = ("10.0.0.7", 8080), scheme: str = "http", **more: Any
 ) -> Request:
     app = FastAPI()
-    app.state.settings = SimpleNamespace(server=ServerSettings(**more))
+    provide(app, Settings(server=ServerSettings(**more)))
     headers = [] if said is None else [(b"host", said.encode("utf-8", "surrogatepass"))]
     headers.append((b"x-forwarded-host", b"evil.example"))
     scope = {"type": "http", "app": app, "headers": headers, "server": server, "scheme": scheme, "path": "/"}

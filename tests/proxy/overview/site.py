@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
@@ -20,6 +19,7 @@ from proxy.auth.service import Credentials, PrincipalKind
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.http import errors
+from proxy.http.services import provide
 from proxy.lifecycle.signals import Signals
 from proxy.overview import endpoints as overview_endpoints
 from proxy.overview import key_endpoints
@@ -84,10 +84,8 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
         token_text=chr,
         hold_seconds=0.0,
     )
-    app.state.overview = overview
-    app.state.credentials = credentials
-    app.state.sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)
-    app.state.settings = SimpleNamespace(server=load_settings().server)
+    sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)
+    provide(app, overview, credentials, sign_in, load_settings())
     errors.install(app)
     app.include_router(overview_endpoints.router)
     app.include_router(key_endpoints.router)

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.auth.service import PrincipalKind
 from proxy.feedback import endpoints as feedback_endpoints
+from proxy.http.services import provide
 from proxy.retention import endpoints
 from proxy.retention.erasing import EraseService
 from proxy.tokens.template import ChatTemplate
@@ -28,12 +29,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
 async def site(database_url: str, tmp_path: Path, template: ChatTemplate) -> AsyncIterator[World]:
     async with open_world(tmp_path, template, url=database_url) as world:
         store = world.store
-        world.app.state.erasing = EraseService(
-            store.database, store.runs, store.credentials, store.signals, store.clock
-        )
-        world.app.state.feedback = store.feedback
-        store.signals.erasures.listen(world.app.state.chat.forget)
-        store.signals.requested_erasures.listen(world.app.state.chat.forget_texts)
+        erasing = EraseService(store.database, store.runs, store.credentials, store.signals, store.clock)
+        provide(world.app, erasing, store.feedback)
+        store.signals.erasures.listen(world.chat.forget)
+        store.signals.requested_erasures.listen(world.chat.forget_texts)
         world.app.include_router(endpoints.router)
         world.app.include_router(feedback_endpoints.router)
         yield world
@@ -51,9 +50,9 @@ async def test_an_erased_conversation_is_not_gone_on_with(site: World) -> None:
     go_on = [USER, said, {"role": "user", "content": "and then?"}]
     second = await site.post({"user": "ada", "messages": go_on})
     assert second.headers["x-base-rl-session"] == session_id
-    site.app.state.chat.remembered.put(b"read", "what was said", size=13)
+    site.chat.remembered.put(b"read", "what was said", size=13)
     report = await as_admin(site, "POST", "/api/v1/erase", {"user": "ada", "run": "policy"})
-    assert site.app.state.chat.remembered.get(b"read") is None
+    assert site.chat.remembered.get(b"read") is None
     assert (report.status_code, report.json()["erased"], report.json()["turns"]) == (200, 1, 2)
     third = await site.post({"user": "ada", "messages": go_on})
     assert third.status_code == 200

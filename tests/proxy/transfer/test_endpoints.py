@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from proxy.auth.service import PrincipalKind
 from proxy.http import errors
+from proxy.http.services import provide
 from proxy.transfer import endpoints
 from proxy.transfer.preferences import decode_preference
 from proxy.transfer.records import decode, encode
@@ -30,14 +31,13 @@ async def api(tmp_path: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Store, Wo
     """The client sends an admin key."""
     async with open_store(sqlite_database(tmp_path)) as store:
         app = FastAPI()
-        for name in ("credentials", "runs"):
-            setattr(app.state, name, getattr(store, name))
-        app.state.transfer = TransferService(
+        transfer = TransferService(
             database=store.database,
             clock=store.clock,
             signals=store.signals,
             pseudonyms_of=store.credentials.pseudonyms_of,
         )
+        provide(app, store.credentials, store.runs, transfer)
         errors.install(app)
         app.include_router(endpoints.router)
         key = await store.credentials.create(PrincipalKind.ADMIN)

@@ -14,6 +14,8 @@ from proxy.claims import endpoints as trajectory_endpoints
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import MEDIA_TYPE, ClaimedBatch, ClaimRequest, decode, encode
 from proxy.http import errors
+from proxy.http.services import provide
+from proxy.runs.served import ServedRun
 from proxy.steps import endpoints as step_endpoints
 from proxy.steps.service import StepService
 from proxy.versions import endpoints as policy_endpoints
@@ -27,15 +29,15 @@ _Message = TypeVar("_Message")
 class TrainerClient:
     """Sends the trainer key of the world's run, unless told another."""
 
-    def __init__(self, world: World, http: httpx.AsyncClient, app: FastAPI) -> None:
+    def __init__(self, world: World, http: httpx.AsyncClient, credentials: Credentials, claims: ClaimService) -> None:
         self.world = world
         self.http = http
-        self.app = app
+        self.claims = claims
+        self._credentials = credentials
 
     async def key(self, kind: PrincipalKind, *, run_id: str | None = None) -> dict[str, str]:
         """Headers with a new key."""
-        credentials: Credentials = self.app.state.credentials
-        return {"authorization": f"Bearer {(await credentials.create(kind, run_id=run_id)).text}"}
+        return {"authorization": f"Bearer {(await self._credentials.create(kind, run_id=run_id)).text}"}
 
     async def post(self, path: str, message: Any = None, **options: Any) -> httpx.Response:
         content = b"" if message is None else message if isinstance(message, bytes) else encode(message)
@@ -54,19 +56,23 @@ def read(response: httpx.Response, kind: type[_Message]) -> _Message:
 @asynccontextmanager
 async def open_trainer(world: World) -> AsyncIterator[TrainerClient]:
     app = FastAPI()
-    app.state.runs = world.runs
-    app.state.credentials = Credentials(world.database, b"s" * 32, world.clock)
-    app.state.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
-    app.state.steps = StepService(database=world.database)
-    app.state.retention_of_weights = WeightRetention(
-        database=world.database, clock=world.clock, signals=world.signals
+    credentials = Credentials(world.database, b"s" * 32, world.clock)
+    claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
+    provide(
+        app,
+        world.runs,
+        credentials,
+        claims,
+        StepService(database=world.database),
+        WeightRetention(database=world.database, clock=world.clock, signals=world.signals),
+        versions_of(world),
+        ServedRun(run=world.run, context_length=32_768, weight_formats=lambda _run_id: None),
     )
-    app.state.versions = versions_of(world)
     errors.install(app)
     app.include_router(trajectory_endpoints.router)
     app.include_router(step_endpoints.router)
     app.include_router(policy_endpoints.router)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://proxy.test") as http:
-        client = TrainerClient(world, http, app)
+        client = TrainerClient(world, http, credentials, claims)
         http.headers.update(await client.key(PrincipalKind.TRAINER, run_id=world.run_id))
         yield client

@@ -10,10 +10,7 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseFunctionToolCall
 
-from proxy.calls.service import ChatService
 from proxy.errors import EngineFailed
-from proxy.sessions.service import SessionService
-from proxy.turns.service import TrajectoryStore
 from tests.proxy.calls.world import CALL, TOOLS, USER, World, output_ids
 from tests.running_app import bearer
 
@@ -305,20 +302,7 @@ async def test_a_previous_response_is_found_after_a_restart(world: World) -> Non
     """And by a proxy that never saw it: the new one has nothing in memory."""
     first = await answered(world)
     second = await answered(world, previous_response_id=first["id"], input="Why?")
-    world.app.state.chat = ChatService(
-        settings=world.app.state.settings,
-        template=world.template,
-        runs=world.store.runs,
-        sessions=SessionService(
-            world.store.database, world.store.runs, world.store.credentials, world.store.signals, world.store.clock
-        ),
-        trajectories=TrajectoryStore(
-            database=world.store.database, clock=world.store.clock, signals=world.store.signals
-        ),
-        swaps=world.swaps,
-        engine=world.engine,
-        clock=world.store.clock,
-    )
+    world.restart()
     await answered(world, previous_response_id=second["id"], input="How?")
     await assert_goes_on(world)
 

@@ -1,0 +1,79 @@
+"""The proxy's background tasks, which run from the end of its start until its stop begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from proxy.engines.watch import EngineWatch
+from proxy.errors import StoreUnavailable
+from proxy.http.descriptors import LOOK_SECONDS, DescriptorWatch
+from proxy.log import logger
+from proxy.overview.live import LOOK_AHEAD_SECONDS
+from proxy.services import Services
+
+_SWEEP_SECONDS = 2.0
+"""Sessions and claims expire in tens of seconds at the least: a sweep that is two seconds late is not noticed."""
+
+_ERASURES_SECONDS = 1.0
+"""Longest time until this process drops from memory what another proxy erased from the store."""
+
+_LOG = logger(__name__)
+
+
+async def start_background(services: Services, stack: AsyncExitStack) -> None:
+    """Start every background task; `stack` stops them in reverse, and ends the model calls in flight among them."""
+    await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, services.overview.look_ahead))
+    await stack.enter_async_context(_running("swaps", services.swaps.run_forever()))
+    engine_settings = services.settings.engine
+    watch = EngineWatch(
+        services.engine,
+        interval_seconds=engine_settings.health_interval_seconds,
+        patience_seconds=engine_settings.health_timeout_seconds,
+        changed=services.swaps.recheck_engine,
+    )
+    await stack.enter_async_context(_running("engine watch", watch.run_forever()))
+    # Calls that still generate are recorded on the way out, so this comes before the engine's tasks stop.
+    stack.push_async_callback(services.chat.aclose)
+    await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, services.erasing.listen))
+
+    async def sweep() -> None:
+        await services.credentials.write_uses()
+        await services.sessions.sweep()
+        await services.claims.expire()
+        await services.retention.sweep()
+
+    await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
+    await stack.enter_async_context(_repeated("descriptors", LOOK_SECONDS, DescriptorWatch().look))
+
+
+@asynccontextmanager
+async def _repeated(name: str, seconds: float, action: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Run `action`, with pauses of `seconds`, until the block ends. Failures are logged, and the next round runs."""
+
+    async def repeat() -> None:
+        while True:
+            try:
+                await action()
+            except StoreUnavailable as error:
+                _LOG.warning("background task waits for the store", task=name, error=error.message)
+            except Exception:  # noqa: BLE001  (recorded, and the next round may do better)
+                _LOG.exception("background task failed", task=name)
+            await asyncio.sleep(seconds)
+
+    async with _running(name, repeat()):
+        yield
+
+
+@asynccontextmanager
+async def _running(name: str, work: Awaitable[None]) -> AsyncIterator[None]:
+    """Run `work` until the block ends, then cancel it. An error that ended it earlier is logged then."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("background task ended with an error", task=name, error=repr(task.exception()))

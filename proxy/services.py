@@ -1,0 +1,169 @@
+"""Every service of the proxy, built in one place in order of need."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields
+
+from proxy.admin.sign_in import SignIn
+from proxy.auth.service import Credentials
+from proxy.calls.service import ChatService
+from proxy.claims.service import ClaimService
+from proxy.clock import Clock
+from proxy.database.unit_of_work import Database
+from proxy.engines.activity import EngineActivity
+from proxy.engines.faults import EngineFaults
+from proxy.engines.protocol import Engine
+from proxy.feedback.service import FeedbackService
+from proxy.lifecycle.signals import Signals
+from proxy.limits.service import RunLimits
+from proxy.metrics import Metrics
+from proxy.overview.service import OverviewService
+from proxy.retention.erasing import EraseService
+from proxy.retention.retention import RetentionService
+from proxy.runs.asking import AskedBatches
+from proxy.runs.served import ServedRun
+from proxy.runs.service import RunDirectory
+from proxy.serving.reconciler import SwapController
+from proxy.sessions.service import SessionService
+from proxy.settings import EngineKind, Settings
+from proxy.startup import begin_run, open_database, prepare_data_dir
+from proxy.steps.service import StepService
+from proxy.tokens.template import ChatTemplate
+from proxy.transfer.service import TransferService
+from proxy.turns.service import TrajectoryStore
+from proxy.versions.inspector import WeightsInspector
+from proxy.versions.retention import WeightRetention
+from proxy.versions.service import VersionService
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    """The services of a started proxy. Endpoints find the one they need by its type (`proxy/http/services.py`)."""
+
+    settings: Settings
+    metrics: Metrics
+    engine: Engine
+    database: Database
+    signals: Signals
+    credentials: Credentials
+    sign_in: SignIn
+    runs: RunDirectory
+    served: ServedRun
+    sessions: SessionService
+    feedback: FeedbackService
+    claims: ClaimService
+    steps: StepService
+    versions: VersionService
+    weight_retention: WeightRetention
+    transfer: TransferService
+    erasing: EraseService
+    retention: RetentionService
+    swaps: SwapController
+    chat: ChatService
+    overview: OverviewService
+
+    def each(self) -> tuple[object, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+async def build_services(
+    settings: Settings,
+    *,
+    engine: Engine,
+    metrics: Metrics,
+    activity: EngineActivity,
+    clock: Clock,
+    stack: AsyncExitStack,
+) -> Services:
+    """Build every service; `stack` closes them in reverse. None does background work yet (`proxy/background.py`).
+
+    Raises ConfigurationError for a wrong data directory, database, run, key or model, and StoreUnavailable.
+    """
+    outlive_store = settings.database.when_unavailable == "serve"
+    secret = prepare_data_dir(settings)
+    database = await open_database(settings)
+    stack.push_async_callback(database.aclose)
+    signals = Signals()
+    credentials = Credentials(database, secret, clock, outlive_store=outlive_store)
+    runs = RunDirectory(database, clock)
+    run = await begin_run(settings, runs, credentials)
+    limits = RunLimits(database, clock, observer=metrics)
+    stack.push_async_callback(limits.aclose)
+    sessions = SessionService(database, runs, credentials, signals, clock, observer=metrics, limits=limits)
+    feedback = FeedbackService(database, signals, clock, observer=metrics)
+    await feedback.apply_changed_rules()
+    asked = AskedBatches()
+    inspector = WeightsInspector(settings.weights_dir)
+    stack.push_async_callback(inspector.aclose)
+    erasing = EraseService(database, runs, credentials, signals, clock, observer=metrics)
+    faults = EngineFaults(clock)
+    # In a thread: loading a tokeniser takes seconds, and the probes answer meanwhile.
+    template = await asyncio.to_thread(
+        ChatTemplate.load, run.base_model, allow_control_tokens=settings.run.allow_control_tokens
+    )
+    swaps = SwapController(
+        database=database,
+        engine=engine,
+        signals=signals,
+        clock=clock,
+        run=run,
+        inspector=inspector,
+        health_interval_seconds=settings.engine.health_interval_seconds,
+        observer=metrics,
+    )
+    chat = ChatService(
+        settings=settings,
+        template=template,
+        runs=runs,
+        sessions=sessions,
+        trajectories=TrajectoryStore(database=database, clock=clock, signals=signals),
+        swaps=swaps,
+        engine=engine,
+        clock=clock,
+        observer=metrics,
+        limits=limits,
+        activity=activity,
+        faults=faults,
+    )
+    signals.erasures.listen(chat.forget)
+    signals.requested_erasures.listen(chat.forget_texts)
+    overview = OverviewService(
+        database=database,
+        clock=clock,
+        signals=signals,
+        swaps=swaps,
+        data_dir=settings.server.data_dir,
+        token_text=template.readable_token,
+        faults=faults,
+        asked=asked,
+        has_weights=settings.engine.kind != EngineKind.SCRIPTED,
+        serves_unrecorded=outlive_store,
+    )
+    stack.callback(overview.close)
+    return Services(
+        settings=settings,
+        metrics=metrics,
+        engine=engine,
+        database=database,
+        signals=signals,
+        credentials=credentials,
+        sign_in=SignIn(secret=secret, clock=clock, credentials=credentials, database=database),
+        runs=runs,
+        served=ServedRun(run=run, context_length=chat.context_length, weight_formats=swaps.formats),
+        sessions=sessions,
+        feedback=feedback,
+        claims=ClaimService(database=database, clock=clock, signals=signals, activity=activity, asked=asked),
+        steps=StepService(database=database),
+        versions=VersionService(database=database, clock=clock, signals=signals, inspector=inspector),
+        weight_retention=WeightRetention(database=database, clock=clock, signals=signals),
+        transfer=TransferService(
+            database=database, clock=clock, signals=signals, pseudonyms_of=credentials.pseudonyms_of
+        ),
+        erasing=erasing,
+        retention=RetentionService(database, runs, erasing, clock),
+        swaps=swaps,
+        chat=chat,
+        overview=overview,
+    )
