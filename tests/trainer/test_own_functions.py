@@ -91,7 +91,7 @@ def learnt(
         )
 
     learner = Learner(model, resolve(algorithm), OptimizerSettings(learning_rate=1e-3, clip_norm=1e9), ALONE)
-    learner._optimizer.register_step_pre_hook(remember)
+    learner.optimizer.register_step_pre_hook(remember)
     packed = packed_of(members, [0] * 4 + [1] * 4 + [2, 2, 3, 3], algorithm, settings)
     learner.update(packed)
     return learner.update(packed), gradients

@@ -68,7 +68,7 @@ def stepped(learner: Learner, numbers: range, then: Callable[[], None] = lambda:
 
 
 def reference(learner: Learner) -> FollowingReference:
-    found = learner._reference
+    found = learner.reference
     assert isinstance(found, FollowingReference)
     return found
 

@@ -94,7 +94,7 @@ def learnt(base: Path, algorithm: AlgorithmSettings, settings: BatchSettings | N
         )
 
     learner = Learner(model, resolve(algorithm), OptimizerSettings(clip_norm=1e9), ALONE)
-    learner._optimizer.register_step_pre_hook(remember)
+    learner.optimizer.register_step_pre_hook(remember)
     outcome = learner.update(packed_of(members, groups, algorithm, settings))
     return outcome, gradients[0]
 

@@ -193,7 +193,7 @@ def effect(algorithm: Algorithm) -> list[Tensor]:
     optimizer = OptimizerSettings(clip_norm=1e9, learning_rate=0.3)
     learner = Learner(cast("Policy", policy), algorithm, optimizer, ALONE, reference, critic)
     found = [gradient(algorithm, known, common_batch(known))]
-    learner._optimizer.register_step_pre_hook(lambda *_: found.append(_gradient(policy)))
+    learner.optimizer.register_step_pre_hook(lambda *_: found.append(_gradient(policy)))
     for number, groups in enumerate(batches()):
         claimed = ClaimedBatch(
             claim_id=ClaimId(str(number)), lease_expires_at=0.0, base_version=HEAD, groups=tuple(groups)
