@@ -1,7 +1,7 @@
 """`python -m trainer --config FILE [--run NAME]… [--proxy URL] [--set SECTION.KEY=VALUE]… [--profile]
 [--dry-run]`
 `python -m trainer fit sft|dpo|reward-model …` fits to chosen sessions or to preferences (`trainer/fit/command.py`).
-`python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay_command.py`).
+`python -m trainer replay RUN VERSION [--verify]` makes a past step again (`trainer/replay/command.py`).
 
 `python -m trainer presets` prints how far apart the gradients of the presets are (`trainer/distances_command.py`).
 
@@ -50,7 +50,7 @@ class Interrupted(BaseException):
 def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] == ["replay"]:
-        from trainer.replay_command import main as replay
+        from trainer.replay.command import main as replay
 
         return replay(words[1:])
     if words[:1] == ["fit"]:

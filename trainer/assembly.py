@@ -12,9 +12,9 @@ from proxy.contract.policy import Head
 from trainer.algorithm.overlong import bounded
 from trainer.algorithm.presets import resolve
 from trainer.claims.filling import BatchSource
-from trainer.claims.in_hand import ClaimsInHand, take_over
+from trainer.claims.leased import LeasedClaims, take_over
 from trainer.claims.leases import LeaseKeeper
-from trainer.claims.prefetch import BatchAhead
+from trainer.claims.prefetch import BatchPrefetcher
 from trainer.claims.presence import Presence
 from trainer.config import TrainerSettings
 from trainer.loading import Residents, load_critic, load_learnt, reference_of
@@ -51,7 +51,7 @@ class Connection:
 
     client: ProxyClient
     leases: LeaseKeeper
-    claims: ClaimsInHand
+    claims: LeasedClaims
     accepted: Accepted
 
 
@@ -66,7 +66,7 @@ class RunTrainer:
     connection: Connection
     instruments: Instruments
     teacher: Teacher | None
-    ahead: BatchAhead | None
+    prefetcher: BatchPrefetcher | None
     ending: ExitStack
 
 
@@ -110,7 +110,7 @@ def connect(client: ProxyClient, settings: TrainerSettings, process: str, ending
     return Connection(
         client=client,
         leases=leases,
-        claims=ClaimsInHand(client, leases, settings.batch, settings.name, process, accepted),
+        claims=LeasedClaims(client, leases, settings.batch, settings.name, process, accepted),
         accepted=accepted,
     )
 
@@ -141,10 +141,10 @@ def assemble(
     ending.callback(publisher.close)
     versions = Versions(settings, algorithm, ranks, connection.client, connection.claims, publisher, learner)
     source = BatchSource(connection.claims, settings.batch, algorithm, model.vocabulary, head.max_new_tokens)
-    ahead = None
+    prefetcher = None
     if shared.changed is not None:
-        ahead = BatchAhead(connection.claims, source, shared.changed)
-        ending.callback(ahead.stop)
+        prefetcher = BatchPrefetcher(connection.claims, source, shared.changed)
+        ending.callback(prefetcher.stop)
     loop = TrainingLoop(
         settings.batch,
         algorithm,
@@ -158,7 +158,7 @@ def assemble(
         mismatch=settings.mismatch,
         teacher=teacher,
         memory=MicroBatchMemory(settings.batch, ranks, Restarts.of_launcher(), head.run_id),
-        take=source.take if ahead is None else ahead.take,
+        take=source.take if prefetcher is None else prefetcher.take,
     )
     return RunTrainer(
         name=name,
@@ -168,6 +168,6 @@ def assemble(
         connection=connection,
         instruments=instruments,
         teacher=teacher,
-        ahead=ahead,
+        prefetcher=prefetcher,
         ending=ending,
     )

@@ -28,7 +28,7 @@ from trainer.batching.preparation import Prepared, prepare
 from trainer.batching.sequences import linearise
 from trainer.batching.staleness import Skip
 from trainer.batching.teaching import Taught
-from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leased import LeasedClaims
 from trainer.config import BatchSettings, MismatchSettings
 from trainer.errors import Superseded
 from trainer.observe.instruments import Instruments
@@ -65,7 +65,7 @@ class TrainingLoop:
         settings: BatchSettings,
         algorithm: Algorithm,
         ranks: Ranks,
-        claims: ClaimsInHand,
+        claims: LeasedClaims,
         versions: Versions,
         learner: Learner,
         *,

@@ -1,7 +1,7 @@
 """Several runs on one trainer: each has its turn when it has a batch, and equal shares of the time.
 
 What waits for what:
-- each run's thread waits at its proxy for a batch (`ahead.py`); meanwhile the process trains the others.
+- each run's thread waits at its proxy for a batch (`claims/prefetch.py`); meanwhile the process trains the others.
 - `_next` waits while no run has one, and any of these threads wakes it. A run that alone has a batch waits for the
   step under way, which is never broken off, and then `DECIDED_WITHIN` at most, for a run that has had less time to
   hear whether it has a batch as well.
@@ -23,7 +23,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from trainer.assembly import RunTrainer, Shared, begin
-from trainer.claims.prefetch import BatchAhead
+from trainer.claims.prefetch import BatchPrefetcher
 from trainer.config import TrainerSettings
 from trainer.errors import MemoryExhausted, ProxySilent, RanksStartAgain, TeacherSilent, TrainerError
 from trainer.observe.report import ELSEWHERE, WAITING
@@ -94,8 +94,10 @@ class Turns:
         with self._changed:
             while True:
                 now = time.monotonic()
-                ready = [run.name for run in self._runs if _ahead(run).is_ready]
-                undecided = {run.name: left for run in self._runs if (left := _ahead(run).undecided_for(now)) > 0}
+                ready = [run.name for run in self._runs if _prefetcher(run).is_ready]
+                undecided = {
+                    run.name: left for run in self._runs if (left := _prefetcher(run).undecided_for(now)) > 0
+                }
                 chosen = self._share.choose(ready, undecided)
                 if chosen is not None:
                     return [run.name for run in self._runs].index(chosen)
@@ -131,9 +133,9 @@ class Turns:
 
     def _ask(self, run: RunTrainer) -> None:
         if run.name in self._to_resume:
-            _ahead(run).ask_for_proxy()
+            _prefetcher(run).ask_for_proxy()
         else:
-            _ahead(run).ask(run.loop.head.version, run.loop.means)
+            _prefetcher(run).ask(run.loop.head.version, run.loop.means)
 
     def _end(self, run: RunTrainer, error: TrainerError) -> None:
         self._failed[run.name] = error
@@ -159,6 +161,6 @@ def _say_gone(error: TrainerError, left: Sequence[str]) -> None:
     _log.error("this run is not trained any more", error=type(error).__name__, reason=str(error), others=list(left))
 
 
-def _ahead(run: RunTrainer) -> BatchAhead:
-    assert run.ahead is not None
-    return run.ahead
+def _prefetcher(run: RunTrainer) -> BatchPrefetcher:
+    assert run.prefetcher is not None
+    return run.prefetcher

@@ -14,7 +14,7 @@ from proxy.contract.policy import Head, PruneRequest
 from proxy.contract.step import StepInputs, TokenAudit
 from trainer.algorithm.parts import Algorithm, as_json
 from trainer.algorithm.running import RunningMeans, lacks_spreads
-from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leased import LeasedClaims
 from trainer.config import TrainerSettings
 from trainer.errors import ProxyRefused, ProxySilent, Superseded, WeightsUnusable
 from trainer.models.state_dict import whole_weights
@@ -40,7 +40,7 @@ class Versions:
         algorithm: Algorithm,
         ranks: Ranks,
         client: ProxyClient,
-        claims: ClaimsInHand,
+        claims: LeasedClaims,
         publisher: WeightPublisher,
         learner: Learner,
     ) -> None:

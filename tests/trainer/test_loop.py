@@ -15,7 +15,7 @@ from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
 from tests.trainer.tiny import cut, group_of, settings, trajectory, turn
 from trainer.algorithm.running import RunningMeans
-from trainer.claims.in_hand import MOST_KEPT
+from trainer.claims.leased import MOST_KEPT
 from trainer.errors import HeadMoved
 
 

@@ -22,7 +22,7 @@ from trainer.algorithm.parts import as_json, from_json
 from trainer.algorithm.presets import resolve
 from trainer.config import AlgorithmSettings, BatchSettings, OptimizerSettings, Packing
 from trainer.errors import ConfigurationError
-from trainer.replay_command import IMPOSSIBLE, main
+from trainer.replay.command import IMPOSSIBLE, main
 from trainer.update import Learner, Outcome
 
 CLIPPED = """

@@ -21,7 +21,7 @@ from proxy.contract.replay import StepBatch
 from proxy.database.tables import Base, ClaimedSessionRow, PolicyVersionRow, SessionRow
 from tests.trainer.real_proxy import ADMIN, RUN, TRAINER, RealProxy, real_proxy, write_real_model
 from tests.trainer.serve_trainer import forked_trainer
-from trainer.replay_command import DIFFERENT, IMPOSSIBLE, main
+from trainer.replay.command import DIFFERENT, IMPOSSIBLE, main
 
 STEPS = 8
 
@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealProxy]:
 def _train(proxy: RealProxy) -> None:
     strict = {"max_staleness": 1}
     with pytest.MonkeyPatch.context() as patch, proxy.trainer(batch=strict) as trainer:
-        patch.setattr("trainer.claims.MOST_KEPT", 3)
+        patch.setattr("trainer.claims.leased.MOST_KEPT", 3)
         mixed(proxy, version=0)
         trainer.loop.step()
         for reward in (0.75, 0.5):
@@ -55,7 +55,7 @@ def _train(proxy: RealProxy) -> None:
         assert trainer.loop.head.version == 2
 
     with pytest.MonkeyPatch.context() as patch, proxy.trainer(batch=strict) as trainer:
-        patch.setattr("trainer.claims.MOST_KEPT", 3)
+        patch.setattr("trainer.claims.leased.MOST_KEPT", 3)
         proxy.group([1.0, 0.0, 0.5], version=2)
         proxy.session(1.0, version=2)
         proxy.session(1.0, version=2, highest=64 + 32)  # ids that the model does not have

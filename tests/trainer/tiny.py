@@ -24,7 +24,7 @@ from trainer.algorithm.logprobs import token_logprobs
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import resolve
 from trainer.assembly import RunTrainer, Shared, assemble, connect
-from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leased import LeasedClaims
 from trainer.claims.leases import LeaseKeeper
 from trainer.config import AlgorithmSettings, OptimizerSettings, Precision, TrainerSettings
 from trainer.loop import TrainingLoop
@@ -176,7 +176,7 @@ class InProcess:
         return self.parts.learner
 
     @property
-    def claims(self) -> ClaimsInHand:
+    def claims(self) -> LeasedClaims:
         return self.parts.connection.claims
 
     @property

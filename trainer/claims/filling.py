@@ -17,7 +17,7 @@ from proxy.contract.claim import ClaimedBatch
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.running import RunningMeans
 from trainer.batching.preparation import prepare
-from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leased import LeasedClaims
 from trainer.config import BatchSettings
 from trainer.errors import ProxySilent
 
@@ -30,7 +30,7 @@ class BatchSource:
 
     def __init__(
         self,
-        claims: ClaimsInHand,
+        claims: LeasedClaims,
         settings: BatchSettings,
         algorithm: Algorithm,
         vocabulary: int,
@@ -45,7 +45,7 @@ class BatchSource:
     def take(self, version: int, means: RunningMeans, *, waits: bool = True) -> ClaimedBatch | None:
         """Return the next batch to train from `version`, after batches of these `means`; None if there was too little
         within the waiting time, or, without `waits`, if there is no whole batch at once. Raises as
-        `ClaimsInHand.take` does."""
+        `LeasedClaims.take` does."""
         deadline = time.monotonic() + self._settings.wait_seconds
         batch = self._claims.take(version, waits=waits)
         if batch is not None:

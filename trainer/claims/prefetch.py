@@ -17,17 +17,17 @@ from threading import Condition, Thread
 from proxy.contract.claim import ClaimedBatch
 from trainer.algorithm.running import RunningMeans
 from trainer.claims.filling import BatchSource
-from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leased import LeasedClaims
 from trainer.errors import ProxySilent
 
 DECIDED_WITHIN = 1.0
 """Seconds within which the proxy has to say that it has a batch; after them it counts as having none."""
 
 
-class BatchAhead:
+class BatchPrefetcher:
     """`changed` is shared by all runs of the process. Used by the first rank only."""
 
-    def __init__(self, claims: ClaimsInHand, source: BatchSource, changed: Condition) -> None:
+    def __init__(self, claims: LeasedClaims, source: BatchSource, changed: Condition) -> None:
         self._claims = claims
         self._source = source
         self._changed = changed
@@ -37,7 +37,7 @@ class BatchAhead:
         self._is_ready = False
         self._ended = False
         # In the context of the one who builds it: its log says which run it is about.
-        self._thread = Thread(target=copy_context().run, args=(self._work,), name="ahead", daemon=True)
+        self._thread = Thread(target=copy_context().run, args=(self._work,), name="prefetch", daemon=True)
 
     def ask(self, version: int, means: RunningMeans) -> None:
         """Begin to ask for the batch to train from `version` after batches of these `means`, until there is one."""

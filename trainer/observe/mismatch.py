@@ -7,7 +7,7 @@ import structlog
 
 from trainer.batching.answers import JudgedAnswers
 from trainer.batching.filters import Fault
-from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leased import LeasedClaims
 from trainer.config import MismatchSettings
 from trainer.parallel.mesh import Ranks
 
@@ -22,7 +22,7 @@ class GapWatch:
     counted, and do not end a row. Only the first rank counts, since only it has the figures.
     """
 
-    def __init__(self, ranks: Ranks, claims: ClaimsInHand, settings: MismatchSettings) -> None:
+    def __init__(self, ranks: Ranks, claims: LeasedClaims, settings: MismatchSettings) -> None:
         self._ranks = ranks
         self._claims = claims
         self._settings = settings

@@ -6,7 +6,7 @@ from __future__ import annotations
 import structlog
 
 from trainer.algorithm.advantages import Advantages
-from trainer.claims.in_hand import ClaimsInHand
+from trainer.claims.leased import LeasedClaims
 from trainer.config import Baseline
 from trainer.parallel.mesh import Ranks
 
@@ -26,7 +26,7 @@ class GradientWatch:
     Every rank counts the same. The pause itself is in the proxy's store, where it outlives this process.
     """
 
-    def __init__(self, ranks: Ranks, claims: ClaimsInHand, pause_after: int) -> None:
+    def __init__(self, ranks: Ranks, claims: LeasedClaims, pause_after: int) -> None:
         self._ranks = ranks
         self._claims = claims
         self._pause_after = pause_after

@@ -26,7 +26,7 @@ from trainer.algorithm.running import RunningMeans
 from trainer.assembly import Shared, connect
 from trainer.batching.preparation import prepare
 from trainer.claims.filling import BatchSource
-from trainer.claims.in_hand import MOST_KEPT
+from trainer.claims.leased import MOST_KEPT
 from trainer.config import AlgorithmSettings, TrainerSettings
 from trainer.errors import ClaimLost
 
@@ -212,11 +212,11 @@ def test_batches_asked_for_ahead_are_filled_up_too(tiny_model: Path, tmp_path: P
     trainer = build(proxy, filling(tmp_path), Shared(torch.device("cpu"), changed))
     try:
         trainer.loop.resume()
-        ahead = trainer.parts.ahead
-        assert ahead is not None
-        ahead.ask(0, trainer.loop.means)
+        prefetcher = trainer.parts.prefetcher
+        assert prefetcher is not None
+        prefetcher.ask(0, trainer.loop.means)
         with changed:
-            assert changed.wait_for(lambda: ahead.is_ready, timeout=60)
+            assert changed.wait_for(lambda: prefetcher.is_ready, timeout=60)
         trainer.loop.step()
         assert sorted(skipped(proxy.commits[0].step.audit)) == ["no_signal"] * 2 + ["trained"] * 4
         assert len(proxy.commits[0].claim_ids) == 2

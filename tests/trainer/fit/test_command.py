@@ -32,8 +32,8 @@ from trainer.fit.fitting import Imitation, Preferences
 from trainer.fit.records import Examples, Pairs, Selection, examples_of, lines_of, pairs_of
 from trainer.models.state_dict import load_weights
 from trainer.proxy_client import ProxyClient
-from trainer.replay_command import IMPOSSIBLE
-from trainer.replay_command import main as replay
+from trainer.replay.command import IMPOSSIBLE
+from trainer.replay.command import main as replay
 
 ROWS = BatchSettings(max_tokens_per_microbatch=128)
 CPU = torch.device("cpu")

@@ -23,8 +23,8 @@ from trainer.fit.fitting import Imitation
 from trainer.fit.rendering import Renderer
 from trainer.fit.rows import read_files
 from trainer.models.state_dict import load_weights
-from trainer.replay_command import IMPOSSIBLE
-from trainer.replay_command import main as replay
+from trainer.replay.command import IMPOSSIBLE
+from trainer.replay.command import main as replay
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ version of unchanged weights when they reach it, and a batch is not filled up be
 _log = structlog.get_logger("trainer.claims")
 
 
-class ClaimsInHand:
+class LeasedClaims:
     """Used by the first rank only."""
 
     def __init__(

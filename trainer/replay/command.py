@@ -29,7 +29,7 @@ from trainer.proxy_client import ProxyClient
 from trainer.user_code import UserFunction, functions_in
 
 if TYPE_CHECKING:
-    from trainer.replay import Verdict
+    from trainer.replay.verdict import Verdict
 
 DIFFERENT, WRONG, IMPOSSIBLE = 1, 2, 3
 _SHOWN = 10
@@ -85,7 +85,8 @@ def _replay(
     import torch
 
     from trainer.parallel.mesh import join
-    from trainer.replay import Replay, inputs_of, plan
+    from trainer.replay.plan import inputs_of, plan
+    from trainer.replay.replaying import Replay
 
     chain = plan(step, options.version)
     if inputs is not None:
@@ -105,7 +106,7 @@ def _replay(
 
 def _under_torchrun(ranks: int, arguments: Sequence[str]) -> Verdict:
     """The same, by as many processes as made the step."""
-    from trainer.replay import Verdict
+    from trainer.replay.verdict import Verdict
 
     with tempfile.TemporaryDirectory(prefix="base-rl-replay-") as directory:
         result = Path(directory) / "verdict.json"
