@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from proxy.engines.watch import EngineWatch
 from proxy.errors import StoreUnavailable
-from proxy.http.descriptors import LOOK_SECONDS, DescriptorWatch
+from proxy.http.descriptors import CHECK_SECONDS, DescriptorWatch
 from proxy.log import logger
 from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.services import Services
@@ -45,7 +45,7 @@ async def start_background(services: Services, stack: AsyncExitStack) -> None:
         await services.retention.sweep()
 
     await stack.enter_async_context(_repeated("sweep", _SWEEP_SECONDS, sweep))
-    await stack.enter_async_context(_repeated("descriptors", LOOK_SECONDS, DescriptorWatch().look))
+    await stack.enter_async_context(_repeated("descriptors", CHECK_SECONDS, DescriptorWatch().check))
 
 
 @asynccontextmanager

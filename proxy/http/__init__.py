@@ -1,1 +1,1 @@
-"""What lies between the wire and the endpoints: request ids, bounds, errors, bodies."""
+"""The layers between the wire and the endpoints: connections, request ids, bounds, errors and bodies."""

@@ -1,7 +1,7 @@
-"""The address that clients are told to use.
+"""Determine the address that clients should use for this proxy.
 
-A Host header is whatever a client, or somebody between, says: an address made of it would send an agent, with its
-key, wherever that is. So it counts only where it names this machine; `server.public_url` comes before all else.
+Anybody on the way can set the Host header, and an address made from it could send an agent, with its key, to another
+machine. So the header only counts if it names this machine, and `server.public_url` has priority.
 """
 
 from __future__ import annotations
@@ -20,36 +20,38 @@ _MOST_PORT = 65535
 
 
 def client_address(request: Request) -> str:
-    """Return the address without a path of ours and without a slash at its end.
+    """Return the base address, without a path of the proxy and without a trailing slash.
 
-    `server.public_url`; else the Host header if it names this machine (loopback, the address that the request came
-    in at, `server.host`, the machine's name); else the address that the request came in at. X-Forwarded-Host is
-    never read.
+    It is `server.public_url`; else the Host header if that names this machine (loopback, the address on which the
+    request arrived, `server.host`, the host name); else the address on which the request arrived. X-Forwarded-Host is
+    never used.
     """
     settings = service(request, Settings).server
     if settings.public_url:
         return settings.public_url.rstrip("/")
-    reached = _reached_at(request, settings)
+    local = _local_address(request, settings)
     scheme = request.url.scheme
     found = _HOST.fullmatch(request.headers.get("host", ""))
     if found is not None and (found[2] is None or 0 < int(found[2]) <= _MOST_PORT):
-        ours = {reached[0], settings.host.lower(), socket.gethostname().lower()}
+        ours = {local[0], settings.host.lower(), socket.gethostname().lower()}
         if _is_loopback(found[1]) or _bare(found[1]) in ours:
             return f"{scheme}://{found[0]}"
-    host, port = reached
+    host, port = local
     host = f"[{host}]" if ":" in host else host
     return f"{scheme}://{host}" if port is None else f"{scheme}://{host}:{port}"
 
 
 def is_https(request: Request) -> bool:
-    """Whether browsers come by HTTPS: to us, or to the gateway that `server.public_url` names."""
+    """Return whether browsers use HTTPS, either to this proxy or to the gateway that `server.public_url` names."""
     settings = service(request, Settings).server
     return request.url.scheme == "https" or (settings.public_url or "").lower().startswith("https:")
 
 
-def _reached_at(request: Request, settings: ServerSettings) -> tuple[str, int | None]:
-    """The local end of the connection; where there is none with a port of its own (a Unix socket), what the
-    configuration says."""
+def _local_address(request: Request, settings: ServerSettings) -> tuple[str, int | None]:
+    """Return host and port of the connection's local end, or those of the configuration for a Unix socket.
+
+    The port is None if it is the scheme's default.
+    """
     server = request.scope.get("server")
     if server is None or "/" in server[0]:
         return settings.host, settings.port

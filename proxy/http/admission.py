@@ -1,4 +1,4 @@
-"""Admission of request bodies: the key first, then room for the bytes, and only then is the body read."""
+"""Admit request bodies: check the key, reserve room for the bytes, and only then let the body be read."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from proxy.log import logger
 _LOG = logger(__name__)
 
 FREE_BYTES = 1 << 16
-"""Bodies up to this size are not counted, and need no key to be read: uvicorn takes as much from a connection before
-it asks anybody, and `server.max_connections` bounds how many there are."""
+"""Bodies up to this size are not counted, and are read without a key. uvicorn reads this much from each connection in
+any case, and `server.max_connections` bounds the number of connections."""
 
 _RETRY_SECONDS = 1.0
-"""Retry-After of a refusal: short, since most calls end within seconds."""
+"""Retry-After of a refusal. It is short because most calls end within seconds."""
 
 Authenticate = Callable[[Scope], Awaitable[str | None]]
-"""Returns the id of the request's key, None for a request without one. Raises a BaseRlError for a key that is not
-valid."""
+"""Function that returns the id of the request's key, None without one. It raises a BaseRlError for an invalid key."""
 
 
 class BodyBytes:
-    """Counts the bytes of the bodies that are in work, for each key and in all."""
+    """Counter of the bytes of all bodies whose requests are being answered, in total and for each key."""
 
     def __init__(self, *, most: int, most_per_key: int) -> None:
         self._most = most
@@ -39,22 +38,22 @@ class BodyBytes:
         return self._total
 
     def add(self, key: str, size: int) -> None:
-        """Count `size` bytes. Raises TooManyBytes or Overloaded, and counts nothing, where they are too many."""
-        of_key = self._by_key.get(key, 0)
-        if of_key + size > self._most_per_key:
+        """Count `size` bytes. If they are too many, count none and raise TooManyBytes or Overloaded."""
+        key_bytes = self._by_key.get(key, 0)
+        if key_bytes + size > self._most_per_key:
             raise TooManyBytes(
-                f"requests of this key have {of_key} bytes of bodies in work, and {size} more would be above "
-                f"{self._most_per_key} (server.max_bodies_mib_per_key): try again when others have ended",
+                f"open requests of this key have {key_bytes} bytes of bodies, and {size} more would exceed "
+                f"{self._most_per_key} (server.max_bodies_mib_per_key): try again when some of them have ended",
                 retry_after=_RETRY_SECONDS,
             )
         if self._total + size > self._most:
             _LOG.warning("body refused", reason="server.max_bodies_mib", bytes=size, in_work=self._total)
             raise Overloaded(
-                f"this proxy has {self._total} bytes of bodies in work, and {size} more would be above {self._most} "
-                "(server.max_bodies_mib): try again when others have ended",
+                f"open requests of this proxy have {self._total} bytes of bodies, and {size} more would exceed "
+                f"{self._most} (server.max_bodies_mib): try again when some of them have ended",
                 retry_after=_RETRY_SECONDS,
             )
-        self._by_key[key] = of_key + size
+        self._by_key[key] = key_bytes + size
         self._total += size
 
     def remove(self, key: str, size: int) -> None:
@@ -67,11 +66,12 @@ class BodyBytes:
 
 
 class BodyAdmission:
-    """Refuse a body before it is read: without a valid key (401), too large (413), or with too many bytes in work
-    already (429 for the key, 503 for the proxy).
+    """ASGI layer that refuses bodies before they are read.
 
-    A key that was sent is checked before anything else of the request, so that a wrong one is told as such. A body is
-    in work until its request is answered. One that announces no length is counted as it arrives.
+    It refuses a body without a valid key (401), one that is too large (413), and one for which there is no room (429
+    for the key, 503 for the proxy). A key is checked before all else, so that a wrong key is reported as such and not
+    as a missing field. Bytes are counted until the request is answered. A body without an announced length is counted
+    as it arrives.
     """
 
     def __init__(self, app: ASGIApp, *, limit: int, in_work: BodyBytes, authenticate: Authenticate) -> None:
@@ -94,11 +94,11 @@ class BodyAdmission:
                 raise self._too_large()
             if key is None and (is_chunked or announced > FREE_BYTES):
                 raise AuthenticationFailed(
-                    "no API key: send it as 'Authorization: Bearer …' or 'x-api-key: …'; without one only bodies of "
-                    f"an announced length of up to {FREE_BYTES} bytes are read"
+                    "no API key: send it as 'Authorization: Bearer …' or 'x-api-key: …'. Without one, only bodies "
+                    f"with a content-length of up to {FREE_BYTES} bytes are read"
                 )
             lease = _Lease(self._in_work, key or "")
-            if not is_chunked:  # the server takes no more than was announced
+            if not is_chunked:  # uvicorn reads no more than the announced length
                 lease.grow(announced)
         except BaseRlError as error:
             await error_response(error, scope)(scope, receive, send)
@@ -126,7 +126,7 @@ class BodyAdmission:
 
 
 class _Lease:
-    """The bytes of one request that are counted as in work."""
+    """The counted bytes of one request."""
 
     def __init__(self, in_work: BodyBytes, key: str) -> None:
         self._in_work = in_work
@@ -135,7 +135,7 @@ class _Lease:
         self._counted = 0
 
     def grow(self, size: int) -> None:
-        """Count bytes once the body is above the size that is free. Raises TooManyBytes or Overloaded."""
+        """Add `size` bytes, counted once the body exceeds `FREE_BYTES`. Raise TooManyBytes or Overloaded."""
         self._size += size
         if self._size > FREE_BYTES:
             self._in_work.add(self._key, self._size - self._counted)
@@ -148,8 +148,11 @@ class _Lease:
 
 
 class _Counting:
-    """Counts a body as it arrives. Once it is refused, whatever the application answers to its failed reading is
-    dropped: frameworks turn the exception into an answer of their own."""
+    """Counter of a body as it arrives.
+
+    `receive` raises the refusal. After that, `send` drops the application's answer: frameworks turn the exception
+    into an answer of their own.
+    """
 
     def __init__(self, receive: Receive, send: Send, lease: _Lease, limit: int, too_large: PayloadTooLarge) -> None:
         self._receive = receive
@@ -182,7 +185,7 @@ class _Counting:
 
 
 def _framing(scope: Scope) -> tuple[int, bool]:
-    """Return the announced length, 0 without one, and whether the body comes in chunks of unknown length."""
+    """Return the announced length (0 without one), and whether the body comes in chunks of unknown length."""
     length, is_chunked = 0, False
     for name, value in scope["headers"]:
         if name == b"content-length":

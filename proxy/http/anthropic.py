@@ -1,7 +1,7 @@
-"""Requests of Anthropic's clients: how they are known, and what their errors look like.
+"""Recognise requests of Anthropic's clients and write errors for them.
 
-The envelope is Anthropic's around ours: `{"type": "error", "error": {"type", "message", "param", "code"},
-"request_id"}`. Their SDKs read the id of a request in the header `request-id`.
+The envelope is Anthropic's with our fields: `{"type": "error", "error": {"type", "message", "param", "code"},
+"request_id"}`. Anthropic's SDKs read the request's id from the header `request-id`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ _TYPES = {
     "requests": "rate_limit_error",
     "tokens": "rate_limit_error",
 }
-"""Anthropic's words for types of ours; the others are the same."""
+"""Anthropic's error types for ours, where they differ."""
 
 _CODES = {"payload_too_large": "request_too_large", "engine_timeout": "timeout_error"}
-"""Where they have a type for what is a code of ours."""
+"""Anthropic's error types for our error codes, which win over the types above."""
 
 
 def speaks_anthropic(scope: Scope) -> bool:
-    """By the path, or by the header that no client of theirs leaves out."""
+    """Return whether a request uses Anthropic's API: by its path, or by the header that all its clients send."""
     return _VERSION in Headers(scope=scope) or _PATH.fullmatch(scope["path"]) is not None
 
 
 def request_id_of(scope: Scope) -> str | None:
-    """None outside of the request boundary, which gives it."""
+    """Return the request's id; None outside RequestBoundary, which assigns it."""
     request_id: str | None = scope.get("state", {}).get("request_id")
     return request_id
 
 
 def anthropic_envelope(envelope: Mapping[str, Any], request_id: str | None = None) -> dict[str, Any]:
-    """An error's envelope, made of ours."""
+    """Convert an error's envelope from OpenAI's form into Anthropic's."""
     error = envelope["error"]
     kind = _CODES.get(error["code"]) or _TYPES.get(error["type"], error["type"])
-    told = {"type": "error", "error": {**error, "type": kind}}
-    return told if request_id is None else {**told, "request_id": request_id}
+    converted = {"type": "error", "error": {**error, "type": kind}}
+    return converted if request_id is None else {**converted, "request_id": request_id}

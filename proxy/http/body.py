@@ -1,4 +1,4 @@
-"""JSON bodies into pydantic models, with every fault as InvalidRequest that names its field."""
+"""Decode JSON bodies and validate them with pydantic models. Errors are InvalidRequest and name the field."""
 
 from __future__ import annotations
 
@@ -14,31 +14,35 @@ from proxy.errors import InvalidRequest, PayloadTooLarge
 from proxy.http.json_size import has_more_values
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_SHOWN_ERRORS = 5
-_PLAINER = {
+_SHOWN_ERRORS = 5  # of a list with thousands of invalid elements, the first few tell enough
+_PLAIN_MESSAGES = {
     "extra_forbidden": "there is no such field",
     "model_type": "a JSON object is expected",
     "model_attributes_type": "a JSON object is expected",
 }
 
 
+# Bounds on a JSON body that is not a model call. They fit a thousand rewards with comments. Decoding this many values
+# holds the interpreter's lock for some hundredths of a second, in which no other request is answered.
 MOST_BYTES = 4 << 20
 MOST_VALUES = 100_000
-"""Of a JSON body that is no model call: a thousand rewards with their comments. To decode so many values takes some
-hundredths of a second, in which no other request is answered."""
+
+# Longer bodies are decoded on a thread: on the event loop they would delay others by more than one or two ms.
 _INLINE_BYTES = 1 << 17
-"""A longer body is decoded on a thread: it would keep others waiting for more than a millisecond or two."""
 
 
 async def json_body(request: Request) -> Any:
-    """The body as JSON, whatever its content type; None for an empty one. Raises InvalidRequest, PayloadTooLarge."""
+    """Return the body's JSON value, whatever its content type; None for an empty body.
+
+    Raise InvalidRequest if the body is not valid JSON or has too many values, PayloadTooLarge if it is too long.
+    """
     body = await request.body()
     if len(body) > MOST_BYTES:
-        raise PayloadTooLarge(f"this endpoint takes {MOST_BYTES} bytes at most, and these are {len(body)}")
-    return await asyncio.to_thread(_decoded, body) if len(body) > _INLINE_BYTES else _decoded(body)
+        raise PayloadTooLarge(f"this endpoint accepts at most {MOST_BYTES} bytes, and the body has {len(body)}")
+    return await asyncio.to_thread(_decode, body) if len(body) > _INLINE_BYTES else _decode(body)
 
 
-def _decoded(body: bytes) -> Any:
+def _decode(body: bytes) -> Any:
     if not body.strip():
         return None
     if has_more_values(body, MOST_VALUES):
@@ -50,7 +54,7 @@ def _decoded(body: bytes) -> Any:
 
 
 def validated(model: type[_Model], value: Any, *, within: str = "") -> _Model:
-    """`value` as a model. `within` is where in the body it stands. Raises InvalidRequest."""
+    """Validate `value`, found at `within` in the body, and return the model. Raise InvalidRequest."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -58,17 +62,17 @@ def validated(model: type[_Model], value: Any, *, within: str = "") -> _Model:
 
 
 def invalid(errors: Sequence[Any], within: str = "") -> InvalidRequest:
-    """Validation errors, in pydantic's form, as one error; `param` is the first field."""
+    """Return one error for several in pydantic's form. Its `param` is the field of the first."""
     lines = []
     for error in errors[:_SHOWN_ERRORS]:
         path = field_path(error["loc"], within)
-        message = _PLAINER.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
+        message = _PLAIN_MESSAGES.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
         lines.append(f"{path}: {message}" if path else message)
     return InvalidRequest("; ".join(lines), param=field_path(errors[0]["loc"], within) or None)
 
 
 def field_path(location: Sequence[int | str], within: str = "") -> str:
-    """('messages', 0, 'content') as `messages[0].content`."""
+    """Return the path of a pydantic location: `messages[0].content` for ('messages', 0, 'content')."""
     path = within
     for part in location:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: a request's id, its measure, and the last catch of an error."""
+"""The outermost ASGI layer: it assigns request ids, measures requests and answers uncaught exceptions."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ _LOG = log.logger(__name__)
 _STANDARD_LOG = logging.getLogger(__name__)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
-
-_LEFT = 499
-"""The status counted in metrics for a request whose client left before it was answered; nginx's number for it."""
+_CLIENT_LEFT = 499
+"""Status in the metrics, borrowed from nginx, for a request whose client left before it was answered."""
 
 
 class RequestObserver(Protocol):
-    """Receives each answered request, for the metrics."""
+    """Receiver of each finished request, for the metrics."""
 
     def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None: ...
 
 
 class RequestBoundary:
-    """Give every answer an `x-request-id` (the client's own where it sent a plain one) and turn an exception that
-    nobody caught into an enveloped 500, logged with its traceback. `scope["state"]["request_id"]` holds the id."""
+    """ASGI layer that gives every answer an `x-request-id` and answers uncaught exceptions with 500.
+
+    The id is the client's own if it sent one of harmless characters. `scope["state"]["request_id"]` contains it.
+    Exceptions are logged with their traceback.
+    """
 
     def __init__(self, app: ASGIApp, observer: RequestObserver) -> None:
         self._app = app
@@ -59,19 +61,19 @@ class RequestBoundary:
         logged = log.request_id.set(request_id)
         try:
             await self._app(scope, receive, send_with_id)
-        except ClientDisconnect:  # while it sent its body: nobody waits for an answer
-            status = _LEFT
+        except ClientDisconnect:  # while the client was sending its body, so nobody waits for an answer
+            status = _CLIENT_LEFT
         except MemoryError:
             _LOG.error("out of memory", method=scope["method"], path=scope["path"])
             if status:
                 raise
-            refusal = Overloaded("this proxy has no memory left for this request: send less at once, or try again")
+            refusal = Overloaded("this proxy has no memory left for this request: send less at once or try again")
             await error_response(refusal, scope)(scope, receive, send_with_id)
         except Exception:
             _LOG.exception("request failed", method=scope["method"], path=scope["path"])
             if status:
-                raise  # half an answer is out: only closing the connection tells the client
-            failure = BaseRlError(f"an error in base-rl; its log has more under the request id {request_id}")
+                raise  # half an answer has been sent: only a closed connection can signal the error
+            failure = BaseRlError(f"internal error of base-rl: its log has details under the request id {request_id}")
             await error_response(failure, scope)(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - started
@@ -83,7 +85,7 @@ class RequestBoundary:
 
 
 def _header(scope: Scope, name: bytes) -> str:
-    """Return the first header of this name; empty without one."""
+    """Return the first header of this name, or an empty string."""
     for key, value in scope["headers"]:
         if key == name:
             text: str = value.decode("latin-1")

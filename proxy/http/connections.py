@@ -1,7 +1,8 @@
-"""Bounds on connections: their number, the size of a request's head, and the time that a request may take to arrive
-and an answer to be read.
+"""Bound the connections of a server.
 
-uvicorn has none of these for its fast parser (`httptools`), which keeps a header of any length in memory.
+There are bounds on their number, the size of a request's line and headers, the time in which a request must arrive,
+and the time in which a client must read its answer. uvicorn has none of these with its fast parser (`httptools`),
+which keeps a header of any length in memory.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ _LINE_BYTES = 4
 """Bytes of a header line beyond its name and value: the colon, the space, and the end of the line."""
 
 _MOST_PIPELINED = 16
-"""Requests that one connection may send ahead of their answers. No known client sends any."""
+"""Requests that a client may send on one connection before their answers. No known client sends any."""
 
 _MOST_PIPELINED_BYTES = 1 << 20
-"""Bytes of body that may arrive for a request whose turn has not come."""
+"""Bytes of body that may arrive for a pipelined request whose predecessors are not answered yet."""
 
 _WARNING_SECONDS = 10.0
-"""Least time between two warnings of one kind, so that a flood of connections is not a flood of log lines."""
+"""Minimum time between two warnings of one kind, so that a flood of connections does not flood the log."""
 
 
 class ConnectionBounds(Protocol):
-    """The part of the server's settings that binds connections."""
+    """The server settings that bound connections."""
 
     @property
     def max_connections(self) -> int: ...
@@ -53,31 +54,32 @@ class ConnectionBounds(Protocol):
 
 
 class ConnectionObserver(Protocol):
-    """Receives each refusal, by its reason, for the metrics."""
+    """Receiver of each refusal and its reason, for the metrics."""
 
     def connection_refused(self, *, reason: str) -> None: ...
 
 
 class Connections:
-    """The connections of one server: at most `most`. A new one beyond that takes the place of the idle one that has
-    waited longest, so that connections which ask for nothing cannot shut others out; it is refused where none is
-    idle."""
+    """The open connections of one server, at most `most`.
+
+    When all are open, a new connection replaces the one that has been idle for longest, so that idle connections
+    cannot shut out others. It is refused if none is idle.
+    """
 
     def __init__(self, bounds: ConnectionBounds, observer: ConnectionObserver, *, most: int) -> None:
-        """`most` is the bound on their number, which may be less than the setting (see `connections_within`)."""
+        """`most` may be less than `bounds.max_connections` (see `connections_within`)."""
         self.bounds = bounds
         self._observer = observer
         self._most = most
         self._open: set[BoundedConnection] = set()
-        self._idle: dict[BoundedConnection, None] = {}
-        """In the order in which they became idle."""
+        self._idle: dict[BoundedConnection, None] = {}  # a set that keeps the order in which they became idle
         self._warned_at: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     def enter(self, connection: BoundedConnection) -> bool:
-        """Count a new connection, at the cost of an idle one if need be. False: there is no place for it."""
+        """Add a new connection, closing an idle one if necessary. Return False if there is no room for it."""
         if len(self._open) >= self._most:
             victim = next(iter(self._idle), None)
             if victim is None:
@@ -95,16 +97,16 @@ class Connections:
         self._idle.pop(connection, None)
 
     def is_idle(self, connection: BoundedConnection) -> None:
-        """Note that a connection waits for its next request."""
+        """Record that a connection waits for its next request."""
         if connection in self._open:
             self._idle[connection] = None
 
     def is_busy(self, connection: BoundedConnection) -> None:
-        """Note that a connection has a request to answer."""
+        """Record that a connection has a request to answer."""
         self._idle.pop(connection, None)
 
     def refused(self, reason: str, message: str) -> None:
-        """Count a refusal; log the first of its kind, and then one in ten seconds at most."""
+        """Count a refusal, and log it unless one of its kind was logged in the last ten seconds."""
         self._observer.connection_refused(reason=reason)
         now = time.monotonic()
         if now - self._warned_at.get(reason, -_WARNING_SECONDS) >= _WARNING_SECONDS:
@@ -114,20 +116,20 @@ class Connections:
 
 class _Phase(Enum):
     BETWEEN = auto()
-    """No request has begun since the last one was received whole."""
+    """The last request was received whole, and the next has not begun."""
     HEAD = auto()
     BODY = auto()
 
 
 class _Refused(Exception):
-    """Ends the parsing of a request; the parser turns it into an error of its own."""
+    """Exception that stops the parser, which turns it into an error of its own and calls `send_400_response`."""
 
 
 class BoundedConnection(HttpToolsProtocol):
     """One HTTP connection within the bounds of `Connections`.
 
-    Timers are armed only for what has not arrived or left whole, so a request that arrives in one piece, and an
-    answer that fits the socket's buffers, cost none.
+    Timers only run while a request has arrived in part or an answer is buffered. A request that arrives in one piece,
+    and an answer that fits the socket's buffers, cost no timer.
     """
 
     def __init__(
@@ -146,9 +148,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._phase = _Phase.BETWEEN
         self._refusal: BaseRlError | None = None
         self._head_bytes = 0
-        """Bytes of the current request's line and headers, as parsed."""
+        """Parsed bytes of the current request's line and headers."""
         self._pending_bytes = 0
-        """Bytes received since the parser last completed a head or gave a part of a body: it may hold them all."""
+        """Bytes received since the parser last completed a head or a part of a body. It may hold all of them."""
         self._timer: asyncio.TimerHandle | None = None
         self._timed_phase: _Phase | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
@@ -156,7 +158,9 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if not self._connections.enter(self):
-            self._refuse(Overloaded("this proxy has as many connections as it may: try again", retry_after=1.0))
+            self._refuse(
+                Overloaded("all connections of this proxy are in use: try again in a second", retry_after=1.0)
+            )
             return
         self._arm(_Phase.HEAD)
 
@@ -172,30 +176,30 @@ class BoundedConnection(HttpToolsProtocol):
         self._close()
 
     def pause_writing(self) -> None:
-        """Start the time in which the client must read some of what is buffered for it."""
+        """Start the timer within which the client must read some of the buffered answer."""
         super().pause_writing()
         self._arm_unread()
 
     def resume_writing(self) -> None:
-        """Note that the client has read most of what was buffered for it."""
+        """Stop that timer: the client has read most of the buffered answer."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._disarm_unread()
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # refused: uvloop may still hand over what it had read
+        if self.transport.is_closing():  # refused: uvloop may still deliver data that it had read before
             return
         self._pending_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._phase is not _Phase.BETWEEN and self._pending_bytes > self._most_head_bytes:
-            # A header that has not ended, or a trailer after a body: the parser keeps it in memory until it does.
+            # An unfinished header, or a trailer after a body: the parser keeps it in memory until it ends.
             self._refuse(self._headers_too_large())
         elif self._phase is not _Phase.BETWEEN:
             self._arm(self._phase)
         elif self.cycle is None or self.cycle.response_complete:
-            # Empty lines between requests: they end the keep-alive timer, and begin nothing.
+            # Empty lines between requests begin no request, but they stop uvicorn's keep-alive timer.
             self._arm(_Phase.HEAD)
         else:
             self._disarm()
@@ -243,7 +247,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._connections.is_idle(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what the parser refused: bytes that are no HTTP, or a head beyond the bounds."""
+        """Answer a request that the parser refused: invalid HTTP, or a head that exceeds the bounds."""
         if self._refusal is None:
             self._connections.refused("malformed", "bytes that are not a valid HTTP request")
         self._refuse(self._refusal or InvalidRequest("this is not a valid HTTP request"))
@@ -257,25 +261,25 @@ class BoundedConnection(HttpToolsProtocol):
     def _headers_too_large(self) -> HeadersTooLarge:
         self._connections.refused("headers", "headers beyond server.max_header_kib or server.max_headers")
         return HeadersTooLarge(
-            f"the request's line and headers are more than {self._bounds.max_header_kib} KiB or "
+            f"the request line and headers exceed {self._bounds.max_header_kib} KiB or "
             f"{self._bounds.max_headers} headers (server.max_header_kib, server.max_headers)"
         )
 
     def _refuse(self, error: BaseRlError) -> None:
-        """Answer with `error` where no answer has begun, and close the connection."""
+        """Answer with `error` if no other answer has begun or is due before, and close the connection."""
         self._disarm()
         cycle = self.cycle
-        answered_so_far = cycle is None or cycle.response_complete
+        all_answered = cycle is None or cycle.response_complete
         is_current = cycle is not None and not cycle.response_started and not self.pipeline
-        if answered_so_far or is_current:
+        if all_answered or is_current:
             self.transport.write(_answer(error))
         if cycle is not None:
-            cycle.disconnected = True  # the application learns that its client is gone, and sends nothing
+            cycle.disconnected = True  # the application is notified that its client left, and sends nothing
             cycle.message_event.set()
         self._close()
 
     def _arm(self, phase: _Phase) -> None:
-        """Start the time in which the rest of a head or a body must arrive. One that runs for it already goes on."""
+        """Start the timer within which the rest of a head or a body must arrive, unless it is running."""
         if self._timed_phase is phase:
             return
         self._disarm()
@@ -289,7 +293,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._timer = self._timed_phase = None
 
     def _close(self) -> None:
-        """Close the connection once what is buffered has been read; a client that reads nothing ends it too."""
+        """Close the connection when the client has read the buffered answer, or has read none of it for too long."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self._arm_unread()
@@ -305,7 +309,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._unread_timer = None
 
     def _unread(self, before: int) -> None:
-        """End a connection whose client has read nothing since `before` bytes were buffered for it."""
+        """Abort the connection if its client has read nothing since `before` bytes were buffered for it."""
         self._unread_timer = None
         unread = self.transport.get_write_buffer_size()
         if not unread:
@@ -328,12 +332,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._connections.refused("header_time", "headers that did not end within server.header_timeout_seconds")
             message = f"the headers did not end within {self._bounds.header_timeout_seconds:g} seconds"
             self._refuse(RequestTimedOut(f"{message} (server.header_timeout_seconds)"))
-        else:  # nothing was asked, so nothing is answered
+        else:  # no request has begun, so there is nothing to answer
             self.end()
 
 
 def _answer(error: BaseRlError) -> bytes:
-    """Return a whole HTTP response: the error's envelope, after which the connection closes."""
+    """Return a whole HTTP response with the error's envelope, after which the connection closes."""
     body = json.dumps(error.envelope()).encode()
     lines = [
         b"content-type: application/json",
@@ -347,9 +351,9 @@ def _answer(error: BaseRlError) -> bytes:
 
 
 def connections_within(setting: int, descriptors: int) -> int:
-    """Return how many connections fit `descriptors`, at most `setting`.
+    """Return how many connections fit into `descriptors` file descriptors, at most `setting`.
 
-    A quarter of the descriptors, at most 512, is left to the engine, the database and files, which must go on while
-    clients hold all of their connections.
+    A quarter of the descriptors, at most 512, is reserved for the engine, the database and files, which must continue
+    to work when clients have opened all their connections.
     """
     return max(1, min(setting, descriptors - min(512, descriptors // 4)))

@@ -1,4 +1,4 @@
-"""Every error as the envelope that OpenAI's clients read, or Anthropic's; never FastAPI's `detail`."""
+"""Write every error in the envelope of OpenAI's or Anthropic's API instead of FastAPI's `detail`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOCATIONS = ("body", "query", "path", "header", "cookie")
 
 
 def error_response(error: BaseRlError, scope: Scope) -> Response:
-    """Build the response in the dialect of the client whose request `scope` is."""
+    """Build the response to the request `scope`, in the envelope that its client expects."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after)))
@@ -27,43 +27,43 @@ def error_response(error: BaseRlError, scope: Scope) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Install handlers for our own errors, the framework's, and its validation."""
-    app.add_exception_handler(BaseRlError, _on_ours)
-    app.add_exception_handler(RequestValidationError, _on_validation)
-    app.add_exception_handler(HTTPException, _on_framework)
-    app.add_exception_handler(Exception, _leave_to_the_boundary)
+    """Install handlers for our own errors, the framework's errors and its validation errors."""
+    app.add_exception_handler(BaseRlError, _on_own_error)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_framework_error)
+    app.add_exception_handler(Exception, _reraise)
 
 
-async def _leave_to_the_boundary(_request: Request, error: Exception) -> Response:
-    """Let `RequestBoundary` answer what nobody caught: Starlette's own outermost layer would answer first, in plain
-    text."""
+async def _reraise(_request: Request, error: Exception) -> Response:
+    # RequestBoundary answers exceptions that nobody caught. Without this handler Starlette's outermost layer would
+    # answer them before, in plain text.
     raise error
 
 
-async def _on_ours(request: Request, error: Exception) -> Response:
+async def _on_own_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BaseRlError)
     return error_response(error, request.scope)
 
 
-async def _on_validation(request: Request, error: Exception) -> Response:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return error_response(named(error), request.scope)
 
 
 def named(error: RequestValidationError) -> InvalidRequest:
-    """Turn the framework's validation error into ours, which names the field."""
-    faults = error.errors()
-    if faults and faults[0]["type"] == "json_invalid":
+    """Turn the framework's validation error into an InvalidRequest, which names the field."""
+    errors = error.errors()
+    if errors and errors[0]["type"] == "json_invalid":
         return InvalidRequest("the body is not valid JSON")
+    # The framework's locations begin with the part of the request, such as ("query", "limit").
     located = [
-        {**fault, "loc": fault["loc"][1:] if fault["loc"] and fault["loc"][0] in _LOCATIONS else fault["loc"]}
-        for fault in faults
+        {**one, "loc": one["loc"][1:] if one["loc"] and one["loc"][0] in _LOCATIONS else one["loc"]} for one in errors
     ]
     return invalid(located)
 
 
-async def _on_framework(request: Request, error: Exception) -> Response:
-    """Unknown paths, wrong methods and whatever else the framework refuses."""
+async def _on_framework_error(request: Request, error: Exception) -> Response:
+    """Answer unknown paths, wrong methods and other requests that the framework refuses."""
     assert isinstance(error, HTTPException)
     message, code = str(error.detail), None
     if error.status_code == 404:
@@ -78,10 +78,10 @@ async def _on_framework(request: Request, error: Exception) -> Response:
 
 
 def _response(scope: Scope, envelope: dict[str, Any], status: int, headers: dict[str, str]) -> Response:
-    """ASCII, because a message may quote text that no encoding takes."""
     if speaks_anthropic(scope):
         request_id = request_id_of(scope)
         envelope = anthropic_envelope(envelope, request_id)
         if request_id is not None:
             headers["request-id"] = request_id
+    # json.dumps escapes everything but ASCII: a message may quote unpaired surrogates, which UTF-8 cannot encode.
     return Response(json.dumps(envelope), status, headers, "application/json")

@@ -1,22 +1,23 @@
-"""The number of values and of escapes in a JSON text, found without decoding it.
+"""Count the values and the escapes of a JSON text without decoding it.
 
-Decoding takes time and memory by the number of values: 32 MiB of empty lists are 2 s and 1 GB. Counting them in C,
-piece by piece, takes 0.1 s and no memory, so a body is counted before it is decoded. A text of 32 MiB of escapes is
-0.2 s of one call of the decoder, in which no other thread runs; without escapes it is 0.01 s.
+Decoding takes time and memory in proportion to the number of values: 32 MiB of empty lists take 2 s and 1 GB.
+Counting them piece by piece in C takes 0.1 s and no memory, so bodies are counted before they are decoded. Escapes
+are counted because the decoder holds the interpreter's lock for 0.2 s on 32 MiB of them, and for 0.01 s on as much
+text without them.
 """
 
 from __future__ import annotations
 
 _PIECE = 1 << 20
-"""Bytes that one C call looks at. The interpreter's lock is free between two calls: other threads wait for one piece
-at most, about a millisecond."""
+"""Bytes per C call. The interpreter's lock is only released between calls, so other threads wait for at most one
+piece, about a millisecond."""
 
 _MARKS = (b",", b"{", b"[")
-"""Every value but the first of a list or object follows a comma; the first follows a bracket."""
+"""Characters of which one precedes every value: the first of a list or object follows a bracket, others a comma."""
 
 
 def has_more_escapes(text: bytes, most: int) -> bool:
-    """Whether a text has more than `most` backslashes."""
+    """Return whether a text has more than `most` backslashes."""
     count = 0
     for start in range(0, len(text), _PIECE):
         count += text.count(b"\\", start, start + _PIECE)
@@ -26,11 +27,12 @@ def has_more_escapes(text: bytes, most: int) -> bool:
 
 
 def has_more_values(text: bytes, most: int) -> bool:
-    """Whether a JSON text has more than `most` values below its outermost one. An empty list or object counts as two.
+    """Return whether a JSON text has more than `most` values inside its outermost one.
 
-    The text need not be valid JSON: what the decoder would refuse has any number.
+    An empty list or object counts as two. The result has no meaning for a text that is not valid JSON.
     """
-    if _marks_in(text, most) <= most:  # those inside of strings included
+    # A cheap upper bound, which includes marks inside strings, decides for nearly all bodies.
+    if _marks_in(text, most) <= most:
         return False
     return _values_outside_strings(text, most) > most
 
@@ -45,20 +47,22 @@ def _marks_in(text: bytes, most: int) -> int:
 
 
 def _values_outside_strings(text: bytes, most: int) -> int:
-    """The exact number, up to a number above `most`."""
+    """Count the marks outside strings. A result above `most` may be too small."""
     count = quotes = 0
     in_string, escape = False, b""
     for start in range(0, len(text), _PIECE):
         piece = escape + text[start : start + _PIECE]
         escape = b""
         if b"\\" in piece:
-            piece = piece.replace(b"\\\\", b"")
+            piece = piece.replace(b"\\\\", b"")  # first, so that each backslash left escapes what follows it
             if piece.endswith(b"\\"):  # it escapes the first character of the next piece
                 piece, escape = piece[:-1], b"\\"
             piece = piece.replace(b'\\"', b"")
         found = piece.count(b'"')
         quotes += found
-        if quotes > 4 * most + 4:  # a key and a string for every value: split only what is bounded
+        # A key and a string for each value have four quotes. More mean more values, and splitting at so many quotes
+        # would take the time and memory that this module avoids.
+        if quotes > 4 * most + 4:
             return most + 1
         outside = b"".join(piece.split(b'"')[in_string::2])
         count += sum(outside.count(mark) for mark in _MARKS)

@@ -1,4 +1,4 @@
-"""MessagePack bodies of the contract, which trainers speak."""
+"""Read and write the MessagePack bodies of the contract between proxy and trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Message = TypeVar("_Message")
 
 
 async def message_body(request: Request, kind: type[_Message]) -> _Message:
-    """The body as a contract message, whatever its content type. Raises InvalidRequest."""
+    """Decode the body as a contract message, whatever its content type. Raise InvalidRequest."""
     body = await request.body()
     try:
         return decode(body, kind)
@@ -31,5 +31,5 @@ def message_response(message: Any) -> Response:
 
 
 def _param(path: str) -> str:
-    """msgspec's "`$.weights.bytes`" as `weights.bytes`."""
+    """Return the field of a path in msgspec's form: `weights.bytes` for "`$.weights.bytes`"."""
     return path.strip("`").removeprefix("$").removeprefix(".")

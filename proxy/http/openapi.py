@@ -1,4 +1,4 @@
-"""What /openapi.json says beyond what FastAPI finds out: bodies that are checked by hand, and how errors look.
+"""Complete /openapi.json with what FastAPI cannot infer: bodies that are checked by hand, errors and keys.
 
 Endpoints that read their bodies themselves describe them in `openapi_extra`:
 
@@ -37,14 +37,13 @@ _ERROR: Schema = {
 }
 _REFUSALS = {
     "4XX": "The request is refused; `error.param` names the field.",
-    "5XX": "The engine or the store is not there, or failed.",
+    "5XX": "The engine or the store failed or cannot be reached.",
 }
 _SECURITY: Schema = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-_OPEN = ("/healthz", "/readyz", "/metrics", "/")
-"""What needs no key."""
+_WITHOUT_KEY = ("/healthz", "/readyz", "/metrics", "/")
 
 
 def described(
@@ -56,8 +55,11 @@ def described(
     may_stream: bool = False,
     media_type: str = JSON,
 ) -> dict[str, Any]:
-    """An `openapi_extra`: the body as JSON of this model, or a list of them, and the successful `answers`. These are
-    JSON objects, server-sent events where the request asks for them, or of another media type."""
+    """Return an `openapi_extra` with the JSON `body` and the descriptions of successful `answers` by status.
+
+    Answers are JSON objects unless `media_type` is another one. `may_stream` adds server-sent events, `may_be_list`
+    lists of bodies.
+    """
     media = {media_type: {"schema": {"type": "object"} if media_type == JSON else {}}}
     if may_stream:
         media[EVENT_STREAM] = {"schema": {}}
@@ -73,7 +75,8 @@ def described(
 
 
 def schema_of(model: type[BaseModel]) -> Schema:
-    """The model's JSON schema, with what it refers to put in its place."""
+    """Return the model's JSON schema, with references replaced by the schemas that they refer to."""
+    # `openapi_extra` has no place for definitions.
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
     resolved: Schema = _resolved(schema, definitions)
@@ -81,11 +84,11 @@ def schema_of(model: type[BaseModel]) -> Schema:
 
 
 def install(app: FastAPI) -> None:
-    """Makes `app` describe its errors and keys."""
+    """Make the OpenAPI document of `app` describe its errors and keys."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = _finished(
+            app.openapi_schema = _completed(
                 get_openapi(title=app.title, version=app.version, routes=app.routes, description=app.description)
             )
         return app.openapi_schema
@@ -93,11 +96,11 @@ def install(app: FastAPI) -> None:
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _finished(document: dict[str, Any]) -> dict[str, Any]:
+def _completed(document: dict[str, Any]) -> dict[str, Any]:
     components = document.setdefault("components", {})
     components["securitySchemes"] = _SECURITY
     schemas = components.setdefault("schemas", {})
-    for name in ("HTTPValidationError", "ValidationError"):  # faults are answered with 400
+    for name in ("HTTPValidationError", "ValidationError"):  # invalid requests are answered with 400 and an envelope
         schemas.pop(name, None)
     schemas["Error"] = _ERROR
     content = {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}
@@ -106,7 +109,7 @@ def _finished(document: dict[str, Any]) -> dict[str, Any]:
             operation["responses"].pop("422", None)
             for statuses, text in _REFUSALS.items():
                 operation["responses"][statuses] = {"description": text, "content": content}
-            if path not in _OPEN:
+            if path not in _WITHOUT_KEY:
                 operation["security"] = [{name: []} for name in _SECURITY]
     return document
 

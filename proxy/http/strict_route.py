@@ -1,7 +1,7 @@
-"""Routes of the operating API and the page: a query parameter that means nothing there is refused, not passed over.
+"""Routes that refuse unknown query parameters, for the operating API and the admin page.
 
-A misspelt filter (`?statr=open`) would otherwise list everything and look like an answer. Model endpoints stay
-lenient: clients of others add parameters of their own.
+Otherwise a misspelt filter (`?statr=open`) would be ignored, and the unfiltered list would look like the answer.
+Model endpoints accept unknown parameters, because clients made for other servers add their own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fastapi.routing import APIRoute
 
 from proxy.errors import InvalidRequest
 
-_SHOWN = 40
+_SHOWN = 40  # characters of a client's parameter that an error quotes
 
 
 class StrictRoute(APIRoute):
-    """Raises InvalidRequest for query parameters that the endpoint does not take, or that are given twice."""
+    """A route that raises InvalidRequest for a query parameter that is unknown, or given twice and not a list."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -39,18 +39,18 @@ class StrictRoute(APIRoute):
 
 
 def _is_list(annotation: Any) -> bool:
-    """Whether a type is that of a list, or of one among others (`list[str] | None`)."""
+    """Return whether a type is a collection or a union with one, such as `list[str] | None`."""
     return get_origin(annotation) in (list, tuple, set) or any(_is_list(part) for part in get_args(annotation))
 
 
 def _check(request: Request, known: dict[str, bool]) -> None:
-    """`known`: whether a parameter may be given several times."""
+    """Check the query against `known`, which maps each parameter to whether it may be given several times."""
     seen = set()
     for name, _ in request.query_params.multi_items():
         shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
         if name not in known:
-            takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
-            raise InvalidRequest(f"there is no query parameter {shown!r} here: {takes}", param=shown)
+            accepted = ", ".join(sorted(known)) or "none"
+            raise InvalidRequest(f"unknown query parameter {shown!r}: this endpoint takes {accepted}", param=shown)
         if name in seen and not known[name]:
-            raise InvalidRequest(f"the query parameter {shown!r} is given twice", param=shown)
+            raise InvalidRequest(f"the query parameter {shown!r} is given twice: send it once", param=shown)
         seen.add(name)

@@ -1,7 +1,7 @@
-"""Threads for what would hold the event loop: reading, rendering and tokenising large requests.
+"""Threads for work that would block the event loop: parsing, rendering and tokenising large requests.
 
-Threads share the interpreter's lock, so what runs here must not hold it for long in one C call: bounds on counts are
-checked first, and long texts are worked on in pieces. Tokenising and hashing release the lock.
+Threads share the interpreter's lock, so work must not hold it for long in one C call: it checks bounds on counts
+first and processes long texts in pieces. Tokenising and hashing release the lock.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from typing import TypeVar
 _Result = TypeVar("_Result")
 
 _TRIM_SECONDS = 1.0
-"""How long after a large request memory is given back: its last references are gone by then, and requests that follow
-each other share one trim, which takes some milliseconds."""
+"""Delay between a large request and the trim of memory. By then its last references are gone, and requests in quick
+succession share one trim, which takes some milliseconds."""
 
 
 class Workers:
-    """At most `threads` pieces of work at one time; others wait in order of arrival."""
+    """A pool of `threads` threads. Further work waits in order of arrival."""
 
     def __init__(self, threads: int) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="large-request")
         self._trim: asyncio.TimerHandle | None = None
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
-        """The result of `work`, which sees the caller's context variables. Raises what it raises."""
+        """Run `work` on a thread, with the caller's context variables. Return its result or raise its exception."""
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(context.run, work))
 
     def trim_soon(self) -> None:
-        """Give freed memory back to the operating system, a second from now."""
+        """Schedule a trim of memory in a second, unless one is scheduled."""
         if self._trim is None:
             self._trim = asyncio.get_running_loop().call_later(_TRIM_SECONDS, self._start_trim)
 
     def close(self) -> None:
-        """Stop the threads without waiting: what still runs has nobody who waits for it."""
+        """Stop the threads without waiting for work in progress: no request is left to use its result."""
         if self._trim is not None:
             self._trim.cancel()
             self._trim = None
@@ -52,13 +52,13 @@ class Workers:
 
 
 def trim_memory() -> None:
-    """Give freed memory back to the operating system, where the C library is glibc.
+    """Return freed memory to the operating system, if the C library is glibc; do nothing otherwise.
 
-    glibc keeps what was freed below a block that is still used, and raises its threshold for blocks of their own to
-    32 MiB: without this, one large request would leave its memory with the process for good.
+    glibc keeps freed memory below a block that is in use, and raises the size from which blocks are mapped on their
+    own to 32 MiB. Without a trim, the process would keep the memory of its largest request for good.
     """
     if sys.platform != "linux":
         return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
     if trim is not None:
         trim(0)

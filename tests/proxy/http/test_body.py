@@ -1,4 +1,4 @@
-"""JSON bodies of endpoints that are no model calls."""
+"""JSON bodies of endpoints that are not model calls."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from proxy.http import body as module
-from proxy.http import errors
+from proxy.http import body, errors
 from proxy.http.body import MOST_BYTES, MOST_VALUES, json_body
+from proxy.http.json_size import has_more_values
 
 
 @pytest.fixture
@@ -29,17 +29,16 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield opened
 
 
-async def test_long_bodies_are_decoded_beside_the_loop(
+async def test_long_bodies_are_decoded_on_a_thread(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[int] = []
-    decoded = module._decoded
 
-    def noted(body: bytes) -> Any:
+    def recording(text: bytes, most: int) -> bool:  # counting values is the first step of decoding
         threads.append(threading.get_ident())
-        return decoded(body)
+        return has_more_values(text, most)
 
-    monkeypatch.setattr(module, "_decoded", noted)
+    monkeypatch.setattr(body, "has_more_values", recording)
     for text in ("a", "a" * 200_000):
         assert (await client.post("/", json=[text])).json() == {"read": 1}
     assert [thread == threading.get_ident() for thread in threads] == [True, False]

@@ -27,7 +27,8 @@ MUCH = 32 << 20
 MUCH_ASKED = b"GET /much HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
-PARTLY = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na"
+PARTLY = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\nexpect: 100-continue\r\n\r\na"
+"""A request without the rest of its body. The server answers 100 once the application waits for that rest."""
 
 
 class Bounds(NamedTuple):
@@ -70,7 +71,7 @@ async def serving(bounds: Bounds, refusals: Refusals | None = None) -> AsyncIter
     http = cast("type[BoundedConnection]", partial(BoundedConnection, connections=connections))
     config = uvicorn.Config(application, port=0, http=http, lifespan="off", log_config=None, server_header=False)
     server = uvicorn.Server(config)
-    served = asyncio.create_task(server._serve())
+    served = asyncio.create_task(server.serve())
     try:
         while not server.started:
             await asyncio.sleep(0.005)
@@ -78,6 +79,15 @@ async def serving(bounds: Bounds, refusals: Refusals | None = None) -> AsyncIter
     finally:
         server.should_exit = server.force_exit = True
         await served
+
+
+@asynccontextmanager
+async def busy(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection whose request is being answered."""
+    async with connected(port) as (reader, writer):
+        writer.write(PARTLY)
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).startswith(b"HTTP/1.1 100")
+        yield reader, writer
 
 
 @asynccontextmanager
@@ -271,15 +281,9 @@ async def test_an_idle_connection_gives_its_place_to_a_new_one_and_one_in_use_do
     refusals = Refusals()
     async with serving(Bounds(max_connections=3), refusals) as (port, connections), AsyncExitStack() as stack:
         idle, _ = await stack.enter_async_context(connected(port))
-        in_use = []
-        for _ in range(2):
-            in_use.append(await stack.enter_async_context(connected(port)))
-            in_use[-1][1].write(PARTLY)
-        await until(lambda: len(connections._idle) == 1)
-        in_use.append(await stack.enter_async_context(connected(port)))
-        in_use[-1][1].write(PARTLY)
+        in_use = [await stack.enter_async_context(busy(port)) for _ in range(3)]
         assert await until_closed(idle) == b""
-        await until(lambda: not connections._idle)
+        assert len(connections) == 3
         late, _ = await stack.enter_async_context(connected(port))
         assert refused(await until_closed(late), 503)["code"] == "overloaded"
         for reader, writer in in_use:

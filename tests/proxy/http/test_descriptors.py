@@ -14,6 +14,6 @@ async def test_nearly_running_out_is_said_once_and_its_end_too(monkeypatch: pyte
     watch = DescriptorWatch()
     with capture_logs() as logs:
         while used:
-            await watch.look()
+            await watch.check()
     assert [(entry["log_level"], entry["open"]) for entry in logs] == [("warning", 95), ("info", 80), ("warning", 96)]
     assert "ulimit -n" in logs[0]["event"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.limits.share import Levels, Rates, Refusal, Share, trade
+from proxy.limits.share import Levels, Rates, Refusal, Share, Standing, trade
 
 
 class Proxies:
@@ -36,6 +36,9 @@ class Proxies:
 
     def used(self, proxy: int, tokens: int) -> None:
         self._shares[proxy].owed += tokens
+
+    def standings(self, proxy: int) -> tuple[Standing, ...]:
+        return self._shares[proxy].standings(self.now + self._offsets[proxy])
 
     def pay(self, proxy: int) -> None:
         share = self._shares[proxy]

@@ -179,7 +179,7 @@ def test_clients_are_told_what_is_left() -> None:
     )
     assert proxies.call(0) is None
     proxies.used(0, 100)
-    calls, tokens = proxies._shares[0].standings(proxies.now)
+    calls, tokens = proxies.standings(0)
     assert (calls.kind, calls.limit, calls.left) == (Kind.CALLS, 60, 9)
     assert (tokens.kind, tokens.limit, tokens.left) == (Kind.TOKENS, 6000, 800)
     assert [calls.reset_seconds, tokens.reset_seconds] == pytest.approx([1.0, 1.0])

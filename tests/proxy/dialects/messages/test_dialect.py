@@ -258,7 +258,7 @@ async def test_the_request_id_is_where_the_sdk_looks_for_it(world: World) -> Non
     world.app.add_middleware(RequestId)
     async with sdk(world) as client:
         message = await client.messages.create(**ASKED)
-        assert message._request_id == "req_1"
+        assert message._request_id == "req_1"  # public, despite its name: the SDK documents it
         async with client.messages.stream(**ASKED) as stream:
             await stream.until_done()
             assert stream.request_id == "req_1"
