@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) over one resident base model, by peft.
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) over one resident base model, with peft.
 
-The base's weights are frozen. An adapted linear layer computes W x + alpha / rank · B (A x), and only A (rank × in)
-and B (out × rank) of one adapter at a time are trained:
+The base's weights are frozen. An adapted linear layer computes W x + alpha / rank · B (A x). Only A (rank × in) and
+B (out × rank) of one adapter at a time are trained:
 
 ```
 adapters = load_adapters(directory, settings, ranks, {"one": shape, "other": shape})    # trainer/loading.py
@@ -34,11 +34,11 @@ _SHAPE = ("r", "lora_alpha", "target_modules")
 
 
 class Adapters:
-    """Adapters by name over the model, one of which is active, or none.
+    """Named adapters over one model, of which at most one is active.
 
-    `adapters[name]` is a policy that is used and trained as a whole model is; `base` is the model without any. A
-    policy's backward pass comes before another one's forward pass: which adapter is active belongs to the model.
-    Models that are divided among ranks have all their adapters before that.
+    `adapters[name]` is a policy that is used and trained like a whole model; `base` is the model without an adapter.
+    Finish a policy's backward pass before another policy's forward pass, because the model has one active adapter.
+    Add all adapters before the model is divided among ranks.
     """
 
     def __init__(self, model: PolicyModel) -> None:
@@ -56,47 +56,47 @@ class Adapters:
         return iter(self._policies)
 
     def add(self, name: str, shape: AdapterSettings, seed: int) -> AdaptedPolicy:
-        """A new adapter, which changes nothing yet: B is zero, and A is drawn by the seed.
+        """Add an adapter that does not change the model yet: B is zero, and A is drawn from the seed.
 
-        Raises ConfigurationError where the model has not the targets, ValueError for a name that is taken or holds
-        what names of modules cannot, and for a model that is divided.
+        Raises ConfigurationError if the model lacks the targets, and ValueError for a name that is taken or cannot be
+        part of a module's name, or for a model that is divided already.
         """
         if name in self._policies or not name or "." in name or "lora_" in name:
-            raise ValueError(f"{name!r} is taken, or is no name for an adapter")
+            raise ValueError(f"{name!r} is taken already, or cannot be the name of an adapter")
         if any(isinstance(parameter, DTensor) for parameter in self.model.parameters()):
             raise ValueError("adapters are added before the model is divided among ranks")
         from peft import LoraConfig, LoraModel
 
         config = LoraConfig(
             r=shape.rank,
-            lora_alpha=cast("int", shape.alpha),  # any number does
+            lora_alpha=cast("int", shape.alpha),  # peft's annotation says int, its arithmetic takes any number
             lora_dropout=shape.dropout,
             target_modules=self._targets(shape),
             task_type="CAUSAL_LM",
         )
         inner = self.model.inner
         if self._peft is None:
-            # Not `get_peft_model`, whose wrapper would be a second module around the one that is divided.
+            # `get_peft_model` would wrap the module that is divided into another one.
             self._peft = LoraModel(inner, config, name)
             self._active = name
         else:
             self._peft.peft_config[name] = config
             self._peft.inject_adapter(inner, name)
-            # peft leaves what it adds trainable beside the active one.
+            # peft makes every injected adapter trainable; only the active one may be.
             self._peft.set_adapter(self._active)
         policy = self._policies[name] = AdaptedPolicy(self, name, shape, seed)
         policy.begin_anew()
         return policy
 
     def activate(self, name: str) -> None:
-        """From here on the model computes with this adapter, and its weights have gradients."""
+        """Make this adapter the one that the model computes with and whose weights have gradients."""
         if name != self._active:
             self._peft.set_adapter(name)
             self._active = name
 
     @contextmanager
     def without(self) -> Iterator[None]:
-        """The model is the base alone, within."""
+        """Disable all adapters inside the block."""
         self._peft.disable_adapter_layers()
         try:
             yield
@@ -104,14 +104,14 @@ class Adapters:
             self._peft.enable_adapter_layers()
 
     def named_weights(self, name: str) -> Iterator[tuple[str, nn.Parameter]]:
-        """An adapter's parameters under the names that peft gives them in a file."""
+        """Yield an adapter's parameters under the names that they have in peft's files."""
         endings = tuple(f".{part}.{name}.weight" for part in _PARTS)
         for full, parameter in self.model.inner.named_parameters():
             if full.endswith(endings):
                 yield f"{_PREFIX}{full.removesuffix(f'.{name}.weight')}.weight", parameter
 
     def config(self, name: str) -> dict[str, Any]:
-        """peft's configuration of an adapter as JSON; the base model's name is for whoever writes it."""
+        """Return peft's configuration of an adapter as JSON values, without the name of the base model."""
         values = self._peft.peft_config[name].to_dict()
         return {
             **{key: sorted(value) if isinstance(value, set) else value for key, value in values.items()},
@@ -119,21 +119,22 @@ class Adapters:
         }
 
     def drop_out(self, name: str, *, learns: bool) -> None:
-        """Dropout, where an adapter has it, is for passes that learn."""
+        """Turn the adapter's dropout on for passes that learn, and off for others."""
         for full, module in self.model.inner.named_modules():
             if full.endswith(f".lora_dropout.{name}"):
                 module.train(learns)
 
     def _targets(self, shape: AdapterSettings) -> list[str]:
-        """Raises ConfigurationError."""
+        """Return the names of the layers to adapt. Raises ConfigurationError if the model has no such linear
+        layers."""
         transformer: Any = self.model.inner
         head = transformer.get_output_embeddings()
         if shape.targets == "all-linear":
             found = {name.rpartition(".")[2] for name, module in self._linear.items() if module is not head}
             if not found:
                 raise ConfigurationError(
-                    f'trainer.adapter.targets: {type(transformer).__name__} has no linear layers that "all-linear"'
-                    " could mean; adapters are for linear layers"
+                    f"trainer.adapter.targets: {type(transformer).__name__} has no linear layers to adapt; train"
+                    " without [trainer.adapter]"
                 )
             return sorted(found)
         for target in shape.targets:
@@ -146,13 +147,14 @@ class Adapters:
                 )
             if head in meant and head.weight is transformer.get_input_embeddings().weight:
                 raise ConfigurationError(
-                    f"trainer.adapter.targets: {target!r} is tied to the embedding, which would not have the adapter"
+                    f"trainer.adapter.targets: {target!r} is tied to the embedding, which cannot have an adapter;"
+                    " remove it from the targets"
                 )
         return sorted(shape.targets)
 
 
 class AdaptedPolicy(Passes):
-    """One adapter over the base, as a policy of its own: its weights are the adapter's alone."""
+    """One adapter over the shared base as a policy. Its weights are those of the adapter alone."""
 
     def __init__(self, adapters: Adapters, name: str, shape: AdapterSettings, seed: int) -> None:
         self.adapters = adapters
@@ -170,7 +172,7 @@ class AdaptedPolicy(Passes):
 
     @property
     def config(self) -> dict[str, Any]:
-        """peft's, as `adapter_config.json` has it, but for the base model's name."""
+        """The content of `adapter_config.json`, without the name of the base model."""
         return self.adapters.config(self.name)
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -188,8 +190,10 @@ class AdaptedPolicy(Passes):
         return found
 
     def begin_anew(self) -> None:
-        """As it was when it was added. The same numbers on every rank, however the model is divided: A is uniform
-        within ±1/√in, as peft has it, and B is zero."""
+        """Reset the adapter to its first state: A uniform within ±1/√in, as peft initialises it, and B zero.
+
+        Every rank draws the same numbers, so the result does not depend on how the model is divided.
+        """
         generator = torch.Generator().manual_seed(self._seed)
         with torch.no_grad():
             for name, parameter in self.named_weights():
@@ -200,19 +204,21 @@ class AdaptedPolicy(Passes):
                 parameter.copy_(like(values, parameter))
 
     def load_base(self, directory: Path) -> None:
-        """The base in memory is never changed: nothing is read."""
+        """Reset the adapter. The base in memory never changes, so nothing is read from `directory`."""
         self.begin_anew()
 
     def load_version(self, directory: Path) -> None:
-        """Of a version that was published as an adapter, or merged with the adapter beside. Raises WeightsUnusable
-        where it is neither, or of another shape."""
+        """Load the adapter of a version that was published as an adapter, or merged with its adapter in a folder.
+
+        Raises WeightsUnusable for a version without an adapter, or with one of another shape.
+        """
         for place in (directory, directory / ADAPTER_DIRECTORY):
             if (theirs := adapter_in(place)) is not None:
                 self._check(theirs, directory)
                 load_weights(self.named_weights(), place)
                 return
         raise WeightsUnusable(
-            f"{directory} has whole weights, which an adapter over the base model cannot go on from: train without"
+            f"{directory} has whole weights, from which an adapter over the base model cannot continue: train without"
             " [trainer.adapter], or begin a run whose base_model is that directory"
         )
 
@@ -220,16 +226,16 @@ class AdaptedPolicy(Passes):
         ours = self.config
         other = [key for key in _SHAPE if theirs.get(key) != ours[key]]
         if other:
-            then = ", ".join(f"{key} {theirs.get(key)}" for key in other)
-            now = ", ".join(f"{key} {ours[key]}" for key in other)
+            stored = ", ".join(f"{key} {theirs.get(key)}" for key in other)
+            configured = ", ".join(f"{key} {ours[key]}" for key in other)
             raise WeightsUnusable(
-                f"{directory} has an adapter with {then}, and [trainer.adapter] says {now}: a run keeps its adapter's"
-                " shape; set it as it was, or begin another run"
+                f"{directory} has an adapter with {stored}, and [trainer.adapter] asks for {configured}: the shape of"
+                " a run's adapter cannot change; set it as it was, or begin another run"
             )
 
 
 class BasePolicy(Passes):
-    """The model without any adapter: what an adapter's policy is held to, with no second copy of the weights."""
+    """The model without any adapter: the reference for adapters' policies, without a second copy of the weights."""
 
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters

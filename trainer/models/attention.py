@@ -1,8 +1,8 @@
-"""What the tokens of a row see of each other, and attention under it: under a mask of T × T, or by those blocks of it
-in which something is seen.
+"""Masks of rows that hold several sequences or trees, and attention under them.
 
-A row is a forest in preorder (`batching/tree.py`): token i sees token j where j ≤ i < reach[j], and itself. On CUDA
-flex_attention goes through the blocks. It has no backward pass on a CPU: there SDPA does, several blocks at a time.
+A row is a forest in preorder (`batching/tree.py`): token i sees token j if j ≤ i < reach[j], and itself. A mask is
+either a whole tensor of T × T, or a list of the blocks in which some token sees another. On CUDA flex_attention
+computes the blocks. It has no backward pass on a CPU, where SDPA computes several blocks at a time instead.
 
 Axes: B rows, T tokens, S blocks of tokens, Q queries, H heads, K width of a head, or keys.
 """
@@ -22,18 +22,19 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from trainer.compiling import compiled
 
 BLOCK = 128
-"""Tokens of a block, flex_attention's own choice. Rows are filled up to whole blocks, so that its kernel is compiled
-for few kinds of shapes."""
+"""Tokens in a block, flex_attention's default. Rows are padded to whole blocks, so that its kernel is compiled for
+few shapes."""
 
 _KERNEL = {"BACKEND": "TRITON", "IS_DIVISIBLE": True}
-"""flex_attention's. Compiled for any number of tokens it cannot know that they fill whole blocks, and would ask at
-every load whether it is still within them."""
+"""Options of flex_attention's kernel. A kernel compiled for any number of tokens cannot derive that rows are whole
+blocks; without `IS_DIVISIBLE` it would check the bounds at every load."""
 
 
 def tree_mask(reach_BT: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tree_sight` as an additive mask, shape (B, 1, T, T): 0 or −∞.
+    """Return `tree_sight` as an additive mask of 0 and −∞, shape (B, 1, T, T).
 
-    In the type of the queries: of booleans, attention would make and keep such a tensor in every layer.
+    `dtype` is that of the queries: from a boolean mask attention would make such a tensor in every layer, and keep
+    it.
     """
     seen_BTT = tree_sight(reach_BT)
     mask_BTT = torch.zeros(seen_BTT.shape, dtype=dtype, device=reach_BT.device)
@@ -41,15 +42,17 @@ def tree_mask(reach_BT: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def tree_sight(reach_BT: Tensor) -> Tensor:
-    """Whether token i sees token j, at [row, i, j]: where j ≤ i < reach[j], and itself."""
+    """Return a boolean BTT: at [row, i, j], whether token i sees token j (j ≤ i < reach[j], and itself)."""
     place_T = torch.arange(reach_BT.shape[1], device=reach_BT.device)
     ahead_TT = place_T[:, None] - place_T
     return ((ahead_TT >= 0) & (place_T[:, None] < reach_BT[:, None, :])) | (ahead_TT == 0)
 
 
 def sequence_reach(position_ids_BT: Tensor) -> Tensor:
-    """The reach of tokens in rows of sequences one behind the other: where their own ends. One begins where the
-    position is not the one before plus one."""
+    """Return the reach of tokens in packed rows, BT: the end of each token's own sequence.
+
+    A sequence begins where a position is not its predecessor plus one.
+    """
     tokens = position_ids_BT.shape[1]
     begins_BT = functional.pad(position_ids_BT[:, 1:] != position_ids_BT[:, :-1] + 1, (0, 1), value=True)
     place_T = torch.arange(1, tokens + 1, device=position_ids_BT.device)
@@ -58,14 +61,16 @@ def sequence_reach(position_ids_BT: Tensor) -> Tensor:
 
 
 def of_packed_rows(device: torch.device) -> bool:
-    """Whether masks of packed rows are made of blocks as well as those of trees. On a CPU steps of packed rows stay
-    as they were always made, bit for bit."""
+    """Whether packed rows use block masks, as trees do. On a CPU they use whole masks, which keeps steps of earlier
+    versions reproducible bit for bit."""
     return device.type == "cuda"
 
 
 class Segment(NamedTuple):
-    """Queries from `first` to `last`, the blocks of keys that some of them see, and what hides the others: a mask to
-    add, or None where each sees all before it."""
+    """The queries from `first` to `last`, and the blocks of keys that some of them see.
+
+    `mask_B1QK` is added to hide keys from queries; None if every query sees all keys before it.
+    """
 
     first: int
     last: int
@@ -74,23 +79,23 @@ class Segment(NamedTuple):
 
 
 class SegmentedMask(BlockMask):
-    """A block mask that SDPA can go through. Of rows as they are, not filled up."""
+    """A block mask for SDPA on a CPU. It covers the rows without padding."""
 
     reach_BT: Tensor
     _made: dict[torch.dtype, tuple[Segment, ...]]
 
     def segments(self, dtype: torch.dtype) -> tuple[Segment, ...]:
-        """For queries of this type; made once, for all layers."""
+        """Return the segments for queries of this dtype. Cached, because all layers use the same ones."""
         if dtype not in self._made:
             self._made[dtype] = tuple(_segments(self.reach_BT, dtype))
         return self._made[dtype]
 
 
 def block_mask(reach_BT: Tensor) -> BlockMask:
-    """`tree_sight` by blocks, of rows filled up to whole ones, without a tensor of T × T anywhere.
+    """Return `tree_sight` as blocks, of rows padded to whole blocks, without ever making a tensor of T × T.
 
-    In preorder what a block of tokens is seen by is the blocks from itself on, up to its farthest reach; and wholly
-    those behind it, up to its nearest.
+    In preorder, the tokens of a block are seen by the blocks from itself to its farthest reach, and seen as a whole
+    by the later blocks up to its nearest reach.
     """
     given_BT, kind = reach_BT, BlockMask if reach_BT.is_cuda else SegmentedMask
     rows, tokens = reach_BT.shape
@@ -122,8 +127,10 @@ def block_mask(reach_BT: Tensor) -> BlockMask:
 def attend_by_blocks(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask, scale: float | None = None
 ) -> Tensor:
-    """Attention of H query heads to as many heads of keys and values or to a divisor of that, in the type of the
-    values: autocast does not do it for flex_attention. Shape BHTK."""
+    """Compute attention of H query heads under a block mask; H is a multiple of the number of key heads. Shape BHTK.
+
+    Queries and keys are cast to the dtype of the values, because autocast does not cover flex_attention.
+    """
     q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)
     if isinstance(mask, SegmentedMask):
         return _by_sdpa(q_BHTK, k_BHTK, v_BHTK, mask, scale)
@@ -131,7 +138,8 @@ def attend_by_blocks(
 
 
 def _by_sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: SegmentedMask, scale: float | None) -> Tensor:
-    """Keys and values are split into blocks once, so that their gradient is put together once."""
+    """Compute attention segment by segment. Keys and values are split into blocks once, which makes their gradient
+    one concatenation instead of one sum per segment."""
     groups = q_BHTK.shape[1] // k_BHTK.shape[1]
     k_BHTK, v_BHTK = (each.repeat_interleave(groups, dim=1) for each in (k_BHTK, v_BHTK))
     segments = mask.segments(q_BHTK.dtype)
@@ -152,8 +160,8 @@ def _by_sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: SegmentedMask
 
 
 def _segments(reach_BT: Tensor, dtype: torch.dtype) -> Iterator[Segment]:
-    """What all rows begin with and sees all before it, if that is blocks; then a block of queries at a time. Rows of
-    two blocks are one."""
+    """Yield one segment for the leading blocks in which all rows are purely causal, if any, and then one per block of
+    queries. Rows of at most two blocks are a single segment."""
     tokens = reach_BT.shape[1]
     size = tokens if tokens <= 2 * BLOCK else BLOCK
     place_T = torch.arange(tokens, device=reach_BT.device)
@@ -194,7 +202,7 @@ def _by_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask, sc
 
 
 def _kernel() -> Callable[..., Tensor]:
-    """Compiled, as it is meant to be; where all around it is being compiled, that does it."""
+    """Return flex_attention compiled; within a function that is being compiled, as it is."""
     return cast("Callable[..., Tensor]", flex_attention) if torch.compiler.is_compiling() else _compiled()
 
 
@@ -204,7 +212,8 @@ def _compiled() -> Callable[..., Tensor]:
 
 
 def _listed(blocks_BSS: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each block of queries, how many blocks of keys, and those first of all. Shapes (B, 1, S), (B, 1, S, S)."""
+    """Return, for each block of queries, the number of its key blocks and all key blocks with these first. Shapes
+    (B, 1, S) and (B, 1, S, S)."""
     count_BS = blocks_BSS.sum(-1, dtype=torch.int32)
     order_BSS = blocks_BSS.int().argsort(dim=-1, descending=True, stable=True).int()
     return count_BS[:, None], order_BSS[:, None]

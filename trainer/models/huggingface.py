@@ -30,10 +30,11 @@ TokenLogprobs = Callable[[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor, in
 
 
 class PolicyModel(Passes, Repeatable):
-    """A transformers model that computes log-probabilities of chosen tokens and never all logits at once.
+    """A transformers model that computes log-probabilities of chosen tokens without materialising all logits.
 
-    Everything goes through `forward`, so that a sharded model gathers its output head as well. `packings` are those
-    that it computes rightly; `by_blocks` is how attention under a tree's mask is, and on CUDA under any.
+    Everything goes through `forward`, so that a sharded model gathers its output head as well. `packings` are the
+    layouts of rows that it computes correctly. `by_blocks` makes attention use block masks: for trees, and on CUDA
+    for all rows.
     """
 
     def __init__(self, inner: nn.Module, precision: Precision, token_logprobs: TokenLogprobs) -> None:
@@ -87,9 +88,9 @@ class PolicyModel(Passes, Repeatable):
     ) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities, entropies) of the N targets, float32.
 
-        Sequences packed into a row are told apart by their positions alone: a cache, or an attention mask beside them
-        that is not the whole one, would let them see each other, silently. With `reach_BT` rows are trees, and it is
-        the whole mask.
+        Sequences packed into one row are distinguished by their positions alone: a key-value cache, or an attention
+        mask in addition to the positions, would silently let them see each other. With `reach_BT` rows are trees, and
+        it defines the whole mask.
         """
         if balance:
             raise UnsupportedModel("only the archon backend has a load-balancing loss of routers")
@@ -110,7 +111,7 @@ class PolicyModel(Passes, Repeatable):
         )
 
     def accept_block_masks(self) -> None:
-        """Make attention take block masks beside masks of other kinds."""
+        """Let attention accept block masks in addition to tensor masks."""
         accept_block_masks(self._transformer)
 
 
@@ -123,8 +124,10 @@ def hidden_states(
     *,
     by_blocks: bool,
 ) -> Tensor:
-    """Return the last hidden states of a decoder of transformers, BTD. Rows need no mask if they have no reach and no
-    sequence that begins behind another."""
+    """Return the last hidden states of a transformers decoder, BTD.
+
+    Without `reach_BT`, rows of one sequence each get no mask, and packed rows one that follows from the positions.
+    """
     halved = precision is Precision.BFLOAT16
     mask: Tensor | BlockMask | None = None
     if by_blocks and reach_BT is None and of_packed_rows(input_ids_BT.device):
@@ -143,8 +146,10 @@ def hidden_states(
 
 
 def accept_block_masks(transformer: Any) -> None:
-    """Register attention that takes block masks and use it in a model of transformers, whose own flex_attention would
-    make masks of T × T, and compile its kernel anew for each mode."""
+    """Let a transformers model use block masks.
+
+    The flex_attention of transformers itself would make masks of T × T, and compile its kernel again for each mode.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -172,7 +177,9 @@ def _blocks_or_sdpa(
         )
         return found
     if dropout or any(others.get(part) is not None for part in ("softcap", "s_aux", "position_bias")):
-        raise UnsupportedModel("the model's attention does more than attention by blocks does here")
+        raise UnsupportedModel(
+            "the model's attention has dropout, a softcap, sinks or a position bias, which block masks lack"
+        )
     return attend_by_blocks(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
 
 
@@ -201,14 +208,14 @@ def resolve_directory(model: str) -> Path:
         return Path(snapshot_download(model, allow_patterns=list(_WEIGHT_FILES)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise UnsupportedModel(
-            f"{model}: neither a directory here nor a model that can be fetched: {error}"
+            f"{model}: there is no such directory, and Hugging Face has no model that can be downloaded: {error}"
         ) from error
 
 
 def load_policy(
     directory: Path, precision: Precision, token_logprobs: TokenLogprobs, *, activation_checkpointing: bool
 ) -> PolicyModel:
-    """Load the model of a directory with float32 weights on the CPU, after checking that its rows are scored rightly.
+    """Load the model in a directory with float32 weights on the CPU, and find the layouts that it computes correctly.
 
     Raises UnsupportedModel.
     """
@@ -226,7 +233,7 @@ def load_policy(
 
 
 def load_transformer(directory: Path, *, activation_checkpointing: bool) -> Any:
-    """Load transformers' own model of a directory, float32 on the CPU, without dropout. Raises UnsupportedModel."""
+    """Load the transformers model in a directory, float32 on the CPU, without dropout. Raises UnsupportedModel."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 

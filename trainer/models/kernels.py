@@ -1,4 +1,4 @@
-"""Whether a model can compute attention by blocks where it is, found out by a tree of some tokens."""
+"""Try attention by blocks on a model, with a small tree of tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from trainer.models.value import ValueModel
 
 _TOLERANCE = {Precision.FLOAT32: 1e-3, Precision.BFLOAT16: 0.1}
-"""Of the distance to the hidden states under a whole mask, in their norm."""
+"""Largest accepted distance from the hidden states under a whole mask, relative to their norm."""
 
 
 def take_blocks(model: PolicyModel | ValueModel) -> str | None:
-    """From now on it does; or the model is as it was, and this is why it cannot.
+    """Turn on attention by blocks and return None; or leave the model as it was and return the reason.
 
-    It is tried forward and, where something learns, backward: what is missing may be a place in the model for a mask
-    that is no tensor, and on CUDA a compiler, or a kernel for the width of the model's heads.
+    The trial runs forward and, if the model learns, backward. It fails if the model's code accepts tensor masks only,
+    and on CUDA without a compiler or without a kernel for the width of the heads.
     """
     if Packing.TREE not in model.packings:
-        return "the model does not take another mask than its own"
+        return "the model does not accept any mask but its own"
     learns = any(parameter.requires_grad for parameter in model.parameters())
     ids_BT, positions_BT, reach_BT = _a_tree(next(model.parameters()).device, model.vocabulary)
     with torch.no_grad():
@@ -40,8 +40,8 @@ def take_blocks(model: PolicyModel | ValueModel) -> str | None:
             torch.autograd.backward(found_BTD.square().mean())
         gap = float((found_BTD.detach() - wanted_BTD).norm() / wanted_BTD.norm())
         if not gap <= _TOLERANCE[model.precision]:
-            obstacle = f"its results are others than under a whole mask (by {gap:.2g} of their norm)"
-    except Exception as error:  # noqa: BLE001 - of compilers, drivers and models: the caller tells it
+            obstacle = f"its results differ from those under a whole mask by {gap:.2g} of their norm"
+    except Exception as error:  # noqa: BLE001 - compilers, drivers and models raise anything; the caller logs the reason
         obstacle = why_not(error)
     model.zero_grad(set_to_none=True)
     model.by_blocks = obstacle is None
@@ -49,7 +49,7 @@ def take_blocks(model: PolicyModel | ValueModel) -> str | None:
 
 
 def _a_tree(device: torch.device, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, positions and reach of a prefix of 180 tokens with three branches of 60."""
+    """Return ids, positions and reach of a prefix of 180 tokens with three branches of 60 each: several blocks."""
     place_T = torch.arange(360, device=device)
     branch_T = (place_T - 180) // 60
     ids_T = torch.where(branch_T < 0, 1 + place_T % 3, 4 + branch_T) % vocabulary

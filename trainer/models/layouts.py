@@ -1,4 +1,4 @@
-"""In which layouts a model computes rightly, found out by a few tokens.
+"""Find the layouts of rows that a model computes correctly, with a few tokens.
 
 Axes: B rows, T tokens, V vocabulary.
 """
@@ -7,51 +7,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.config import Packing
 from trainer.errors import UnsupportedModel
-
-if TYPE_CHECKING:
-    from trainer.models.huggingface import PolicyModel
 
 _TOLERANCE = 1e-3
 _SEQUENCES = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 5, 8), (3, 4, 5, 6, 7, 8))
 
 
-def packings_of(model: PolicyModel) -> frozenset[Packing]:
-    """Those in which sequences have the log-probabilities that they have alone. Puts the model into evaluation mode.
+class TriedModel(Protocol):
+    """A transformers model, `inner`, and its scores of the tokens of `Rows`."""
 
-    Raises UnsupportedModel where even padded ones have not: some architectures do more behind the last hidden state
-    than the output head does.
+    inner: nn.Module
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+
+def packings_of(model: TriedModel) -> frozenset[Packing]:
+    """Return the layouts in which sequences have the same log-probabilities as alone. Sets the model to evaluation
+    mode.
+
+    Raises UnsupportedModel if even padded rows differ: some architectures do more after the last hidden state than
+    apply the output head.
     """
     transformer = model.inner.eval()
     gaps = {packing: _gap(model, packing) for packing in Packing}
     if not gaps[Packing.PADDED] <= _TOLERANCE:
         raise UnsupportedModel(
-            f"{type(transformer).__name__}: padded sequences have other log-probabilities than single ones (by"
-            f" {gaps[Packing.PADDED]:.3g}), so training on them would be wrong"
+            f"{type(transformer).__name__}: log-probabilities of padded sequences differ from those of single ones by"
+            f" {gaps[Packing.PADDED]:.3g}, so training on them would be wrong"
         )
-    rightly = {packing for packing, gap in gaps.items() if gap <= _TOLERANCE}
-    if not _all_layers_see_all(cast("Any", transformer).config):
-        rightly.discard(Packing.TREE)
-    return frozenset(rightly)
+    correct = {packing for packing, gap in gaps.items() if gap <= _TOLERANCE}
+    if not _has_full_attention(cast("Any", transformer).config):
+        correct.discard(Packing.TREE)
+    return frozenset(correct)
 
 
 def plain_logprobs(
     head: Callable[[Tensor], Tensor], hidden_ND: Tensor, targets_N: Tensor, temperature_N: Tensor, vocabulary: int
 ) -> tuple[Tensor, Tensor]:
-    """(log-probabilities, nothing said of entropies) of a few tokens, for models that are tried out alone."""
+    """Return (log-probabilities, NaN in place of entropies) of a few tokens: a `TokenLogprobs` for trials."""
     logprobs_NV = (head(hidden_ND).float() / temperature_N[:, None]).log_softmax(-1)
     return logprobs_NV.gather(-1, targets_N[:, None])[:, 0], torch.full_like(temperature_N, math.nan)
 
 
-def _all_layers_see_all(config: Any) -> bool:
-    """Whether every layer is attention to all that is before a token. A window, which sequences as short as those of
-    the check are inside of, would be replaced by a tree's mask."""
+def _has_full_attention(config: Any) -> bool:
+    """Whether every layer attends to all tokens before a token.
+
+    The trial's sequences are shorter than any sliding window, so it cannot notice that a tree's mask replaces one.
+    """
     config = config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
@@ -61,9 +72,9 @@ def _all_layers_see_all(config: Any) -> bool:
 
 
 @torch.no_grad()
-def _gap(model: PolicyModel, packing: Packing) -> float:
-    """The largest difference between the log-probabilities of three sequences laid out so, of which two begin alike,
-    and those that the transformer gives each by itself."""
+def _gap(model: TriedModel, packing: Packing) -> float:
+    """Return the largest difference between log-probabilities in this layout and those of each sequence alone, over
+    three sequences of which two share a prefix."""
     transformer = cast("Any", model.inner)
     sequences = [[token % model.vocabulary for token in sequence] for sequence in _SEQUENCES]
     ids_BT, positions_BT, reach_BT, places = _laid_out(sequences, packing)
@@ -80,7 +91,8 @@ def _gap(model: PolicyModel, packing: Packing) -> float:
 def _laid_out(
     sequences: Sequence[Sequence[int]], packing: Packing
 ) -> tuple[Tensor, Tensor, Tensor | None, list[list[int]]]:
-    """Ids, positions and reach of the three, and where the tokens of each are in the flattened ids."""
+    """Return ids, positions and reach of three sequences in a layout, and the indices of each one's tokens in the
+    flattened ids."""
     first, second, third = sequences
     if packing is Packing.PADDED:
         width = max(map(len, sequences))
@@ -94,7 +106,7 @@ def _laid_out(
         ends = [len(first), len(first) + len(second), ids_BT.numel()]
         places = [list(range(end - len(each), end)) for end, each in zip(ends, sequences, strict=True)]
         return ids_BT, positions_BT, None, places
-    # 1 2 3 stand once, with 4 5 6 7 and 5 8 behind them; the third is a tree of its own.
+    # 1 2 3 occur once, followed by 4 5 6 7 and by 5 8; the third sequence is a tree of its own.
     ids_BT = torch.tensor([[*first, *second[3:], *third]])
     positions_BT = torch.tensor([[*range(7), 3, 4, *range(6)]])
     reach_BT = torch.tensor([[9] * 3 + [7] * 4 + [9] * 2 + [15] * 6])

@@ -1,4 +1,4 @@
-"""Passes over micro-batches, as a learner asks them of a policy, however the policy runs them.
+"""Forward and backward passes over micro-batches, whether or not the model is divided among ranks.
 
 Axes: B rows, T tokens, N scored tokens.
 """
@@ -15,7 +15,7 @@ from trainer.parallel.tensor import total_norm
 
 
 class Rows(NamedTuple):
-    """A policy's inputs, in this order: the tokens of a micro-batch's rows, and the N tokens to score."""
+    """The arguments of a policy's call, in order: the tokens of a micro-batch's rows, and the N tokens to score."""
 
     input_ids_BT: Tensor
     position_ids_BT: Tensor
@@ -24,12 +24,12 @@ class Rows(NamedTuple):
     temperature_N: Tensor
     reach_BT: Tensor | None = None
     balance: float = 0.0
-    """Weight of each of the N tokens in the load-balancing loss of routers (`archon/moe.py`). Its gradient comes with
-    that of any loss of the scores."""
+    """Weight of each of the N tokens in the load-balancing loss of routers (`archon/moe.py`). Differentiating any
+    loss of the scores adds its gradient."""
 
 
 class Scores(NamedTuple):
-    """Of the N tokens: log-probabilities and entropies, float32."""
+    """Log-probabilities and entropies of the N tokens, float32."""
 
     logprobs_N: Tensor
     entropies_N: Tensor
@@ -40,24 +40,26 @@ Loss = Callable[[int, Scores], Tensor]
 
 
 class Passes:
-    """Passes of a module whose call takes `Rows` and returns `Scores`, one micro-batch after the other."""
+    """Passes of a module whose call takes `Rows` and returns `Scores`, one micro-batch after another."""
 
     __call__: Callable[..., Any]
     parameters: Callable[..., Iterator[nn.Parameter]]
 
     @property
     def elsewhere(self) -> frozenset[str]:
-        """Names of weights that only ranks at other places of a pipeline have."""
+        """Names of weights that only ranks of other pipeline stages have."""
         return frozenset()
 
     def score(self, rows: Sequence[Rows]) -> list[Scores]:
-        """Score rows without a gradient, on every rank that sees them. A collective, as all passes are."""
+        """Score rows without a gradient, on every rank that sees them. A collective, like all passes."""
         with torch.no_grad():
             return [Scores(*self(*each)) for each in rows]
 
     def learn(self, rows: Sequence[Rows], loss: Loss) -> list[Scores]:
-        """Add the gradient of each micro-batch's loss and return the scores, as `score` does. One call covers all
-        that one optimiser step learns from. In a pipeline only the last stage calls `loss`."""
+        """Accumulate the gradient of every micro-batch's loss and return the scores.
+
+        Call it once for all micro-batches of an optimiser step. In a pipeline only the last stage calls `loss`.
+        """
         found = []
         for number, each in enumerate(rows):
             scores = Scores(*self(*each))
@@ -66,5 +68,5 @@ class Passes:
         return found
 
     def gradient_norm(self) -> float:
-        """Return the norm of the whole model's gradient, after the last `learn` of a step. A collective."""
+        """Return the norm of the whole model's gradient. Call it after the last `learn` of a step. A collective."""
         return total_norm(weight.grad for weight in self.parameters() if weight.grad is not None)

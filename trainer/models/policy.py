@@ -1,4 +1,4 @@
-"""What a learner and a publisher need of a policy: a whole model, or an adapter over one that stays as it is."""
+"""The interface that a learner and a publisher use: a whole model, or an adapter over a frozen one."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from trainer.models.passes import Loss, Rows, Scores
 
 
 class Scorer(Protocol):
-    """What a policy may be held to."""
+    """A model that scores tokens, such as a reference."""
 
     def score(self, rows: Sequence[Rows]) -> list[Scores]:
-        """As `Passes.score`."""
+        """Score rows without a gradient (`Passes.score`)."""
         ...
 
 
 class Policy(Scorer, Protocol):
-    """Passes over micro-batches (`models/passes.py`), and weights that come and go."""
+    """Passes over micro-batches (`models/passes.py`), and weights that are trained, loaded and published."""
 
     @property
     def elsewhere(self) -> frozenset[str]: ...
 
     @property
     def packings(self) -> frozenset[Packing]:
-        """The layouts of rows that it computes rightly."""
+        """The layouts of rows that the model computes correctly."""
         ...
 
     @property
     def vocabulary(self) -> int: ...
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """What is trained."""
+        """The trained parameters."""
         ...
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What is trained, under the names that it has in a version's files; tied parameters once."""
+        """The trained parameters under their names in a version's files; tied parameters once."""
         ...
 
     def load_base(self, directory: Path) -> None:
-        """Makes it version 0, of the base model in `directory`. Raises WeightsUnusable."""
+        """Load version 0: the base model in `directory`. Raises WeightsUnusable."""
         ...
 
     def load_version(self, directory: Path) -> None:
-        """Makes it the version in `directory`. Raises WeightsUnusable."""
+        """Load the version in `directory`. Raises WeightsUnusable."""
         ...
 
     def learn(self, rows: Sequence[Rows], loss: Loss) -> list[Scores]: ...
@@ -55,5 +55,5 @@ class Policy(Scorer, Protocol):
     def gradient_norm(self) -> float: ...
 
     def __call__(self, *inputs: Any) -> Any:
-        """(log-probabilities, entropies) of the N targets of `Rows`, with their gradient."""
+        """Return (log-probabilities, entropies) of the N targets of `Rows`, differentiable."""
         ...

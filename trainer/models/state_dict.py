@@ -1,7 +1,7 @@
-"""Weights between a model, possibly sharded, and Hugging Face's files.
+"""Move weights between a model, possibly sharded, and files in Hugging Face's format.
 
-A weight with `*` in its name is one tensor in memory, and on the disk one for each index of its first dimension, with
-the index in the place of the `*`: experts, for example.
+A weight with `*` in its name is one tensor in memory and several on the disk, one for each index of its first
+dimension, with the index in place of the `*`: for example the weights of experts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.parallel.tensor import NamedWeights, like, whole
 
 
 def gather_weights(weights: NamedWeights, *, keep: bool) -> dict[str, Tensor]:
-    """Whole copies on the CPU by their name on the disk. A collective; only ranks with `keep` hold the result."""
+    """Return whole copies on the CPU by their names on the disk. A collective; ranks without `keep` return {}."""
     gathered: dict[str, Tensor] = {}
     for name, parameter in weights:
         tensor = whole(parameter.detach())
@@ -34,24 +34,25 @@ def gather_weights(weights: NamedWeights, *, keep: bool) -> dict[str, Tensor]:
 
 
 def whole_weights(weights: NamedWeights, ranks: Ranks) -> dict[str, Tensor]:
-    """The same of a model whose layers may be at places of a pipeline; nothing on all ranks but the first."""
+    """Return `gather_weights` of all pipeline stages together on the first rank, and {} on the others. A
+    collective."""
     return ranks.join_stages(gather_weights(weights, keep=ranks.leads_stage))
 
 
 def names_on_disk(name: str, count: int) -> list[str]:
-    """Of a weight whose first dimension is `count` long."""
+    """Return the names on the disk of a weight whose first dimension has `count` entries."""
     return [name.replace("*", str(index)) for index in range(count)] if "*" in name else [name]
 
 
 def save_weights(tensors: Mapping[str, Tensor], directory: Path) -> None:
-    """Writes the safetensors of a version. The same tensors give the same bytes."""
+    """Write the safetensors of a version. Equal tensors give equal bytes."""
     from safetensors.torch import save_file
 
     save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """A version's weights by name. Raises WeightsUnusable."""
+    """Read a version's weights by name. Raises WeightsUnusable."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -65,16 +66,18 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
 
 
 def load_weights(weights: NamedWeights, directory: Path) -> None:
-    """Copies a version's weights into a model, sharded or not. Every rank reads the files.
+    """Copy a version's weights into a model, sharded or not. Every rank reads the files.
 
-    Raises WeightsUnusable where a weight is missing or has another shape.
+    Raises WeightsUnusable if a weight is missing or has another shape.
     """
     put_weights(weights, read_weights(directory), str(directory))
 
 
 def put_weights(weights: NamedWeights, stored: Mapping[str, Tensor], place: str) -> None:
-    """Copies whole tensors into a model, sharded or not. Raises WeightsUnusable, naming the `place` they are from,
-    where one is missing or has another shape."""
+    """Copy whole tensors into a model, sharded or not.
+
+    Raises WeightsUnusable, with `place` as their origin, if a tensor is missing or has another shape.
+    """
     with torch.no_grad():
         for name, parameter in weights:
             names = names_on_disk(name, len(parameter))
@@ -82,7 +85,7 @@ def put_weights(weights: NamedWeights, stored: Mapping[str, Tensor], place: str)
             for each in names:
                 if each not in stored or stored[each].shape != shape:
                     found = tuple(stored[each].shape) if each in stored else "nothing"
-                    raise WeightsUnusable(f"{place}: {each} should be {tuple(shape)}, found {found}")
+                    raise WeightsUnusable(f"{place}: {each} should have shape {tuple(shape)}, found {found}")
             tensor = torch.stack([stored[each] for each in names]) if "*" in name else stored[name]
             parameter.copy_(like(tensor, parameter))
 
@@ -92,8 +95,7 @@ ADAPTER_DIRECTORY = "adapter"
 
 
 def adapter_in(directory: Path) -> dict[str, Any] | None:
-    """The configuration of a directory that holds an adapter in peft's form; None of any other. Raises
-    WeightsUnusable."""
+    """Read peft's configuration of the adapter in a directory; None if it holds none. Raises WeightsUnusable."""
     try:
         found: dict[str, Any] = json.loads((directory / ADAPTER_CONFIG).read_text())
     except FileNotFoundError:
@@ -104,20 +106,20 @@ def adapter_in(directory: Path) -> dict[str, Any] | None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a version, in order of their names. Raises WeightsUnusable if there are none."""
+    """Return the safetensors files of a version in order of their names. Raises WeightsUnusable if there are none."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise WeightsUnusable(f"{directory}: no safetensors files there")
+        raise WeightsUnusable(f"{directory} has no safetensors files")
     return files
 
 
 def stored_names(directory: Path) -> set[str]:
-    """Names of the tensors in a directory's safetensors files."""
+    """Return the names of the tensors in a directory's safetensors files."""
     return set(stored_shapes(directory))
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Of the tensors in a directory's safetensors files, by name."""
+    """Return the shapes of the tensors in a directory's safetensors files, by name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(directory):
         with file.open("rb") as stream:
@@ -127,7 +129,7 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def digest(directory: Path) -> tuple[str, int]:
-    """(SHA-256 over the safetensors files in order of their names, their bytes)."""
+    """Return (SHA-256 of the safetensors files in order of their names, total size in bytes)."""
     sha256 = hashlib.sha256()
     size = 0
     for file in weight_files(directory):
@@ -139,7 +141,7 @@ def digest(directory: Path) -> tuple[str, int]:
 
 
 def float32_config(config: Mapping[str, object]) -> dict[str, object]:
-    """A model's `config.json` for weights that are stored in float32, whatever the base model was stored in."""
+    """Return a model's `config.json` for weights stored in float32, whatever the dtype of the base model's files."""
     changed = dict(config)
     changed["dtype"] = "float32"
     if "torch_dtype" in changed:

@@ -1,4 +1,4 @@
-"""A critic's model: the transformer of a causal language model and a head of one output, which begins at zero.
+"""A critic's model: the transformer of a causal language model with a head of one output, which starts at zero.
 
 Axes: B rows, T tokens, N trained tokens, D hidden.
 """
@@ -29,10 +29,7 @@ _HEAD = "value_head"
 
 
 class ValueModel(Repeatable):
-    """A model of the reward that is still to come at each trained token. Weights are float32, and so is the head.
-
-    `names` are the transformer's parameters under their Hugging Face names, in the order of its own.
-    """
+    """A model of the reward that is expected after each trained token. All weights are float32."""
 
     def __init__(self, transformer: Any, precision: Precision, directory: Path, packings: frozenset[Packing]) -> None:
         super().__init__()
@@ -66,7 +63,7 @@ class ValueModel(Repeatable):
         yield from zip(self._names, self.decoder.parameters(), strict=True)
 
     def begin_anew(self) -> None:
-        """Put back the weights that the model was loaded with. Raises WeightsUnusable."""
+        """Restore the weights that the model was loaded with. Raises WeightsUnusable."""
         load_weights(self._transformer_weights(), self._directory)
         with torch.no_grad():
             for parameter in self.value_head.parameters():
@@ -75,9 +72,9 @@ class ValueModel(Repeatable):
     def forward(
         self, input_ids_BT: Tensor, position_ids_BT: Tensor, predictor_N: Tensor, reach_BT: Tensor | None = None
     ) -> Tensor:
-        """Return V_N, float32: the value before each trained token was chosen, at the place where it is predicted.
+        """Return V_N, float32: the value before each trained token is chosen, at the index that predicts it.
 
-        Tokens of a row see each other as in `PolicyModel.forward`.
+        The mask is that of `PolicyModel.forward`.
         """
         hidden_ND = self.hidden(input_ids_BT, position_ids_BT, reach_BT).flatten(0, 1)[predictor_N].float()
         return functional.linear(hidden_ND, self.value_head.weight, self.value_head.bias)[:, 0]
@@ -89,12 +86,12 @@ class ValueModel(Repeatable):
         )
 
     def accept_block_masks(self) -> None:
-        """Make attention take block masks beside masks of other kinds."""
+        """Let attention accept block masks in addition to tensor masks."""
         accept_block_masks(self.decoder)
 
 
 def load_value(directory: Path, precision: Precision, *, activation_checkpointing: bool) -> ValueModel:
-    """Load a critic that begins with the transformer of a directory, on the CPU. Raises UnsupportedModel."""
+    """Load a critic that starts from the transformer in a directory, on the CPU. Raises UnsupportedModel."""
     transformer = load_transformer(directory, activation_checkpointing=activation_checkpointing)
     packings = packings_of(PolicyModel(transformer, Precision.FLOAT32, plain_logprobs))
     return ValueModel(transformer, precision, directory, packings).train()

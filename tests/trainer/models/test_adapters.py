@@ -234,7 +234,7 @@ def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["one", "", "a.b", "lora_x"])
 def test_names_that_cannot_be_are_refused(tiny_model: Path, name: str) -> None:
     adapters = adapters_of(tiny_model, one=AdapterSettings(rank=1))
-    with pytest.raises(ValueError, match="no name for an adapter"):
+    with pytest.raises(ValueError, match="cannot be the name of an adapter"):
         adapters.add(name, AdapterSettings(rank=1), 0)
 
 

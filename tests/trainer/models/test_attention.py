@@ -253,7 +253,7 @@ def broken(*arguments: Any, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     ("made", "reason"),
-    [(wrong, "results are others than under a whole mask"), (broken, "RuntimeError: no C compiler$")],
+    [(wrong, "results differ from those under a whole mask"), (broken, "RuntimeError: no C compiler$")],
 )
 def test_where_blocks_do_not_work_masks_are_whole(
     made: Callable[..., Tensor], reason: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
@@ -284,5 +284,5 @@ def test_a_model_with_a_window_keeps_its_own_masks(tmp_path: Path) -> None:
         sliding_window=64,
     )
     MistralForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigurationError, match="does not take another mask than its own"):
+    with pytest.raises(ConfigurationError, match="does not accept any mask but its own"):
         load_trained(tmp_path, configured(attention="blocks"), ALONE)

@@ -55,5 +55,5 @@ def test_its_weights_are_the_transformers_and_the_head(model: ValueModel, tiny_m
             weight.add_(1.0)
     model.begin_anew()
     assert all(torch.equal(weight, before[name]) for name, weight in model.named_weights())
-    with pytest.raises(WeightsUnusable, match=r"the state: value_head.bias should be \(1,\), found nothing"):
+    with pytest.raises(WeightsUnusable, match=r"the state: value_head.bias should have shape \(1,\), found nothing"):
         put_weights(model.named_weights(), {name: before[name] for name in before if "bias" not in name}, "the state")

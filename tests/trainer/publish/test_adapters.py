@@ -139,7 +139,7 @@ def test_an_adapter_is_small_beside_its_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"rank": 3}, "r 2, and .* says r 3"),
+        ({"rank": 3}, "r 2, and .* asks for r 3"),
         ({"alpha": 1}, "lora_alpha 32.0"),
         ({"targets": ["q_proj"]}, "target_mod"),
     ],

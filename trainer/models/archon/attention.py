@@ -19,10 +19,9 @@ from trainer.parallel.axes import Axes, gather_tokens, heads_to_tokens, local, s
 
 
 class Positions(NamedTuple):
-    """Where the tokens of the rows are, for attention: all tokens, whichever of them are here.
+    """Rotary positions and the mask of all tokens of the rows, also of those on other ranks.
 
-    `balance_M` is about the M tokens that are here: the weight of each in the load-balancing loss of routers, or None
-    where there is no such loss.
+    `balance_M` has the weights of this rank's M tokens in the load-balancing loss of routers; None without that loss.
     """
 
     cos_BTK: Tensor
@@ -34,8 +33,12 @@ class Positions(NamedTuple):
 def positions_of(
     position_ids_BT: Tensor, config: ModelConfig, reach_BT: Tensor | None = None, *, by_blocks: bool = False
 ) -> Positions:
-    """A sequence begins where the position is not the one before plus one; a token sees its own up to itself. With
-    `reach_BT` rows are trees instead. `by_blocks`: the mask of trees is made of blocks, and on CUDA any."""
+    """Return the rotary positions and the mask of rows.
+
+    A sequence begins where a position is not its predecessor plus one, and a token sees its own sequence up to
+    itself. With `reach_BT` rows are trees instead. `by_blocks` asks for block masks: for trees, and on CUDA for all
+    rows.
+    """
     device = position_ids_BT.device
     with torch.autocast(device.type, enabled=False):
         even_K = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=device)
@@ -48,7 +51,8 @@ def positions_of(
 
 
 class Attention(nn.Module):
-    """Under `tensor` each rank has some heads; under `context` it gets all tokens of some of these for a while."""
+    """Grouped-query attention. With the axis `tensor` each rank has some of the heads; with `context` each rank
+    exchanges its share of the tokens for all tokens of some heads while attention is computed (Ulysses)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -63,7 +67,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
     def inputs(self, hidden_BTD: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the tokens of the rows, BTHK, each rank's own heads."""
+        """Return queries, keys and values of all tokens of the rows, BTHK, for this rank's heads."""
         hidden_BTD = gather_tokens(hidden_BTD, self.axes.tensor)
         q_BTHK = self._heads(hidden_BTD, self.q_proj, self.q_norm)
         k_BTHK = self._heads(hidden_BTD, self.k_proj, self.k_norm)
@@ -73,12 +77,12 @@ class Attention(nn.Module):
             copies = context.size // k_BTHK.shape[2]
             k_BTHK, v_BTHK = (each.repeat_interleave(copies, dim=2) for each in (k_BTHK, v_BTHK))
         q_BTHK, k_BTHK, v_BTHK = (tokens_to_heads(each, context) for each in (q_BTHK, k_BTHK, v_BTHK))
-        # In the type that attention is computed in: here the cast is part of what is compiled.
+        # Cast to the dtype of attention here, where the cast is compiled together with the rotation.
         q_BTHK, k_BTHK = (_rotated(each, cos_BTK, sin_BTK).to(v_BTHK.dtype) for each in (q_BTHK, k_BTHK))
         return q_BTHK, k_BTHK, v_BTHK
 
     def output(self, seen_BTHK: Tensor) -> Tensor:
-        """From what `attend` gives to the tokens that are here, BTD."""
+        """Project the result of `attend` and return this rank's share of the tokens, BTD."""
         seen_BTHK = heads_to_tokens(seen_BTHK, self.axes.context)
         output_BTD = functional.linear(seen_BTHK.flatten(2), local(self.o_proj.weight))
         output_BTD = scatter_tokens(output_BTD, self.axes.tensor)
@@ -100,7 +104,7 @@ def _rotated(heads_BTHK: Tensor, cos_BTK: Tensor, sin_BTK: Tensor) -> Tensor:
 
 
 def attend(q_BTHK: Tensor, k_BTHK: Tensor, v_BTHK: Tensor, mask_B1TT: Tensor | BlockMask) -> Tensor:
-    """What each query sees, BTHK."""
+    """Compute attention under a tensor mask or a block mask. Shape BTHK."""
     if isinstance(mask_B1TT, BlockMask):
         q_BHTK, k_BHTK, v_BHTK = (each.transpose(1, 2) for each in (q_BTHK, k_BTHK, v_BTHK))
         return attend_by_blocks(q_BHTK, k_BHTK, v_BHTK, mask_B1TT).transpose(1, 2)

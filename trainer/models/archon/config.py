@@ -1,4 +1,4 @@
-"""What a model's definition depends on, read from its `config.json`."""
+"""The parts of `config.json` that a model's definition depends on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from trainer.errors import UnsupportedModel
 from trainer.parallel.layout import ModelShape
 
 ARCHITECTURES = {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3-MoE"}
-"""`model_type` in config.json → name."""
+"""Supported architectures: `model_type` in config.json → name for messages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertsConfig:
-    """`normalised`: the weights of a token's experts sum to one. `dense` are the layers that have a plain MLP."""
+    """Sizes of a mixture of experts. `normalised`: the weights of a token's experts sum to one. `dense`: the layers
+    that have a plain MLP instead."""
 
     count: int
     per_token: int
@@ -57,7 +58,8 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Raises UnsupportedModel for an architecture, or a part of one, that has no definition here."""
+    """Read the configuration of a model. Raises UnsupportedModel for an architecture, or a part of one, that the
+    archon backend does not define."""
     from transformers import AutoConfig
 
     try:
@@ -66,7 +68,7 @@ def read_config(directory: Path) -> ModelConfig:
         raise UnsupportedModel(f"{directory}: {error}") from error
     if found.model_type not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"{directory}: the archon backend has definitions of {', '.join(ARCHITECTURES.values())}, and none of"
+            f"{directory}: the archon backend defines {', '.join(ARCHITECTURES.values())}, but not"
             f' {found.model_type}; use trainer.backend = "fsdp"'
         )
     rope = found.rope_parameters

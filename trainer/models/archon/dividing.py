@@ -1,8 +1,8 @@
-"""A model divided among ranks as a layout says: what each rank keeps of it, and with whom it exchanges what.
+"""Divide a model among ranks according to a layout.
 
-Every rank has tokens of its own, those of a row being divided among the ranks of `c` and `t`. So the gradient of a
-weight that is not divided is a sum over all ranks, whatever axis they are on: embedding, head and last norm are
-sharded over all of them, and so are experts over all ranks that have the same experts.
+Every rank has tokens of its own: the tokens of a row are divided among the ranks of `c` and `t`. Therefore the
+gradient of an undivided weight is the sum over all ranks of a stage: embedding, head and last norm are sharded over
+all of them, and experts over all ranks that have the same experts.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from trainer.parallel.fsdp import sum_gradients
 from trainer.parallel.mesh import Ranks
 from trainer.parallel.pipeline import Pipeline, stages_per_rank
 
-# Rows of a weight that come from one rank each are outputs of a layer, columns are inputs.
+# The dimension along which ranks divide a weight: 0 divides the outputs of a layer, 1 its inputs.
 _HEADS = {"q_proj": 0, "k_proj": 0, "v_proj": 0, "o_proj": 1}
 _WIDTH = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
 
 
 def divide(model: ArchonModel, ranks: Ranks, schedule: PipelineSchedule) -> PolicyModel:
-    """What this rank has of a model, on its device; the model given is not to be used any more. A collective.
+    """Return this rank's part of a model, on its device. Do not use `model` afterwards. A collective.
 
-    Raises ConfigurationError where the layout does not fit the model.
+    Raises ConfigurationError if the layout does not fit the model.
     """
     layout = ranks.layout
     layout.check_model(model.config.shape, stages_per_rank(schedule))
@@ -50,11 +50,11 @@ def divide(model: ArchonModel, ranks: Ranks, schedule: PipelineSchedule) -> Poli
 
 
 def _divide(model: CausalModel, ranks: Ranks) -> None:
-    """In place, among the ranks that have the same layers."""
+    """Divide a model in place among the ranks of a stage."""
     layout = ranks.layout
     if layout.stage == 1:
         return
-    # It advises to merge collectives over two axes, which sharding twice along one dimension does not allow.
+    # torch advises to merge collectives over two axes, which is impossible with two shardings of one dimension.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     shards = _mesh(ranks, shard=layout.data * layout.context, tensor=layout.tensor)
     everyone = _mesh(ranks, shard=layout.sharing)
@@ -69,19 +69,19 @@ def _divide(model: CausalModel, ranks: Ranks) -> None:
                     _distribute(module, experts["expert"], dict.fromkeys(_WIDTH, 0))
                 fully_shard(module, mesh=_sharding(experts))
         fully_shard(layer, mesh=_sharding(shards))
-    # As in `parallel.fsdp`: not to stay gathered after a forward pass that no backward follows.
+    # As in `parallel/fsdp.py`: the root must not stay gathered after a forward pass that no backward pass follows.
     fully_shard(model, mesh=_sharding(everyone), reshard_after_forward=True)
     sum_gradients(model)
 
 
 def _mesh(ranks: Ranks, *, shard: int, **inner: int) -> DeviceMesh:
-    """(pipeline, replica, shard, inner): `shard` always, the others where they are more than one."""
+    """Return the mesh (pipeline, replica, shard, inner), without dimensions of size 1 other than `shard`."""
     sizes = {"pipeline": ranks.layout.pipeline, "replica": ranks.layout.replicas, "shard": shard, **inner}
     return ranks.mesh(**{name: size for name, size in sizes.items() if size > 1 or name == "shard"})
 
 
 def _sharding(mesh: DeviceMesh) -> DeviceMesh:
-    """The dimensions that FSDP has, two of them for HSDP."""
+    """Return the dimensions of a mesh that FSDP shards over; with replicas two of them (HSDP)."""
     names = mesh.mesh_dim_names or ()
     if "replica" in names:
         return mesh["replica", "shard"]
@@ -90,7 +90,7 @@ def _sharding(mesh: DeviceMesh) -> DeviceMesh:
 
 def _axes(ranks: Ranks) -> Axes:
     layout = ranks.layout
-    # Of the groups that are made here, none is across stages.
+    # `rows` includes the pipeline, so that none of these groups spans several stages.
     rows = layout.pipeline * layout.replicas * layout.data
     tensor = context = expert = Axis()
     if layout.tensor > 1:
@@ -120,7 +120,7 @@ def _divide_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
     for module in layer.modules():
         dimensions = _HEADS if isinstance(module, Attention) else _WIDTH if isinstance(module, MLP) else {}
         for name, dimension in dimensions.items():
-            # A bias is along the outputs: divided with them, or added once to their sum.
+            # A bias belongs to the outputs: it is divided with them, or added once after their sum.
             divided[module.get_submodule(name)] = {"weight": 0, "bias": 0} if dimension == 0 else {"weight": 1}
     for module in layer.modules():
         if not isinstance(module, Experts):
@@ -128,7 +128,7 @@ def _divide_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _distribute(module: nn.Module, mesh: DeviceMesh, dimensions: Mapping[str, int]) -> None:
-    """A module's own parameters: along their dimension, or whole on each rank."""
+    """Distribute a module's own parameters over a mesh: sharded along the given dimensions, or replicated."""
     for name, parameter in list(module.named_parameters(recurse=False)):
         placement: Placement = Shard(dimensions[name]) if name in dimensions else Replicate()
         divided = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)

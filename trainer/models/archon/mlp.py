@@ -8,7 +8,7 @@ from trainer.parallel.axes import Axes, gather_tokens, local, scatter_tokens
 
 
 class MLP(nn.Module):
-    """down(silu(gate(x)) · up(x)). Under `tensor` each rank has some of the width between."""
+    """down(silu(gate(x)) · up(x)). With the axis `tensor` each rank has a part of the inner width."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

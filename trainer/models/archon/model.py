@@ -1,4 +1,4 @@
-"""The decoder and its output head as a policy. Modules are called as Hugging Face calls them, so weights are too.
+"""The decoder and its output head as a policy. Modules have Hugging Face's names, so weights have them too.
 
 Axes: B rows, T tokens, N trained tokens, D hidden.
 """
@@ -29,9 +29,9 @@ EMBEDDING, TIED_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each normed before and added to what came in. It computes on the tokens that are here.
+    """A decoder layer: attention and an MLP, each with a norm before it and a residual connection around it.
 
-    Where it is `compiled`, what is before attention and what is behind it are a graph each.
+    It computes this rank's tokens. If `compiled`, the parts before and after attention are one graph each.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -71,12 +71,13 @@ class Block(nn.Module):
 
 @cache
 def compiled_parts() -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., Tensor]]:
-    """`before` and `behind` of all blocks of a process, compiled where they are first called; sizes may change."""
+    """Return `Block.before` and `Block.behind`, compiled once for all blocks of the process at their first call, for
+    any sizes."""
     return compiled(Block.before, dynamic=True), compiled(Block.behind, dynamic=True)
 
 
 class Decoder(nn.Module):
-    """The layers of `layers`, with what comes before and after where they are the first and the last of the model."""
+    """Decoder layers, with the embedding if they include the first and the norm if they include the last one."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,7 +86,7 @@ class Decoder(nn.Module):
         self.norm: nn.Module = RMSNorm(config.hidden, config.norm_eps)
 
     def forward(self, inputs: Tensor, positions: Positions) -> Tensor:
-        """`inputs` are token ids, or the hidden_BTD of the layers before."""
+        """Return hidden_BTD. `inputs` are token ids, or the hidden_BTD of the previous stage."""
         hidden_BTD = self.embed_tokens(inputs)
         for layer in self.layers.values():
             hidden_BTD = layer(hidden_BTD, positions)
@@ -94,11 +95,11 @@ class Decoder(nn.Module):
 
 
 class CausalModel(nn.Module):
-    """`model` and `lm_head`, which may be the embedding's own weight; or a stage of it: some consecutive layers,
-    without the embedding, or without norm and head, where they are not the first or the last.
+    """A decoder and its head, which may share the embedding's weight; or one pipeline stage of them.
 
-    Its rows may be divided among ranks: each has some tokens of every row, embeds them, and scores what they predict.
-    Embedding and head are never divided by vocabulary, so a tied one is no special case.
+    A stage has consecutive layers, the embedding only if it is the first, and norm and head only if it is the last.
+    The tokens of a row may be divided among ranks: each embeds its own tokens and scores what these predict.
+    Embedding and head are never divided by vocabulary, so a tied weight is no special case.
     """
 
     def __init__(self, config: ModelConfig, precision: Precision, token_logprobs: TokenLogprobs) -> None:
@@ -117,7 +118,7 @@ class CausalModel(nn.Module):
         self.lm_head.register_parameter("weight", self.model.embed_tokens.get_parameter("weight"))
 
     def stage(self, layers: range) -> CausalModel:
-        """Those layers, the same modules as here."""
+        """Return a stage with these layers. It shares its modules with this model."""
         with torch.device("meta"):
             part = CausalModel(self.config, self.precision, self.token_logprobs)
         part.by_blocks = self.by_blocks
@@ -137,8 +138,8 @@ class CausalModel(nn.Module):
         return not isinstance(self.lm_head, nn.Identity)
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters under their Hugging Face names, tied ones once. Stacked experts, which are one tensor each on
-        the disk, have `*` in the place of their number."""
+        """Yield parameters under their Hugging Face names, tied ones once. Stacked experts, which are separate
+        tensors on the disk, have `*` in place of their number."""
         known = {
             f"{name}.{part}": f"{name}.*.{part}.weight"
             for name, module in self.named_modules()
@@ -151,15 +152,15 @@ class CausalModel(nn.Module):
             yield known.get(name, name), parameter
 
     def tokens_here(self, rows: Rows) -> int:
-        """Of each row."""
+        """Return the number of tokens of each row, with padding, that this rank has."""
         return -(-rows.input_ids_BT.shape[1] // self.axes.tokens.size)
 
     def forward(self, rows: Rows, hidden_BTD: Tensor | None = None) -> Tensor | Scores:
-        """Scores of the N targets, on every rank of the stage that sees these rows; of a stage that is not the last
-        its hidden_BTD. A stage that is not the first takes that of the one before, of the tokens that are here."""
+        """Return the scores of the N targets on every rank of the last stage, and hidden_BTD of this rank's tokens on
+        other stages. Every stage but the first takes the `hidden_BTD` of the one before it."""
         tokens, width = self.axes.tokens, rows.input_ids_BT.shape[1]
         here = self.tokens_here(rows)
-        # Padding is a sequence of its own at each token, so nothing sees it.
+        # Position 0 makes every padding token a sequence of its own, so no other token sees it.
         padding = (0, here * tokens.size - width)
         position_ids_BT = functional.pad(rows.position_ids_BT, padding)
         reach_BT = None if rows.reach_BT is None else functional.pad(rows.reach_BT, padding)
@@ -173,7 +174,7 @@ class CausalModel(nn.Module):
             places_M = torch.nonzero(column_N // here == tokens.rank)[:, 0]
             predictor_M = (row_N * here + column_N - first)[places_M]
             if rows.balance and torch.is_grad_enabled():
-                # A token that several targets follow, as in trees, counts as often as it would in rows of their own.
+                # In trees several targets may follow one token. It counts once for each, as in separate rows.
                 predicted = torch.bincount(predictor_M, minlength=len(rows.input_ids_BT) * here)
                 positions = positions._replace(balance_M=rows.balance * predicted.float())
             hidden_BTD = self.model(hidden_BTD, positions)
@@ -192,7 +193,7 @@ class CausalModel(nn.Module):
 
 
 class ArchonModel(PolicyModel):
-    """The whole of a model as a policy."""
+    """A whole model, without pipeline stages, as a policy."""
 
     def __init__(self, config: ModelConfig, precision: Precision, token_logprobs: TokenLogprobs) -> None:
         super().__init__(CausalModel(config, precision, token_logprobs), precision, token_logprobs)
@@ -237,11 +238,11 @@ class ArchonModel(PolicyModel):
         self.causal.by_blocks = chosen
 
     def hidden(self, input_ids_BT: Tensor, position_ids_BT: Tensor, reach_BT: Tensor | None = None) -> Tensor:
-        """The last hidden state of every token, BTD, of a model that is not divided."""
+        """Return the last hidden state of every token, BTD. The model must not be divided."""
         with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
             positions = positions_of(position_ids_BT, self.config, reach_BT, by_blocks=self.by_blocks)
             found: Tensor = self.causal.model(input_ids_BT, positions)
         return found
 
     def accept_block_masks(self) -> None:
-        """It does."""
+        """Do nothing: the definition accepts block masks already."""

@@ -1,6 +1,6 @@
-"""A mixture of experts: a router sends each token to a few of them.
+"""A mixture of experts: a router sends each token to a few experts.
 
-Axes: M tokens, S tokens sent (each once per expert it goes to), E experts, D hidden, I width of an expert.
+Axes: M tokens, S sent tokens (each once per chosen expert), E experts, D hidden, I width of an expert.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.parallel.axes import Axes, Axis, exchange, local
 
 
 class Experts(nn.Module):
-    """The experts' weights, stacked. Under `expert` each rank has some of them."""
+    """The stacked weights of experts. With the axis `expert` each rank has some of the experts."""
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(config.count, hidden, config.intermediate))
 
     def forward(self, sent_SD: Tensor, counts: list[int]) -> Tensor:
-        """`counts[i]` tokens go to the i-th expert here, in order."""
+        """Apply the experts, SD. The first `counts[0]` tokens go to this rank's first expert, and so on."""
         gate, up, down = local(self.gate_proj), local(self.up_proj), local(self.down_proj)
         outputs = []
         for expert, part_SD in enumerate(torch.split(sent_SD, counts)):
@@ -37,9 +37,9 @@ class Experts(nn.Module):
 
 
 class _WithLoss(torch.autograd.Function):
-    """Pass a tensor on, with a loss beside it that reaches the backward pass wherever the tensor's own gradient does.
+    """Return a tensor unchanged, and add the gradient of a loss in the backward pass of that tensor.
 
-    So a loss within a layer needs no way to the model's output, through checkpoints and stages of a pipeline.
+    This way a loss inside a layer need not be carried to the model's output, through checkpoints and pipeline stages.
     """
 
     @staticmethod
@@ -52,12 +52,12 @@ class _WithLoss(torch.autograd.Function):
 
 
 def balance_loss(odds_ME: Tensor, chosen: Tensor, balance_M: Tensor, axis: Axis) -> Tensor:
-    """Return Σ_m b_m · E · Σ_e f_e p_me, the load-balancing loss of a router over the tokens that are here, each with
-    its weight b (Switch Transformer, https://arxiv.org/abs/2101.03961, equations 4 to 6).
+    """Return Σ_m b_m · E · Σ_e f_e p_me, the load-balancing loss of a router over this rank's tokens with weights b
+    (Switch Transformer, https://arxiv.org/abs/2101.03961, equations 4 to 6).
 
-    p are the router's odds; f_e is the share of an expert e among all choices of the tokens of the rows, by weight,
-    and has no gradient. It is counted over the ranks that have tokens of the same rows. An even load costs Σ b,
-    however many experts a token goes to.
+    p_me are the router's probabilities, `odds_ME`. f_e is the weighted share of expert e among all choices, counted
+    over all ranks with tokens of the same rows, without a gradient. An even load costs Σ b, however many experts a
+    token goes to.
     """
     with torch.no_grad():
         per_token, count = chosen.shape[1], odds_ME.shape[1]
@@ -71,7 +71,7 @@ def balance_loss(odds_ME: Tensor, chosen: Tensor, balance_M: Tensor, axis: Axis)
 
 
 class MixtureOfExperts(nn.Module):
-    """A router and its experts, one of `layers` such layers of a model."""
+    """A router and its experts. `layers` is the number of such layers in the model."""
 
     def __init__(self, hidden: int, config: ExpertsConfig, layers: int = 1) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ class MixtureOfExperts(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden_BTD: Tensor, balance_M: Tensor | None = None) -> Tensor:
-        """Send each token through its experts; with `balance_M` the gradient has that of `balance_loss`, as a mean
-        over the layers of this kind.
+        """Send each token through its experts, BTD. With `balance_M`, the backward pass adds the gradient of
+        `balance_loss`, averaged over the sparse layers.
 
-        Not compiled: each number of tokens that an expert gets would be a graph of its own.
+        Never compiled: every number of tokens per expert would need a graph of its own.
         """
         hidden_MD = hidden_BTD.flatten(0, 1)
         odds_ME = functional.linear(hidden_MD, local(self.gate.weight)).softmax(-1, dtype=torch.float32)
@@ -106,7 +106,7 @@ class MixtureOfExperts(nn.Module):
         return torch.zeros_like(hidden_MD).index_add(0, token_S, output_SD).view_as(hidden_BTD)
 
     def _exchanged(self, sent_SD: Tensor, counts_E: Tensor) -> Tensor:
-        """Through the experts, wherever they are; `sent_SD` is in the order of the experts and so is the result."""
+        """Apply the experts on whichever ranks they are. `sent_SD` and the result are in the order of the experts."""
         axis = self.axes.expert
         if axis.size == 1:
             found: Tensor = self.experts(sent_SD, counts_E.tolist())

@@ -1,4 +1,4 @@
-"""A model whose layers are stages on ranks of their own, as a policy (`parallel/pipeline.py`)."""
+"""A policy whose layers are pipeline stages on different ranks (`parallel/pipeline.py`)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trainer.parallel.tensor import total_norm
 
 
 class PipelinedModel(PolicyModel):
-    """The stages that are here. Every rank of a pipeline sees the same rows and ends with the same scores.
+    """This rank's stages of a model. Every rank of a pipeline gets the same rows and returns the same scores.
 
-    A tied weight is both at the first stage and at the last; where these are not on one rank, each has a copy, both
-    get the sum of their gradients, and so they stay the same.
+    A tied weight belongs to the first stage and to the last. If these are on different ranks, each has a copy; both
+    get the sum of their gradients, so the copies stay equal.
     """
 
     def __init__(self, whole: ArchonModel, pipeline: Pipeline) -> None:
@@ -45,11 +45,11 @@ class PipelinedModel(PolicyModel):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """Those that are here."""
+        """The layers of this rank's stages."""
         return nn.ModuleList(layer for stage in self.stages for layer in stage.model.layers.values())
 
     def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those that are here, under the names of the whole."""
+        """Yield the parameters of this rank's stages under their names in the whole model."""
         yield from {name: weight for stage in self.stages for name, weight in stage.named_weights()}.items()
 
     @property
@@ -64,7 +64,8 @@ class PipelinedModel(PolicyModel):
             return self._everywhere([found.get(number) for number in range(len(rows))], rows)
 
     def learn(self, rows: Sequence[Rows], loss: Loss) -> list[Scores]:
-        """See `Passes`. It ends with what the stages owe each other, so a gradient is one call's."""
+        """Accumulate gradients as in `Passes.learn`. The gradients of a tied weight are exchanged at the end, so one
+        optimiser step must be one call."""
         if not rows:
             return []
         idle = _idle(rows[0].input_ids_BT.device)
@@ -97,7 +98,7 @@ class PipelinedModel(PolicyModel):
         reach_BT: Tensor | None = None,
         balance: float = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Score rows without a gradient, which `learn` alone has, and so without `balance`."""
+        """Score rows without a gradient. `balance` has no effect: only `learn` computes gradients."""
         return self.score([Rows(input_ids_BT, position_ids_BT, predictor_N, targets_N, temperature_N, reach_BT)])[0]
 
     def _computing(self, rows: Sequence[Rows]) -> Any:
@@ -112,16 +113,16 @@ class PipelinedModel(PolicyModel):
         return [(len(each.input_ids_BT), part.tokens_here(each), self.config.hidden) for each in rows]
 
     def _everywhere(self, found: Sequence[Scores | None], rows: Sequence[Rows]) -> list[Scores]:
-        """What the last stage found, on every rank of the pipeline."""
+        """Broadcast the last stage's scores to every rank of the pipeline."""
         values = [value for scores in found if scores is not None for value in scores]
         here = self._pipeline.axis.rank == self._pipeline.last
         counts = [count for each in rows for count in [len(each.targets_N)] * 2]
-        told = iter(self._pipeline.from_last(values if here else None, counts))
-        return [Scores(logprobs_N, entropies_N) for logprobs_N, entropies_N in zip(told, told, strict=True)]
+        vectors = iter(self._pipeline.from_last(values if here else None, counts))
+        return [Scores(logprobs_N, entropies_N) for logprobs_N, entropies_N in zip(vectors, vectors, strict=True)]
 
     @property
     def _tied_copy(self) -> nn.Parameter | None:
-        """The tied weight, where this rank has one of two copies."""
+        """The tied weight if this rank has one of its two copies, else None."""
         pipeline = self._pipeline
         if not self.config.tied or pipeline.last == 0 or pipeline.axis.rank not in (0, pipeline.last):
             return None
@@ -137,6 +138,6 @@ class PipelinedModel(PolicyModel):
 
 
 def _idle(device: torch.device) -> Rows:
-    """A token of which nothing is learnt."""
+    """Return rows with one token and without targets, which fill up the schedule's number of micro-batches."""
     one_BT = torch.zeros(1, 1, dtype=torch.long, device=device)
     return Rows(one_BT, one_BT, one_BT[0, :0], one_BT[0, :0], torch.zeros(0, device=device))

@@ -1,4 +1,4 @@
-"""From a directory of Hugging Face's files to a model."""
+"""Load a model of the archon backend from a directory in Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ def load_archon(
     *,
     activation_checkpointing: bool,
 ) -> ArchonModel:
-    """The model of a directory with float32 weights on the CPU. Raises UnsupportedModel, also where the files have
-    other weights than the definition."""
+    """Load the model in a directory with float32 weights on the CPU.
+
+    Raises UnsupportedModel, also if the files have other weights than the definition.
+    """
     config = read_config(directory)
     with torch.device("meta"):
         model = ArchonModel(config, precision, token_logprobs)
