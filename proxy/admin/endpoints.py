@@ -16,6 +16,7 @@ from proxy.admin.sign_in import SignIn, Visitor, check_origin, local_path
 from proxy.admin.templating import content_hash, render, static_files
 from proxy.admin.token_audit import Colouring, draw_audit
 from proxy.admin.transcript import draw
+from proxy.contract.states import TrainingState
 from proxy.errors import AuthenticationFailed, InvalidRequest, NotFound, PermissionDenied
 from proxy.http.address import client_address, is_https
 from proxy.http.openapi import EVENT_STREAM
@@ -23,7 +24,7 @@ from proxy.http.services import service
 from proxy.overview.endpoints import Overview, VersionNumber, last_event_id, server_sent
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
-from proxy.overview.views import TRAINING_STATES, RunSummary, Snapshot
+from proxy.overview.views import RunSummary, Snapshot
 from proxy.settings import Settings
 
 router = APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=False)
@@ -75,8 +76,8 @@ def _wanted(
 ) -> SessionFilter:
     """Read the filters of a table of sessions from the address; empty fields of a form mean any. Raises
     InvalidRequest."""
-    if training and training not in TRAINING_STATES:
-        raise InvalidRequest(f"training: {training[:40]!r} is none of {', '.join(TRAINING_STATES)}", param="training")
+    if training and training not in set(TrainingState):
+        raise InvalidRequest(f"training: {training[:40]!r} is none of {', '.join(TrainingState)}", param="training")
     return SessionFilter(
         state=state or None,
         training=training or None,
@@ -268,7 +269,7 @@ async def _session_values(
     return {
         "page": page,
         "wanted": wanted,
-        "training_states": TRAINING_STATES,
+        "training_states": tuple(TrainingState),
         "is_first": cursor is None,
         "here": _query(asked | ({"cursor": cursor} if cursor else {})),
         "first": _query(asked),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 from typing import cast as cast_to
 
@@ -32,20 +31,11 @@ from proxy.claims.selection import Candidate, GroupStanding
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.reward import RewardRules
+from proxy.contract.states import ClaimState, RunState, TrainingState
 from proxy.database.prepared import NewRows, Prepared, among, unindexed
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, GroupRow, RunRow, SessionRow
 from proxy.lifecycle.combining import SessionRewards
 from proxy.lifecycle.lifecycle import reward_rules_in, settle
-from proxy.lifecycle.outcomes import TrainingState
-
-_ACTIVE = "active"
-
-
-class ClaimState(StrEnum):
-    LEASED = "leased"
-    COMMITTED = "committed"
-    RELEASED = "released"
-    EXPIRED = "expired"
 
 
 class RunStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +56,7 @@ class ClaimRepository:
         """With `lock`, nobody else claims or commits in this run until the transaction's end."""
         ((state, head_version, config),) = (_RUN_LOCKED if lock else _RUN).run(self._connection, {"of": run_id})
         return RunStanding(
-            is_active=state == _ACTIVE, head_version=head_version, reward_rules=reward_rules_in(config)
+            is_active=state == RunState.ACTIVE, head_version=head_version, reward_rules=reward_rules_in(config)
         )
 
     def may_be_forgotten(self) -> None:

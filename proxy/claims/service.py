@@ -16,11 +16,12 @@ import msgspec
 from sqlalchemy import Connection, Row
 
 from proxy.claims.handing_out import Lease, assembled, hand_out, nothing
-from proxy.claims.repository import ClaimRepository, ClaimState, RunStanding
+from proxy.claims.repository import ClaimRepository, RunStanding
 from proxy.claims.selection import Bounds, Candidate, Selection, select_units
 from proxy.clock import Clock
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply, ReleasedClaims
 from proxy.contract.identifiers import ClaimId, RunId, new_claim_id
+from proxy.contract.states import ClaimState
 from proxy.contract.trajectory import Trajectory
 from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity

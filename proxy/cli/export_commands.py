@@ -15,6 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, errors, finish, out, where
+from proxy.contract.states import SessionState
+from proxy.contract.trajectory import Purpose
 
 _BATCH_BYTES = 4 << 20
 _BATCH_LINES = 64
@@ -25,16 +27,6 @@ _PROGRESS_SECONDS = 5.0
 class FileFormat(StrEnum):
     PARQUET = "parquet"
     JSONL = "jsonl"
-
-
-class Purposes(StrEnum):
-    TRAIN = "train"
-    EVAL = "eval"
-
-
-class States(StrEnum):
-    OPEN = "open"
-    ENDED = "ended"
 
 
 _When = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"], help="UTC.")]
@@ -53,8 +45,8 @@ def export(
     until: _When = None,
     version: Annotated[int | None, typer.Option(min=0, help="Sessions with tokens of this policy version.")] = None,
     min_reward: Annotated[float | None, typer.Option(help="Leaves out the unrewarded as well.")] = None,
-    purpose: Annotated[Purposes | None, typer.Option(help="train or eval.")] = None,
-    state: Annotated[States | None, typer.Option(help="open or ended.")] = None,
+    purpose: Annotated[Purpose | None, typer.Option(help="train or eval.")] = None,
+    state: Annotated[SessionState | None, typer.Option(help="open or ended.")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,

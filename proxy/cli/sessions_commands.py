@@ -11,7 +11,7 @@ import typer
 
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Refused, Url, finish, out, where
 from proxy.contract.identifiers import is_session_id
-from proxy.overview.filters import State, Training
+from proxy.contract.states import SessionState, TrainingState
 
 if TYPE_CHECKING:
     from proxy.cli.operations import Operations
@@ -29,8 +29,8 @@ Run = Annotated[str | None, typer.Option(help="The run's name; needed where ther
 @sessions_app.command("list")
 def sessions_list(
     run: Run = None,
-    state: Annotated[State | None, typer.Option(help="Whether they have ended.")] = None,
-    training: Annotated[Training | None, typer.Option(help="Standing with the trainer.")] = None,
+    state: Annotated[SessionState | None, typer.Option(help="Whether they have ended.")] = None,
+    training: Annotated[TrainingState | None, typer.Option(help="Standing with the trainer.")] = None,
     name: Annotated[str | None, typer.Option(help="All attempts of the client's own name.")] = None,
     group: Annotated[str | None, typer.Option(help="Id or name of their group.")] = None,
     attributed_by: Annotated[str | None, typer.Option(help="Rule that opened them, such as `new` or `path`.")] = None,

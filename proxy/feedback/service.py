@@ -14,6 +14,7 @@ from proxy.auth.service import Principal, PrincipalKind
 from proxy.clock import Clock
 from proxy.contract.identifiers import RewardId, RunId, SessionId, TurnId, is_session_id, new_reward_id
 from proxy.contract.reward import DEFAULT_SOURCE
+from proxy.contract.states import EndReason, TrainingState
 from proxy.database.group_commit import Together
 from proxy.database.unit_of_work import Database
 from proxy.errors import BaseRlError, InvalidRequest
@@ -22,7 +23,7 @@ from proxy.feedback.repository import FeedbackRepository, FoundSession
 from proxy.feedback.rules import apply_changed_rules
 from proxy.feedback.targets import Finder, Target
 from proxy.lifecycle.lifecycle import settle
-from proxy.lifecycle.outcomes import Ending, EndReason, TrainingState
+from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals
 
 _KEY_END = "\x1f"

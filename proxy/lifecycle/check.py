@@ -13,14 +13,13 @@ import msgspec
 from sqlalchemy import Connection, Row, Select, and_, exists, func, or_, select
 
 from proxy.contract.arrays import count_ids, count_logprobs
+from proxy.contract.states import ClaimState, TrainingState
 from proxy.database.migrate import current, missing_columns, newest, opened
 from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
-from proxy.lifecycle.outcomes import TrainingState
 
 _SHOWN = 5
 _PAGE = 500
 """Turns read at once: bounds memory, as one turn may hold a megabyte of arrays."""
-_LEASED, _COMMITTED = "leased", "committed"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +77,7 @@ def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
         select(func.count())
         .select_from(ClaimedSessionRow)
         .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
-        .where(ClaimedSessionRow.session_id == SessionRow.id, ClaimRow.state == _COMMITTED)
+        .where(ClaimedSessionRow.session_id == SessionRow.id, ClaimRow.state == ClaimState.COMMITTED.value)
         .scalar_subquery()
     )
     consumed = SessionRow.training == TrainingState.CONSUMED.value
@@ -93,7 +92,7 @@ def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
         select(SessionRow.id)
         .join(ClaimedSessionRow, ClaimedSessionRow.session_id == SessionRow.id)
         .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
-        .where(ClaimRow.state == _COMMITTED, ~consumed)
+        .where(ClaimRow.state == ClaimState.COMMITTED.value, ~consumed)
         .order_by(SessionRow.id),
     )
     yield (
@@ -102,7 +101,8 @@ def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
         select(SessionRow.id)
         .join(ClaimRow, ClaimRow.id == SessionRow.claim_id, isouter=True)
         .where(
-            SessionRow.training == TrainingState.LEASED.value, or_(ClaimRow.id.is_(None), ClaimRow.state != _LEASED)
+            SessionRow.training == TrainingState.LEASED.value,
+            or_(ClaimRow.id.is_(None), ClaimRow.state != ClaimState.LEASED.value),
         )
         .order_by(SessionRow.id),
     )
@@ -115,7 +115,7 @@ def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
             and_(PolicyVersionRow.run_id == ClaimRow.run_id, PolicyVersionRow.version == ClaimRow.committed_version),
             isouter=True,
         )
-        .where(ClaimRow.state == _COMMITTED, PolicyVersionRow.version.is_(None))
+        .where(ClaimRow.state == ClaimState.COMMITTED.value, PolicyVersionRow.version.is_(None))
         .order_by(ClaimRow.id),
     )
     yield (

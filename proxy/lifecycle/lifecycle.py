@@ -29,21 +29,12 @@ from sqlalchemy import (
 )
 
 from proxy.contract.reward import RewardRules
+from proxy.contract.states import EndReason, Outcome, SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.prepared import Prepared, among, given_rows
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow, RunRow, SessionRow
 from proxy.lifecycle.combining import LedgerEntry, revised_at, session_rewards
-from proxy.lifecycle.outcomes import (
-    Ending,
-    EndReason,
-    Outcome,
-    SessionEnd,
-    SessionFacts,
-    SessionState,
-    TrainingState,
-    ended,
-    training_state,
-)
+from proxy.lifecycle.outcomes import Ending, SessionEnd, SessionFacts, ended, training_state
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.settings import RunSettings
 

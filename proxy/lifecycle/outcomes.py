@@ -6,45 +6,13 @@ Pure: one place decides, for the store, the API and the page.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
 
+from proxy.contract.states import EndReason, Outcome, SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import TurnPlace, TurnState, abandoned_turns
-
-
-class SessionState(StrEnum):
-    OPEN = "open"
-    ENDED = "ended"
-
-
-class TrainingState(StrEnum):
-    """A session's state with the trainer; described at `tables.SessionRow`."""
-
-    PENDING = "pending"
-    READY = "ready"
-    LEASED = "leased"
-    CONSUMED = "consumed"
-    STALE = "stale"
-    EXPIRED = "expired"
-    EXCLUDED = "excluded"
-
-
-class Outcome(StrEnum):
-    """The result of the attempt. `failed` and `cancelled` are not trained unless rewarded."""
-
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class EndReason(StrEnum):
-    REWARD = "reward"
-    EXPLICIT = "explicit"
-    IDLE = "idle"
-    ERASED = "erased"
 
 
 class Ending(NamedTuple):

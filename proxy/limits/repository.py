@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, bindparam, func, insert, select, update
 
+from proxy.contract.states import TrainingState
 from proxy.database.prepared import Prepared
 from proxy.database.tables import RateLimitRow, SessionRow
-from proxy.lifecycle.outcomes import TrainingState
 from proxy.limits.bucket import Level
 from proxy.limits.share import Kind, Levels, Rates, Trade, trade
 

@@ -34,11 +34,12 @@ from fastapi.responses import StreamingResponse
 from proxy.auth.http import principal, require
 from proxy.auth.service import Principal, PrincipalKind
 from proxy.contract.policy import MAX_VERSION
+from proxy.contract.states import SessionState, TrainingState
 from proxy.errors import NotFound, PermissionDenied
 from proxy.http.openapi import EVENT_STREAM, described
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
-from proxy.overview.filters import SessionFilter, State, Training
+from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
 from proxy.runs.served import ServedRun
@@ -105,8 +106,8 @@ async def sessions(
     run: str,
     who: Who,
     overview: Overview,
-    state: State | None = None,
-    training: Training | None = None,
+    state: SessionState | None = None,
+    training: TrainingState | None = None,
     group: str | None = None,
     name: str | None = None,
     attributed_by: str | None = None,

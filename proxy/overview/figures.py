@@ -9,6 +9,7 @@ import msgspec
 
 from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
+from proxy.contract.states import TrainingState
 from proxy.contract.turn import FinishReason, TurnState
 from proxy.database.unit_of_work import Database
 from proxy.overview import assembly
@@ -17,7 +18,7 @@ from proxy.overview.learning import ENOUGH_STEPS, LearningFacts, why_not_learnt
 from proxy.overview.live import RateHistory, Remembered
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.rewards.repository import LedgerRepository
-from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
+from proxy.overview.views import REWARD_WINDOW, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
 from proxy.runs.asking import AskedBatches
 from proxy.settings import RunSettings
 
@@ -142,7 +143,7 @@ class RunFigures:
             created_at=run.created_at,
             head_version=run.head_version,
             serving_version=run.serving_version,
-            sessions={state: totals.sessions.get(state, 0) for state in TRAINING_STATES},
+            sessions={state.value: totals.sessions.get(state, 0) for state in TrainingState},
             session_count=totals.session_count,
             open_sessions=recent.open_sessions,
             turn_count=totals.turns,

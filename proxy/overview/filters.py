@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from proxy.contract.states import SessionState
 from proxy.errors import InvalidRequest
 
 MAX_PAGE = 200
-
-State = Literal["open", "ended"]
-Training = Literal["pending", "ready", "leased", "consumed", "stale", "expired", "excluded"]
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +31,7 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
         Indexes find the sessions of a group, those of a name, and open ones.
         """
-        if self.group is not None or self.name is not None or self.state == "open":
+        if self.group is not None or self.name is not None or self.state == SessionState.OPEN:
             return False
         return any(value is not None for value in msgspec.structs.astuple(self))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from proxy.clock import Clock
+from proxy.contract.states import RunState
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreDamaged, StoreUnavailable
@@ -127,7 +128,7 @@ class HealthCheck:
         if (asked := self._asked.find(run.id)) is not None:
             seen_at = max(seen_at or asked.at, asked.at)
         ready_since = await repository.oldest_ready(run.id)
-        is_awaited = ready_since is not None and now - ready_since > lease and run.state == "active"
+        is_awaited = ready_since is not None and now - ready_since > lease and run.state == RunState.ACTIVE
         if seen_at is not None and now - seen_at <= lease:
             trainer = "active"
         elif is_awaited:
@@ -143,7 +144,7 @@ class HealthCheck:
             serving_version=run.serving_version,
             trainer=trainer,
             trainer_seen_at=seen_at,
-            paused_because=await repository.pause_reason(run.id) if run.state == "paused" else None,
+            paused_because=await repository.pause_reason(run.id) if run.state == RunState.PAUSED else None,
             rejected_version=None if rejected is None else rejected.version,
             rejected_because=None if rejected is None else rejected.rejected_because,
             mismatch=await repository.mismatch(run.id, run.head_version),

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from proxy.contract.states import RunState, TrainingState
+
 ENOUGH_MOVEMENT = 3e-5
 """Sum of the learning rates of a run's steps below which nothing can be seen yet. AdamW moves a weight by about the
 learning rate a step at most, and weights are of the order of 0.01 to 0.1: they have moved by a thousandth at most."""
@@ -56,13 +58,17 @@ def _no_data(facts: LearningFacts) -> Sequence[str]:
         return ()
     if not sum(facts.sessions.values()):
         return ("no agent has called yet",)
-    waiting = facts.sessions.get("pending", 0) + facts.sessions.get("expired", 0) - facts.open_sessions
+    waiting = (
+        facts.sessions.get(TrainingState.PENDING, 0)
+        + facts.sessions.get(TrainingState.EXPIRED, 0)
+        - facts.open_sessions
+    )
     parts = []
     if waiting > 0:
         parts.append(f"{waiting} ended without one")
     if facts.open_sessions:
         parts.append(f"{facts.open_sessions} {'is' if facts.open_sessions == 1 else 'are'} open")
-    if excluded := facts.sessions.get("excluded", 0):
+    if excluded := facts.sessions.get(TrainingState.EXCLUDED, 0):
         parts.append(f"{excluded} {'is' if excluded == 1 else 'are'} not for training (evaluations, failed attempts)")
     said = f" ({', '.join(parts)})" if parts else ""
     return (f"no session has a reward yet{said}: post one number per session to /v1/feedback",)
@@ -103,7 +109,7 @@ def _no_whole_answers(facts: LearningFacts) -> Sequence[str]:
 
 
 def _no_trainer(facts: LearningFacts) -> Sequence[str]:
-    if facts.state == "paused":
+    if facts.state == RunState.PAUSED:
         return ("training is paused: resume the run",)
     if facts.trainer_seen or not _rewarded(facts):
         return ()
@@ -111,11 +117,11 @@ def _no_trainer(facts: LearningFacts) -> Sequence[str]:
 
 
 def _no_batch(facts: LearningFacts) -> Sequence[str]:
-    if facts.head_version or facts.state == "paused":
+    if facts.head_version or facts.state == RunState.PAUSED:
         return ()
-    if facts.sessions.get("leased", 0):
+    if facts.sessions.get(TrainingState.LEASED, 0):
         return ("the first training step is under way",)
-    ready = facts.sessions.get("ready", 0)
+    ready = facts.sessions.get(TrainingState.READY, 0)
     if facts.wanted is None or not _rewarded(facts) or ready >= facts.wanted:
         return ()
     return (
@@ -141,4 +147,7 @@ def _no_movement(facts: LearningFacts) -> Sequence[str]:
 
 
 def _rewarded(facts: LearningFacts) -> int:
-    return sum(facts.sessions.get(state, 0) for state in ("ready", "leased", "consumed", "stale"))
+    return sum(
+        facts.sessions.get(state, 0)
+        for state in (TrainingState.READY, TrainingState.LEASED, TrainingState.CONSUMED, TrainingState.STALE)
+    )

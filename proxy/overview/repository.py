@@ -26,6 +26,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from proxy.contract.policy import VersionState
+from proxy.contract.states import ClaimState, SessionState, TrainingState
+from proxy.contract.trajectory import Purpose
 from proxy.database.prepared import unindexed
 from proxy.database.tables import (
     ClaimedSessionRow,
@@ -46,7 +48,6 @@ AnyRow = Row[*tuple[Any, ...]]
 _Columns = ReadOnlyColumnCollection[str, Any]
 
 _LOGPROB_BYTES = 4
-_CLAIM_STATES = ("leased", "committed", "released", "expired")
 SEARCHED = 4096
 """How many sessions one page of a filtered list goes through."""
 
@@ -131,7 +132,7 @@ class OverviewRepository:
         )
         statement = (
             select(ended.c.group_id, ended.c.reward)
-            .where(ended.c.reward.is_not(None), ended.c.purpose == "train")
+            .where(ended.c.reward.is_not(None), ended.c.purpose == Purpose.TRAIN.value)
             .order_by(ended.c.ended_at.desc())
             .limit(count)
         )
@@ -186,12 +187,12 @@ class OverviewRepository:
         """The claim whose lease reaches furthest: `state`, `created_at`, `lease_expires_at`."""
         newest = [
             select(ClaimRow.state, ClaimRow.created_at, ClaimRow.lease_expires_at)
-            .where(ClaimRow.run_id == run_id, ClaimRow.state == state)
+            .where(ClaimRow.run_id == run_id, ClaimRow.state == state.value)
             .order_by(ClaimRow.lease_expires_at.desc())
             .limit(1)
             .subquery()
             .select()
-            for state in _CLAIM_STATES
+            for state in ClaimState
         ]
         marks = union_all(*newest).subquery()
         statement = select(marks).order_by(marks.c.lease_expires_at.desc()).limit(1)
@@ -200,7 +201,7 @@ class OverviewRepository:
     async def oldest_ready(self, run_id: str) -> float | None:
         """Since when the longest waiting trajectory has been claimable."""
         statement = select(func.min(SessionRow.ready_at)).where(
-            SessionRow.run_id == run_id, SessionRow.training == "ready"
+            SessionRow.run_id == run_id, SessionRow.training == TrainingState.READY.value
         )
         return (await self._connection.execute(statement)).scalar_one()
 
@@ -216,7 +217,7 @@ class OverviewRepository:
                 SessionRow.run_id == run_id,
                 SessionRow.ended_at.is_not(None),
                 SessionRow.reward.is_not(None),
-                SessionRow.purpose == "train",
+                SessionRow.purpose == Purpose.TRAIN.value,
             )
             .subquery()
         )
@@ -252,7 +253,7 @@ class OverviewRepository:
         conditions = [of_run == run_id, *_matching(wanted, SessionRow.__table__.c)]
         if after is not None:
             conditions.append(_below(after))
-        if wanted.state == "open":
+        if wanted.state == SessionState.OPEN:
             conditions.append(is_open())
         if wanted.group is not None:
             named = and_(GroupRow.run_id == run_id, GroupRow.name == wanted.group)
@@ -260,7 +261,7 @@ class OverviewRepository:
             conditions.append(SessionRow.group_id.in_(groups))
         if wanted.name is not None:
             conditions.append(SessionRow.external_id == wanted.name)
-        if wanted.state == "open" or wanted.group is not None or wanted.name is not None:
+        if wanted.state == SessionState.OPEN or wanted.group is not None or wanted.name is not None:
             # Those that their own index finds are sorted: in the order of another, SQLite would go through all.
             by_time = unindexed(SessionRow.created_at)
         statement = _SESSIONS.where(*conditions).order_by(by_time.desc(), SessionRow.id.desc())
@@ -397,7 +398,7 @@ def _newest(run_id: str, after: Cursor | None, columns: Iterable[ColumnElement[A
 def _matching(wanted: SessionFilter, columns: _Columns) -> list[ColumnElement[bool]]:
     """What a session's own columns decide, but for being open."""
     conditions: list[ColumnElement[bool]] = []
-    if wanted.state is not None and wanted.state != "open":
+    if wanted.state is not None and wanted.state != SessionState.OPEN:
         conditions.append(columns["state"] == wanted.state)
     if wanted.training is not None:
         conditions.append(columns["training"] == wanted.training)
@@ -440,5 +441,5 @@ _TRAININGS = (
         ClaimRow.committed_version.label("version"),
     )
     .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
-    .where(unindexed(ClaimRow.state) == "committed", ClaimRow.committed_version.is_not(None))
+    .where(unindexed(ClaimRow.state) == ClaimState.COMMITTED.value, ClaimRow.committed_version.is_not(None))
 )

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from proxy.clock import Clock
 from proxy.contract.policy import MAX_VERSION
+from proxy.contract.states import RunState, TrainingState
 from proxy.database.audits import session_audit
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFaults
 from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.lifecycle.events import append_event
-from proxy.lifecycle.outcomes import TrainingState
 from proxy.lifecycle.signals import Signals
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.metrics import LastStep
@@ -174,17 +174,19 @@ class OverviewService:
     async def pause(self, name_or_id: str, *, reason: str | None = None) -> RunSummary:
         """The trainer gets no more trajectories of a paused run; agents are served. A reason is a problem that is
         shown until the run goes on. Raises Conflict if archived."""
-        return await self._switch(name_or_id, "paused", "run.paused", {"reason": reason} if reason else {})
+        return await self._switch(name_or_id, RunState.PAUSED, "run.paused", {"reason": reason} if reason else {})
 
     async def resume(self, name_or_id: str) -> RunSummary:
-        return await self._switch(name_or_id, "active", "run.resumed", {})
+        return await self._switch(name_or_id, RunState.ACTIVE, "run.resumed", {})
 
-    async def _switch(self, name_or_id: str, state: str, kind: str, data: dict[str, str]) -> RunSummary:
+    async def _switch(self, name_or_id: str, state: RunState, kind: str, data: dict[str, str]) -> RunSummary:
         run = await self._run_row(name_or_id)
-        if run.state == "archived":
+        if run.state == RunState.ARCHIVED:
             raise Conflict(f"the run {run.name!r} is archived")
         async with self._database.write() as connection:
-            if await OverviewRepository(connection).set_run_state(run.id, state, unless="archived"):
+            if await OverviewRepository(connection).set_run_state(
+                run.id, state.value, unless=RunState.ARCHIVED.value
+            ):
                 await append_event(connection, run_id=run.id, kind=kind, data=data, now=self._clock())
         self._signals.events.notify()
         self._signals.trajectories.notify()

@@ -14,7 +14,6 @@ from proxy.contract.policy import WeightsReference
 from proxy.contract.turn import VersionSpan
 from proxy.overview.rewards.views import PreferenceView, RewardItem
 
-TRAINING_STATES = ("pending", "ready", "leased", "consumed", "stale", "expired", "excluded")
 REWARD_WINDOW = 128
 """Over how many of the last rewarded sessions a run's mean reward is taken."""
 

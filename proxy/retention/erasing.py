@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 
 from proxy.auth.service import Credentials
 from proxy.clock import Clock
+from proxy.contract.states import TrainingState
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
 from proxy.lifecycle.events import add_event
@@ -113,7 +114,7 @@ class EraseService:
                 LearntFrom(run=run, version=version, sessions=sessions)
                 for (run, version), sessions in sorted(learnt.items())
             ),
-            leased=sum(row.sessions for row in rows if row.training == "leased"),
+            leased=sum(row.sessions for row in rows if row.training == TrainingState.LEASED),
             content_left=sum(row.with_content for row in rows),
             dry_run=dry_run,
         )

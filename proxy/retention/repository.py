@@ -24,6 +24,7 @@ from sqlalchemy import (
     update,
 )
 
+from proxy.contract.states import EndReason, SessionState, TrainingState
 from proxy.database.tables import (
     NO_CONVERSATION,
     PolicyVersionRow,
@@ -35,7 +36,6 @@ from proxy.database.tables import (
     TokenAuditRow,
     TurnRow,
 )
-from proxy.lifecycle.outcomes import EndReason, SessionState, TrainingState
 
 AnyRow = Row[*tuple[Any, ...]]
 

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import VersionState
+from proxy.contract.states import RunState
 from proxy.database.tables import (
     ApiKeyRow,
     ClaimRow,
@@ -18,8 +19,6 @@ from proxy.database.tables import (
     RunRow,
     SessionRow,
 )
-
-ACTIVE = "active"
 
 
 class RunRepository:
@@ -52,7 +51,7 @@ class RunRepository:
             insert(RunRow).values(
                 id=run_id,
                 name=name,
-                state=ACTIVE,
+                state=RunState.ACTIVE.value,
                 base_model=base_model,
                 config=config,
                 reward_rules=reward_rules,

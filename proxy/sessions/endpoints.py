@@ -12,13 +12,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictFloat, 
 
 from proxy.auth.http import principal, require
 from proxy.auth.service import PrincipalKind
+from proxy.contract.states import Outcome
 from proxy.contract.trajectory import Purpose
 from proxy.errors import InvalidRequest
 from proxy.http.address import client_address
 from proxy.http.body import json_body, validated
 from proxy.http.openapi import described
 from proxy.http.services import service
-from proxy.lifecycle.outcomes import Outcome
 from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import checked_name
 from proxy.sessions.opening import SessionSpec

@@ -14,10 +14,10 @@ import msgspec
 from sqlalchemy import Connection
 
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, is_session_id, new_session_id
+from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.group_commit import Together
 from proxy.errors import Gone, InvalidRequest, NameUsed
-from proxy.lifecycle.outcomes import SessionState, TrainingState
 from proxy.limits.service import Admission
 from proxy.runs.service import RunView
 from proxy.sessions.identification import AttributedBy, Name, SessionHints

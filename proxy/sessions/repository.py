@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
+from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.turn import Continuation, TurnState
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
 from proxy.database.tables import (
@@ -41,7 +42,6 @@ from proxy.database.tables import (
 )
 from proxy.errors import Conflict
 from proxy.lifecycle.lifecycle import is_open
-from proxy.lifecycle.outcomes import SessionState, TrainingState
 from proxy.lifecycle.preferences import preferences_about
 from proxy.lifecycle.session_names import session_called
 

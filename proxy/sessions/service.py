@@ -13,13 +13,14 @@ from proxy.auth.http import require
 from proxy.auth.service import Credentials, KeyRequest, NewKey, Principal, PrincipalKind
 from proxy.clock import Clock
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, TurnId, is_session_id
+from proxy.contract.states import EndReason, Outcome, SessionState
 from proxy.contract.trajectory import Purpose
 from proxy.database.audits import session_audit
 from proxy.database.unit_of_work import Database, retried
 from proxy.errors import Conflict, NotFound, PermissionDenied, StoreUnavailable
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.lifecycle import lock_sessions, settle
-from proxy.lifecycle.outcomes import Ending, EndReason, Outcome, SessionState
+from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.limits.service import Admission, RunLimits

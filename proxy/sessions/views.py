@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row
 
+from proxy.contract.states import TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import TurnPlace, TurnState
 from proxy.database.audits import SessionAudit
-from proxy.lifecycle.outcomes import TrainingState, TurnFacts, explanation, standing_of, untrained_turns
+from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 
 _LOGPROB_BYTES = 4
 

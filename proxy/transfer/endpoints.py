@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Depends, Query, Request
@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from proxy.auth.http import principal, require
 from proxy.auth.service import PrincipalKind
 from proxy.contract.policy import MAX_VERSION
+from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.errors import UnsupportedParameter
 from proxy.http.openapi import described
@@ -63,8 +64,8 @@ async def export(
     version: Annotated[int | None, Query(ge=0, le=MAX_VERSION)] = None,
     min_reward: Number = None,
     purpose: Purpose | None = None,
-    state: Literal["open", "ended"] | None = None,
-    training: Literal["pending", "ready", "leased", "consumed", "stale", "expired", "excluded"] | None = None,
+    state: SessionState | None = None,
+    training: TrainingState | None = None,
     task: str | None = None,
     session: Annotated[list[str] | None, Query(max_length=1000)] = None,
 ) -> Response:

@@ -12,6 +12,7 @@ from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.export import SESSION_FORMAT
 from proxy.contract.identifiers import TurnId
 from proxy.contract.reward import RewardRules
+from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, TurnState
 from proxy.database.tables import GroupRow, RewardRow, RunRow, SessionRow, TurnRow
@@ -32,8 +33,8 @@ class ExportFilter(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None = None
     min_reward: float | None = None
     purpose: Purpose | None = None
-    state: str | None = None
-    training: str | None = None
+    state: SessionState | None = None
+    training: TrainingState | None = None
     task: str | None = None
     sessions: tuple[str, ...] | None = None
 

@@ -14,6 +14,7 @@ import msgspec
 
 from proxy.contract.export import SESSION_FORMAT, ExportedSession, ExportedSessionTurn
 from proxy.contract.identifiers import SessionId, TurnId
+from proxy.contract.states import Outcome, SessionState
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, VersionSpan
 from proxy.database.packed_json import json_text
 
@@ -108,9 +109,9 @@ def check(record: SessionRecord) -> None:
         raise InvalidRecord(f"format is {SESSION_FORMAT!r}, not {record.format!r} - at `$.format`")
     if not 0 < len(record.session_id) <= 40:
         raise InvalidRecord("an id is 1 to 40 characters - at `$.session_id`")
-    if record.state not in ("open", "ended"):
+    if record.state not in set(SessionState):
         raise InvalidRecord("state is open or ended - at `$.state`")
-    if record.outcome not in (None, "completed", "failed", "cancelled"):
+    if record.outcome is not None and record.outcome not in set(Outcome):
         raise InvalidRecord("outcome is completed, failed, cancelled or null - at `$.outcome`")
     lengths: list[int] = []
     for index, turn in enumerate(record.turns):

@@ -16,10 +16,10 @@ from proxy.contract.identifiers import (
     new_session_id,
     new_turn_id,
 )
+from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import GroupRow, RewardRow, SessionRow, SessionUserRow, TurnRow
 from proxy.lifecycle.lifecycle import settle
-from proxy.lifecycle.outcomes import SessionState, TrainingState
 from proxy.transfer.records import SessionRecord, TurnRecord, as_turn
 from proxy.turns.assembly import trainable_turns
 

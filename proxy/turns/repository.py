@@ -35,13 +35,13 @@ from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.arrays import widened_ids
 from proxy.contract.identifiers import TurnId
+from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, TurnState, VersionSpan
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
 from proxy.lifecycle.lifecycle import is_open, settle
-from proxy.lifecycle.outcomes import SessionState, TrainingState
 from proxy.turns.assembly import PathPiece, StoredTurn
 
 _HASHES = 500

@@ -15,6 +15,7 @@ from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.claim import CommitRequest
 from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.policy import VersionState, WeightsReference
+from proxy.contract.states import ClaimState, TrainingState
 from proxy.contract.step import TokenAudit
 from proxy.database.tables import (
     ClaimedSessionRow,
@@ -27,14 +28,11 @@ from proxy.database.tables import (
 )
 from proxy.errors import Conflict
 from proxy.lifecycle.lifecycle import settle
-from proxy.lifecycle.outcomes import TrainingState
 
 AnyRow = Row[*tuple[Any, ...]]
 
 _CHUNK = 500
 _ENDED = (VersionState.RETIRED.value, VersionState.REJECTED.value)
-_LEASED = "leased"
-_COMMITTED = "committed"
 
 
 def storable(value: Any) -> Any:
@@ -162,7 +160,7 @@ class VersionRepository:
             .where(
                 ClaimRow.id.in_(claim_ids),
                 ClaimRow.run_id == run_id,
-                ClaimRow.state == _LEASED,
+                ClaimRow.state == ClaimState.LEASED.value,
                 ClaimRow.lease_expires_at > now,
             )
             .with_for_update(key_share=True)
@@ -216,7 +214,7 @@ class VersionRepository:
         """
         claims = ClaimRow.id.in_(claim_ids)
         await self._connection.execute(
-            update(ClaimRow).where(claims).values(state=_COMMITTED, committed_version=version)
+            update(ClaimRow).where(claims).values(state=ClaimState.COMMITTED.value, committed_version=version)
         )
         consumed = await self._connection.execute(
             update(SessionRow)

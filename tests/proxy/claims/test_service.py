@@ -7,10 +7,10 @@ import pytest
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimedBatch, ClaimRequest
 from proxy.contract.identifiers import ClaimId
+from proxy.contract.states import Outcome
 from proxy.contract.turn import TurnState
 from proxy.database.tables import ClaimedSessionRow, ClaimRow
 from proxy.errors import Conflict, InvalidRequest
-from proxy.lifecycle.outcomes import Outcome
 from tests.proxy.turns.world import World
 
 

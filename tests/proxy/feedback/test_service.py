@@ -8,12 +8,12 @@ from sqlalchemy import Connection, insert, select
 
 from proxy.auth.service import PrincipalKind
 from proxy.contract.identifiers import new_turn_id
+from proxy.contract.states import Outcome
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import ClaimedSessionRow, ClaimRow, RewardRow
 from proxy.errors import Gone, InvalidRequest, NotFound, PermissionDenied, StoreUnavailable
 from proxy.feedback.repository import FeedbackRepository
 from proxy.feedback.service import Effect, FeedbackItem, FeedbackService, Receipt
-from proxy.lifecycle.outcomes import Outcome
 from proxy.sessions.identification import SessionHints
 from proxy.sessions.opening import SessionSpec
 from proxy.settings import RunSettings

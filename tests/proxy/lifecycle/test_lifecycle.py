@@ -5,15 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from proxy.contract.states import Outcome, SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
-from proxy.lifecycle.outcomes import (
-    OUT_OF_OUR_HANDS,
-    Outcome,
-    SessionFacts,
-    SessionState,
-    TrainingState,
-    training_state,
-)
+from proxy.lifecycle.outcomes import OUT_OF_OUR_HANDS, SessionFacts, training_state
 
 facts = st.builds(
     SessionFacts,

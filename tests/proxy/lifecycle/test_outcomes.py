@@ -6,16 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.contract.states import EndReason, Outcome, SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import TurnPlace, TurnState
 from proxy.lifecycle.outcomes import (
     Ending,
-    EndReason,
-    Outcome,
     SessionEnd,
     SessionStanding,
-    SessionState,
-    TrainingState,
     TurnFacts,
     ended,
     explanation,

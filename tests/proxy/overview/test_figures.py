@@ -16,14 +16,14 @@ from sqlalchemy import select
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId
+from proxy.contract.states import Outcome, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import PolicyVersionRow, SessionRow
 from proxy.feedback.service import FeedbackItem
-from proxy.lifecycle.outcomes import Outcome
 from proxy.overview import figures
 from proxy.overview.assembly import bucket_stride, reward_points
 from proxy.overview.service import OverviewService
-from proxy.overview.views import REWARD_WINDOW, TRAINING_STATES, RewardPoint
+from proxy.overview.views import REWARD_WINDOW, RewardPoint
 from proxy.retention.erasing import EraseService, ErasureTarget
 from proxy.sessions.opening import SessionSpec
 from proxy.versions.service import VersionService
@@ -55,7 +55,7 @@ async def recounted(store: Store) -> Figures:
     parts = [rewarded[start : start + stride] for start in range(0, len(rewarded), stride)]
     buckets = [(len(part), part[-1][0], sum(reward for _, _, reward in part)) for part in parts]
     return Figures(
-        sessions={state: sum(row.training == state for row in sessions) for state in TRAINING_STATES},
+        sessions={state: sum(row.training == state for row in sessions) for state in TrainingState},
         turns=sum(row.turn_count for row in sessions),
         last_activity_at=max((row.last_active_at for row in sessions), default=None),
         swaps=sum(row.version > 0 and row.served_at is not None for row in versions),

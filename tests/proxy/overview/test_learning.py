@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.contract.states import TrainingState
 from proxy.overview.learning import ENOUGH_MOVEMENT, ENOUGH_STEPS, LearningFacts, why_not_learnt
-from proxy.overview.views import TRAINING_STATES
 
 UNEQUAL = tuple((None, float(index % 2)) for index in range(16))
 
@@ -86,7 +86,7 @@ def test_the_reason_is_said(said: dict[str, Any], reasons: list[str]) -> None:
         LearningFacts,
         state=st.sampled_from(["active", "paused"]),
         head_version=st.integers(0, 200),
-        sessions=st.dictionaries(st.sampled_from(TRAINING_STATES), st.integers(0, 500)),
+        sessions=st.dictionaries(st.sampled_from([state.value for state in TrainingState]), st.integers(0, 500)),
         open_sessions=st.integers(0, 50),
         rewards=st.lists(st.tuples(st.none() | st.sampled_from("ab"), st.floats(-1, 1)), max_size=40),
         learning_rates=st.lists(st.floats(0, 1e-3), max_size=20),

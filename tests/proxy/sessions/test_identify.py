@@ -14,10 +14,10 @@ from sqlalchemy import func, select
 
 from proxy.auth.service import PrincipalKind
 from proxy.contract.identifiers import SessionId, TurnId, new_session_id, new_turn_id
+from proxy.contract.states import Outcome
 from proxy.database.tables import SessionRow
 from proxy.errors import NameUsed
 from proxy.feedback.service import FeedbackItem
-from proxy.lifecycle.outcomes import Outcome
 from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunDirectory
 from proxy.sessions.growing import LonePrompt

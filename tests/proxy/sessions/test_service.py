@@ -8,11 +8,11 @@ from sqlalchemy import func, select
 
 from proxy.auth.service import PrincipalKind
 from proxy.contract.identifiers import new_session_id
+from proxy.contract.states import Outcome, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import EventRow, GroupRow, SessionRow
 from proxy.errors import InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.service import FeedbackItem
-from proxy.lifecycle.outcomes import Outcome, TrainingState
 from proxy.sessions.identification import AttributedBy, Name, SessionHints
 from proxy.sessions.opening import SessionSpec
 from proxy.sessions.service import Swept

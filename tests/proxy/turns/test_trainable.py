@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from proxy.contract.identifiers import SessionId
+from proxy.contract.states import Outcome
 from proxy.contract.turn import TurnState
-from proxy.lifecycle.outcomes import Outcome
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.turns.assembly import trainable_turns
 from proxy.turns.service import TurnRecord

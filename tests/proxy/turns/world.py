@@ -18,11 +18,12 @@ from proxy.contract.identifiers import (
     new_session_id,
     new_turn_id,
 )
+from proxy.contract.states import EndReason, Outcome
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, TurnState, VersionSpan
 from proxy.database.tables import Base, EventRow, GroupRow, RewardRow, RunRow, SessionRow
 from proxy.database.unit_of_work import Database
 from proxy.lifecycle.lifecycle import settle
-from proxy.lifecycle.outcomes import Ending, EndReason, Outcome
+from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunDirectory, RunView
 from proxy.settings import RunSettings
