@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
         """End the calls in flight once their grace period is over. Each is recorded as truncated, with its tokens so
         far, and its client gets the end of its stream."""
         await asyncio.sleep(self._grace)
-        await self._app.services.chat.aclose()
+        await self._app.services.calls.aclose()
 
 
 def _is_worth_a_line(app: Application, record: logging.LogRecord) -> bool:

@@ -35,7 +35,7 @@ async def start_background(services: Services, stack: AsyncExitStack) -> None:
     )
     await stack.enter_async_context(_running("engine watch", watch.run_forever()))
     # Calls that still generate are recorded on the way out, so this comes before the engine's tasks stop.
-    stack.push_async_callback(services.chat.aclose)
+    stack.push_async_callback(services.calls.aclose)
     await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, services.erasing.listen))
 
     async def sweep() -> None:

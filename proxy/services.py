@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 
 from proxy.admin.sign_in import SignIn
 from proxy.auth.service import Credentials
-from proxy.calls.service import ChatService
+from proxy.calls.service import CallService
 from proxy.claims.service import ClaimService
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
@@ -30,7 +29,6 @@ from proxy.sessions.service import SessionService
 from proxy.settings import EngineKind, Settings
 from proxy.startup import begin_run, open_database, prepare_data_dir
 from proxy.steps.service import StepService
-from proxy.tokens.template import ChatTemplate
 from proxy.transfer.service import TransferService
 from proxy.turns.service import TrajectoryStore
 from proxy.versions.inspector import WeightsInspector
@@ -61,7 +59,7 @@ class Services:
     erasing: EraseService
     retention: RetentionService
     swaps: SwapController
-    chat: ChatService
+    calls: CallService
     overview: OverviewService
 
     def each(self) -> tuple[object, ...]:
@@ -99,10 +97,6 @@ async def build_services(
     stack.push_async_callback(inspector.aclose)
     erasing = EraseService(database, runs, credentials, signals, clock, observer=metrics)
     faults = EngineFaults(clock)
-    # In a thread: loading a tokeniser takes seconds, and the probes answer meanwhile.
-    template = await asyncio.to_thread(
-        ChatTemplate.load, run.base_model, allow_control_tokens=settings.run.allow_control_tokens
-    )
     swaps = SwapController(
         database=database,
         engine=engine,
@@ -113,29 +107,28 @@ async def build_services(
         health_interval_seconds=settings.engine.health_interval_seconds,
         observer=metrics,
     )
-    chat = ChatService(
+    calls = CallService(
         settings=settings,
-        template=template,
         runs=runs,
         sessions=sessions,
         trajectories=TrajectoryStore(database=database, clock=clock, signals=signals),
         swaps=swaps,
-        engine=engine,
         clock=clock,
         observer=metrics,
         limits=limits,
         activity=activity,
         faults=faults,
     )
-    signals.erasures.listen(chat.forget)
-    signals.requested_erasures.listen(chat.forget_texts)
+    runtime = await calls.runtimes.load(run)  # now: a model that cannot be loaded must end the start
+    signals.erasures.listen(calls.forget)
+    signals.requested_erasures.listen(calls.forget_texts)
     overview = OverviewService(
         database=database,
         clock=clock,
         signals=signals,
         swaps=swaps,
         data_dir=settings.server.data_dir,
-        token_text=template.readable_token,
+        token_text=runtime.template.readable_token,
         faults=faults,
         asked=asked,
         has_weights=settings.engine.kind != EngineKind.SCRIPTED,
@@ -151,7 +144,7 @@ async def build_services(
         credentials=credentials,
         sign_in=SignIn(secret=secret, clock=clock, credentials=credentials, database=database),
         runs=runs,
-        served=ServedRun(run=run, context_length=chat.context_length, weight_formats=swaps.formats),
+        served=ServedRun(run=run, context_length=runtime.context_length, weight_formats=swaps.formats),
         sessions=sessions,
         feedback=feedback,
         claims=ClaimService(database=database, clock=clock, signals=signals, activity=activity, asked=asked),
@@ -164,6 +157,6 @@ async def build_services(
         erasing=erasing,
         retention=RetentionService(database, runs, erasing, clock),
         swaps=swaps,
-        chat=chat,
+        calls=calls,
         overview=overview,
     )

@@ -1,4 +1,4 @@
-"""From a call and its prompts to the answers that are ready to be generated, one for every choice."""
+"""Plan the answers of a call, one for every choice of every prompt."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from proxy.calls.call import ModelCall
 from proxy.calls.capture import CallPlan
 from proxy.calls.constraints import AnswerConstraints, PromisedAnswer
 from proxy.calls.prompts import PlannedPrompt
-from proxy.calls.recording import CallContext
 from proxy.calls.sampling import for_choice, resolve_sampling
 from proxy.clock import Clock
 from proxy.contract.identifiers import new_turn_id
+from proxy.runs.service import RunView
+from proxy.sessions.identification import SessionContext
 from proxy.tokens.output import OutputFormat
 from proxy.tokens.template import ChatTemplate
 
 
 class ChoicePlanner:
-    """Plans answers of one model, which writes its calls and thoughts in one form."""
+    """Plans the answers of one model, by the format in which it writes tool calls and reasoning."""
 
     def __init__(self, template: ChatTemplate, output: OutputFormat, clock: Clock) -> None:
         self._template = template
@@ -29,33 +30,34 @@ class ChoicePlanner:
 
     @property
     def reads_calls(self) -> bool:
-        """Whether the model's tool calls are recognised."""
+        """Whether tool calls are recognised in the model's answers."""
         return self._output.tool_format is not None
 
     def read_as(self, call: ModelCall) -> OutputFormat:
-        """What goes on from a bare prompt is text."""
+        """Return the format of the answers. Raw completions are never parsed for tool calls or reasoning."""
         return OutputFormat() if call.prompts else self._output
 
     def promised(self, call: ModelCall) -> PromisedAnswer | None:
-        """What the answers are held to. Raises UnsupportedParameter for what cannot be enforced."""
+        """Return the form that the call's answers must have. Raise UnsupportedParameter if it cannot be enforced."""
         return self._constraints.of(call, self.read_as(call))
 
     def plans(
         self,
         call: ModelCall,
-        context: CallContext,
+        run: RunView,
+        session: SessionContext,
         prompts: Sequence[PlannedPrompt],
         promised: PromisedAnswer | None,
     ) -> list[CallPlan]:
-        """One for every choice, those of the first prompt first."""
+        """Return one plan for every choice, those of the first prompt first."""
         now = self._clock()
         one_call = call.calls_allowed and (not call.parallel_calls or self._template.single_calls)
         call_end = self._output.call_end if one_call else None
         samplings = [
             resolve_sampling(
                 call.sampling,
-                run=context.served.run.settings,
-                purpose=context.session.purpose,
+                run=run.settings,
+                purpose=session.purpose,
                 template=self._template,
                 prompt_tokens=len(prompt.plan.input_ids),
                 prompt_param="prompt" if call.prompts else "messages",
@@ -72,8 +74,8 @@ class ChoicePlanner:
         return [
             CallPlan(
                 turn_id=new_turn_id(),
-                session_id=context.session.id,
-                run_id=context.served.run.id,
+                session_id=session.id,
+                run_id=run.id,
                 call=call,
                 prompt=prompts[index // call.n],
                 sampling=for_choice(samplings[index // call.n], index % call.n),

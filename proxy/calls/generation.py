@@ -58,7 +58,7 @@ class Generation:
         slots: asyncio.Semaphore,
         clock: Clock,
         record: Record,
-        vacate: Callable[[], Awaitable[None]],
+        vacate: Callable[[], Awaitable[object]] | None,
         faults: EngineFaults,
         vocabulary_size: int,
         engine_lost: Callable[[], None],
@@ -78,7 +78,8 @@ class Generation:
         self._faults = faults
         self._vocabulary_size = vocabulary_size
         self._engine_lost = engine_lost
-        self._holders = 0
+        self.holders = 0
+        """How many requests wait for it."""
         self._started: set[str] = set()
         self._limits: list[asyncio.Timeout] = []
         self._deltas: list[Delta] = []
@@ -105,11 +106,11 @@ class Generation:
         return self.head.prompt_tokens + generated if generated else 0
 
     def hold(self) -> None:
-        self._holders += 1
+        self.holders += 1
 
     def release(self) -> None:
-        self._holders -= 1
-        if self._holders <= 0 and not self.done:
+        self.holders -= 1
+        if self.holders <= 0 and not self.done:
             self.abandon()
 
     def abandon(self) -> None:
@@ -163,7 +164,7 @@ class Generation:
     async def _run(self) -> Answer:
         try:
             states = await self._generate_or_record_failure()
-            if self.abandoned and self._holders <= 0:  # also where the engine was quicker: nobody is given the answer
+            if self.abandoned and self.holders <= 0:  # also where the engine was quicker: nobody is given the answer
                 states = [TurnState.TRUNCATED] * len(states)
             if TurnState.TRUNCATED in states and not any(capture.token_count for capture in self._captures):
                 raise Unavailable("the call was ended before its first token")
@@ -171,7 +172,8 @@ class Generation:
                 self._tell(capture.flush())
             return await self._record(tuple(zip(self._captures, states, strict=True)))
         except BaseRlError:
-            if not self._has_recorded:  # before the client hears of it: a session that it opened is gone then
+            # Before the client sees the error: a session that the call opened must be gone by then.
+            if self._vacate is not None and not self._has_recorded:
                 await self._vacate()
             raise
         finally:

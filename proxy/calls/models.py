@@ -1,115 +1,121 @@
-"""Which model a name stands for: a run's serving version."""
+"""Which run a key asks for, by which names, and the version and engine that answer for it."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from proxy.auth.service import Principal
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
+from proxy.engines.protocol import Engine
 from proxy.errors import EngineUnavailable, ModelNotFound, StoreUnavailable
 from proxy.runs.service import RunDirectory, RunView
 
-_KEPT_SECONDS = 1.0
-OWNER = "base-rl"
+_FRESH_SECONDS = 1.0
+"""How old a run's row may be. A change of the run's settings reaches the next calls this late."""
 
 
 class ServingVersions(Protocol):
-    """What the engine holds now (`serving.reconciler.SwapController`)."""
+    """Which engine serves which version of a run (`serving.reconciler.SwapController`)."""
 
     @property
     def engine_ready(self) -> bool: ...
 
-    def serving(self, run_id: RunId) -> int | None: ...
+    def serving(self, run_id: RunId) -> int | None:
+        """Return the version of the run that its engine holds now; None while there is none."""
+        ...
+
+    def engine_of(self, run_id: RunId) -> Engine:
+        """Return the engine that generates for the run."""
+        ...
 
     def recheck_engine(self) -> None:
         """Ask the engine at once what it holds: a call has lost its connection."""
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, and the version that answers for it now."""
+    """A run, the version that serves it now, and the engine that holds this version."""
 
     run: RunView
     version: int
+    engine: Engine
 
 
 class ModelCatalog:
-    """A run's row is read again after a second; what serves is asked every time."""
+    """Finds the run of a key, and what serves it now. Rows of runs are a second old at most."""
 
     def __init__(
         self, runs: RunDirectory, swaps: ServingVersions, clock: Clock, *, outlives_store: bool = False
     ) -> None:
-        """`outlives_store`: while the store is unavailable, a run is taken to be as it was last seen."""
+        """`outlives_store`: while the store is unavailable, use a run's row as it was last read."""
         self._outlives_store = outlives_store
         self._runs = runs
         self._swaps = swaps
         self._clock = clock
-        self._kept: dict[str, tuple[float, RunView]] = {}
+        self._rows: dict[str, tuple[float, RunView]] = {}
+        """Runs by id, with the time at which each was read."""
         self._reading = asyncio.Lock()
 
-    async def resolve(self, principal: Principal, name: str) -> ServedModel:
-        """The model `name` of the key's run.
-
-        Raises ModelNotFound for what is not served under this key, EngineUnavailable while nothing is.
-        """
+    async def run_of(self, principal: Principal) -> RunView:
+        """Return the run that the key belongs to. Raise ModelNotFound for a key that belongs to none."""
         if principal.run_id is None:
             raise ModelNotFound(
-                f"this key belongs to no run, so it has no model {name!r}: call with a run or session key",
-                param="model",
+                "this key belongs to no run, so it has no model: call with a run or session key", param="model"
             )
-        run = await self._run(principal.run_id)
+        run = self._fresh(principal.run_id)
+        return await self._read(principal.run_id) if run is None else run
+
+    def served(self, run: RunView, name: str) -> ServedModel:
+        """Return the version and the engine that answer for `run` now, if `name` means them.
+
+        Raise ModelNotFound for another name, EngineUnavailable while no engine serves the run.
+        """
         version = self._swaps.serving(run.id)
         if not self._swaps.engine_ready or version is None:
             _check_name(run, name, run.serving_version)
             raise EngineUnavailable(f"no engine serves the run {run.name!r} now", retry_after=2.0)
         _check_name(run, name, version)
-        return ServedModel(run=run, version=version)
+        return ServedModel(run=run, version=version, engine=self._swaps.engine_of(run.id))
 
-    async def listing(self, principal: Principal) -> list[dict[str, Any]]:
-        """The models that `resolve` finds, as OpenAI lists them."""
-        runs = [await self._run(principal.run_id)] if principal.run_id is not None else await self._runs.list_()
-        return [
-            {"id": name, "object": "model", "created": int(run.created_at), "owned_by": OWNER}
-            for run in runs
-            for name in self._names(run)
-        ]
+    async def visible_to(self, principal: Principal) -> list[RunView]:
+        """Return the runs that the key may list: its own, or all of them for a key that belongs to none."""
+        return await self._runs.list_() if principal.run_id is None else [await self.run_of(principal)]
 
-    def _names(self, run: RunView) -> list[str]:
+    def names_of(self, run: RunView) -> list[str]:
+        """Return the names under which the run is listed; `served` takes them all."""
         version = self._swaps.serving(run.id)
         if version is None:
             return [run.name]
         names = [run.name, f"{run.name}@latest", f"{run.name}@{version}"]
         return [*names, run.settings.model] if version == 0 and run.settings.model else names
 
-    async def _run(self, run_id: str) -> RunView:
-        run = self._fresh(run_id)
-        if run is None:
-            async with self._reading:  # of the calls that find it old at one time, one reads it
-                run = self._fresh(run_id)
-                if run is None:
-                    now = self._clock()
-                    try:
-                        run = await self._runs.by_id(run_id)
-                    except StoreUnavailable:
-                        if not self._outlives_store or run_id not in self._kept:
-                            raise
-                        run = self._kept[run_id][1]
-                    self._kept[run_id] = (now, run)
+    async def _read(self, run_id: str) -> RunView:
+        async with self._reading:  # many calls find a row too old at the same time: one of them reads it
+            run = self._fresh(run_id)
+            if run is None:
+                now = self._clock()
+                try:
+                    run = await self._runs.by_id(run_id)
+                except StoreUnavailable:
+                    if not self._outlives_store or run_id not in self._rows:
+                        raise
+                    run = self._rows[run_id][1]
+                self._rows[run_id] = (now, run)
         return run
 
     def _fresh(self, run_id: str) -> RunView | None:
-        kept = self._kept.get(run_id)
-        if kept is None or not kept[0] <= self._clock() < kept[0] + _KEPT_SECONDS:
+        known = self._rows.get(run_id)
+        if known is None or not known[0] <= self._clock() < known[0] + _FRESH_SECONDS:
             return None
-        return kept[1]
+        return known[1]
 
 
 def _check_name(run: RunView, name: str, version: int) -> None:
-    """Raises ModelNotFound unless `name` means this run at this version."""
+    """Raise ModelNotFound unless `name` means this run at this version."""
     if name in (run.name, f"{run.name}@latest", f"{run.name}@{version}"):
         return
     if name in (run.base_model, run.settings.model, Path(run.base_model).name):

@@ -11,9 +11,9 @@ from proxy.calls.call import STORE_UNAVAILABLE, Answer, Choice, Dialect, StreamH
 from proxy.calls.capture import CallPlan, Capture
 from proxy.calls.models import ServedModel
 from proxy.calls.observer import TurnObserver
-from proxy.calls.redacting import TurnRedactor
+from proxy.calls.runtime import ModelRuntime
 from proxy.clock import Clock
-from proxy.contract.identifiers import SessionId, TurnId
+from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, StoreUnavailable
 from proxy.sessions.growing import LonePrompt
@@ -21,7 +21,6 @@ from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
 from proxy.tokens.canonical import extend_hash, without_thought
 from proxy.tokens.prefix import PromptPlan
-from proxy.tokens.raw import CompletionIndex
 from proxy.turns.service import TrajectoryStore, TurnRecord
 
 
@@ -30,6 +29,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 
     dialect: Dialect
     served: ServedModel
+    runtime: ModelRuntime
     session: SessionContext
     idempotency_key: str | None
     users: tuple[bytes, ...] = ()
@@ -47,19 +47,15 @@ class TurnRecorder:
         self,
         trajectories: TrajectoryStore,
         sessions: SessionService,
-        completions: CompletionIndex,
         clock: Clock,
         observer: TurnObserver | None,
-        redactor: TurnRedactor | None = None,
         *,
         serves_unrecorded: bool = False,
     ) -> None:
         """`serves_unrecorded`: answer also when the store cannot record the turns."""
         self._serves_unrecorded = serves_unrecorded
-        self._redactor = redactor
         self._trajectories = trajectories
         self._sessions = sessions
-        self._completions = completions
         self._clock = clock
         self._observer = observer
 
@@ -73,18 +69,6 @@ class TurnRecorder:
         unrecorded = await self._committed(context, captures, turns, answers)
         answer = answers[0] if len(answers) == 1 else _answer(context, captures, choices)
         return answer if unrecorded is None else msgspec.structs.replace(answer, unrecorded=unrecorded)
-
-    async def recorded(self, session_id: SessionId, idempotency_key: str) -> Answer | None:
-        """Find the answer that was given under this key, with all its choices."""
-        first = await self._trajectories.answered(session_id, idempotency_key)
-        if first is None:
-            return None
-        answer = msgspec.convert(first, Answer)
-        if not answer.siblings:
-            return answer
-        others = await self._trajectories.responses(answer.siblings)
-        choices = [choice for other in others for choice in msgspec.convert(other, Answer).choices]
-        return msgspec.structs.replace(answer, choices=(*answer.choices, *choices))
 
     async def _committed(
         self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], answers: Sequence[Answer]
@@ -107,7 +91,7 @@ class TurnRecorder:
     ) -> None:
         siblings = tuple(turn.id for turn in turns[1:])
         records = [
-            _record(context, capture, turn, self._ending(capture, turn), answer)
+            _record(context, capture, turn, _ending(context.runtime, capture, turn), answer)
             for capture, turn, answer in zip(captures, turns, answers, strict=True)
         ]
         if siblings:
@@ -115,8 +99,8 @@ class TurnRecorder:
             records[0] = msgspec.structs.replace(records[0], response=msgspec.to_builtins(answer))
         if all(turn.state is TurnState.COMPLETE for turn in turns):
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
-        if self._redactor is not None:
-            records = await self._redactor.redacted(records)
+        if context.runtime.redactor is not None:
+            records = await context.runtime.redactor.redacted(records)
         look = self._sessions.look()
         try:
             is_open = await self._trajectories.record(*records)
@@ -142,20 +126,9 @@ class TurnRecorder:
                     dialect=context.dialect.name,
                 )
 
-    def _ending(self, capture: Capture, turn: Turn) -> bytes:
-        """The conversation hash by which a call that continues this turn is recognised."""
-        prompt = capture.plan.prompt
-        if not turn.output_ids:
-            return prompt.request_hash
-        if prompt.raw is None:
-            return extend_hash(prompt.request_hash, _reply(capture))
-        completion = prompt.raw.answered(capture.text, turn.output_ids, turn.sampling.stop_token_ids)
-        self._completions.keep(completion)
-        return completion.digest
 
-
-def stream_head(plans: Sequence[CallPlan], unrecorded: str | None = None) -> StreamHead:
-    """The part of the answer that is known before anything is generated."""
+def stream_head(plans: Sequence[CallPlan], context: CallContext) -> StreamHead:
+    """Return the part of the answer that is known before anything is generated."""
     first = plans[0]
     if len(plans) == 1:
         prompts: Iterable[PromptPlan] = (first.prompt.plan,)
@@ -169,8 +142,22 @@ def stream_head(plans: Sequence[CallPlan], unrecorded: str | None = None) -> Str
         prompt_tokens=sum(len(prompt.input_ids) for prompt in prompts),
         cached_tokens=sum(prompt.prefix_tokens for prompt in prompts),
         choices=len(plans),
-        unrecorded=unrecorded,
+        unrecorded=context.unrecorded,
+        attempt=context.session.attempt,
+        warnings=context.warnings,
     )
+
+
+def _ending(runtime: ModelRuntime, capture: Capture, turn: Turn) -> bytes:
+    """Return the conversation hash by which a call that continues this turn is recognised."""
+    prompt = capture.plan.prompt
+    if not turn.output_ids:
+        return prompt.request_hash
+    if prompt.raw is None:
+        return extend_hash(prompt.request_hash, _reply(capture))
+    completion = prompt.raw.answered(capture.text, turn.output_ids, turn.sampling.stop_token_ids)
+    runtime.completions.keep(completion)
+    return completion.digest
 
 
 def _turn(capture: Capture, state: TurnState, now: float) -> Turn:
@@ -233,7 +220,7 @@ def _answer(
     choices: Sequence[Choice],
     siblings: tuple[TurnId, ...] = (),
 ) -> Answer:
-    head = stream_head([capture.plan for capture in captures])
+    head = stream_head([capture.plan for capture in captures], context)
     return Answer(
         turn_id=head.turn_id,
         session_id=head.session_id,

@@ -1,51 +1,40 @@
-"""The way of one model call: which run, which session, prompt ids, generation, text, commit, answer.
+"""The life of one model call, top to bottom: run, runtime, body, session, prompt, generation, commit.
 
-Wiring (proxy/app.py):
+A dialect's endpoint makes the steps in this order:
 
-    template = ChatTemplate.load(settings.run.model)          # proxy.tokens.template; ConfigurationError at start
-    chat = ChatService(
-        settings=settings, template=template, runs=runs, sessions=sessions, trajectories=trajectories,
-        swaps=swaps, engine=engine, clock=system_clock, observer=observer, limits=limits,
-    )
-    app.include_router(proxy.dialects.endpoints.router)
-    ...
-    await chat.aclose()                   # at shutdown: ends what still generates, records it
+    caller = await caller_of(request)                         # who: the API key, and what the headers say
+    model = await calls.model_of(caller.principal)            # run, and the runtime of its base model
+    call = await calls.read(body, parse, model.runtime)       # the dialect parses the body for this model
+    call = await calls.adapt(call, model)                     # without options that the model or engine ignores
+    begun = await calls.begin(call, caller, model, dialect)   # session, prompt; generates; commits; or a replay
+    await begun.wait()                                        # the answer as it was recorded
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from proxy.auth.service import Principal
-from proxy.calls import images
-from proxy.calls.bounds import (
-    HUGE_BYTES,
-    LARGE_MESSAGES,
-    LARGE_TOOLS,
-    check_arguments,
-    check_body,
-    has_much_to_read,
-)
+from proxy.calls.bodies import BodyReader, Parse
+from proxy.calls.bounds import HUGE_BYTES
 from proxy.calls.call import STORE_UNAVAILABLE, Caller, Dialect, ModelCall
 from proxy.calls.capture import CallPlan, Capture
-from proxy.calls.choices import ChoicePlanner
 from proxy.calls.constraints import PromisedAnswer
 from proxy.calls.conversation import ReadConversation
 from proxy.calls.generation import Generation
 from proxy.calls.models import ModelCatalog, ServedModel, ServingVersions
 from proxy.calls.observer import TurnObserver
-from proxy.calls.prompts import PlannedPrompt, PromptPlanner
-from proxy.calls.raw_prompts import RawPromptPlanner, ReadPrompts
+from proxy.calls.prompts import PlannedPrompt
+from proxy.calls.raw_prompts import ReadPrompts
 from proxy.calls.recording import CallContext, TurnRecorder, stream_head
-from proxy.calls.redacting import TurnRedactor
 from proxy.calls.remembered import Remembered
-from proxy.calls.retries import RecentAnswers, Replayed, UnnamedCalls
+from proxy.calls.replay import Replayed, ReplayIndex, RequestMarks
+from proxy.calls.runtime import LoadTemplate, ModelRuntime, RunModel, Runtimes
 from proxy.calls.sampling import changes
 from proxy.clock import Clock
 from proxy.engines.activity import EngineActivity, EngineSlots
@@ -54,8 +43,7 @@ from proxy.engines.protocol import Engine
 from proxy.errors import BaseRlError, RateLimited, StoreUnavailable
 from proxy.http.workers import Workers
 from proxy.limits.service import RunLimits
-from proxy.redaction.rules import load_rules
-from proxy.runs.service import RunDirectory, RunView
+from proxy.runs.service import RunDirectory
 from proxy.sessions.identification import (
     AttributedBy,
     SessionContext,
@@ -65,254 +53,227 @@ from proxy.sessions.identification import (
 )
 from proxy.sessions.service import SessionService
 from proxy.settings import Settings
-from proxy.tokens.detokenizer import TokenDecoder
-from proxy.tokens.output import output_format
-from proxy.tokens.raw import CompletionIndex
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
 
-_UNREAD_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
+_TEXT_CALLS = "tool calls stay text: the model's chat template writes none that is known (run.tool_parser)"
 _ENDED = "the session has ended: this call is recorded in it and not trained"
 _UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable-deterministic-inference"
 
 
-class ChatService:
-    """Answers model calls of every dialect."""
+class _NewCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is no known repetition, with everything that the steps of its way need."""
+
+    call: ModelCall
+    caller: Caller
+    dialect: Dialect
+    served: ServedModel
+    runtime: ModelRuntime
+    hints: SessionHints
+    marks: RequestMarks
+
+
+class CallService:
+    """Answers model calls of every dialect, for every run that the engines serve."""
 
     def __init__(
         self,
         *,
         settings: Settings,
-        template: ChatTemplate,
         runs: RunDirectory,
         sessions: SessionService,
         trajectories: TrajectoryStore,
         swaps: ServingVersions,
-        engine: Engine,
         clock: Clock,
         observer: TurnObserver | None = None,
         limits: RunLimits | None = None,
         activity: EngineActivity | None = None,
         faults: EngineFaults | None = None,
+        load_template: LoadTemplate = ChatTemplate.load,
     ) -> None:
-        """Without `limits` none are kept. `activity` hears of every generation, `faults` of every invalid reply."""
+        """Without `limits`, runs' limits are not enforced. `activity` counts generations, `faults` invalid replies.
+        `load_template` is for tests."""
         self.bounds = settings.requests
-        self._workers = Workers(self.bounds.threads)
         self._serves_unrecorded = settings.database.when_unavailable == "serve"
+        self._most_at_engine = settings.engine.max_concurrency
+        self._workers = Workers(self.bounds.threads)
+        self._bodies = BodyReader(self.bounds, self._workers)
         self.models = ModelCatalog(runs, swaps, clock, outlives_store=self._serves_unrecorded)
+        self.runtimes = Runtimes(
+            trajectories=trajectories,
+            workers=self._workers,
+            clock=clock,
+            observer=observer,
+            load_template=load_template,
+        )
+        self.remembered: Remembered[Any] = Remembered()
+        self.running: set[Generation] = set()
+        """Calls that still generate, or commit."""
         self._swaps = swaps
-        self._template = template
         self._sessions = sessions
         self._limits = limits
-        self._trajectories = trajectories
-        self._engine = engine
         self._clock = clock
         self._faults = faults or EngineFaults(clock)
-        self._slots = EngineSlots(settings.engine.max_concurrency, activity or EngineActivity())
-        self.remembered: Remembered[Any] = Remembered()
-        self._recent = RecentAnswers(clock)
-        self._unnamed = UnnamedCalls(clock)
-        self._running: set[Generation] = set()
-        self._names_images = settings.run.images == "name"
-        output = output_format(
-            template, tool_parser=settings.run.tool_parser, reasoning_parser=settings.run.reasoning_parser
-        )
-        self._decoder = TokenDecoder(
-            template.tokenizer, hidden=template.special_ids - template.added_ids(output.kept_texts)
-        )
-        self._choices = ChoicePlanner(template, output, clock)
-        completions = CompletionIndex()
-        self._prompts = PromptPlanner(template, trajectories, self._workers)
-        self._raw_prompts = RawPromptPlanner(template, self._decoder, trajectories, completions, self._workers)
-        redactor = None
-        if settings.run.redaction.is_on:
-            redactor = TurnRedactor(load_rules(settings.run.redaction), template, self._decoder, observer)
+        self._activity = activity or EngineActivity()
+        self._slots: dict[str, EngineSlots] = {}
+        """By the engine's name: the bound on concurrency is each engine's own."""
+        self._replays = ReplayIndex(clock, trajectories)
         self._recorder = TurnRecorder(
-            trajectories,
-            sessions,
-            completions,
-            clock,
-            observer,
-            redactor,
-            serves_unrecorded=self._serves_unrecorded,
+            trajectories, sessions, clock, observer, serves_unrecorded=self._serves_unrecorded
         )
 
-    async def start(self, call: ModelCall, caller: Caller, dialect: Dialect) -> Generation | Replayed:
-        """Begins to answer a call, or finds the answer of the same request sent before.
+    async def model_of(self, principal: Principal) -> RunModel:
+        """Return the run that the key belongs to, with the runtime of its base model.
 
-        A generation comes held: `release` it. Raises what is wrong with the call before anything is generated.
+        Raise ModelNotFound for a key that belongs to no run, Unavailable for a model that cannot be loaded.
         """
-        served = await self.models.resolve(caller.principal, call.model)
-        hints = session_hints(path=caller.path_session, headers=caller.session_headers, body=call.body)
-        key = _caller_key(caller, hints)
-        if key is None:
-            return await self._start(call, caller, hints, dialect, served)
-        async with self._recent.turnstile(key):
-            repeated = self._recent.find(key, caller.body_digest)
-            return repeated or await self._start(call, caller, hints, dialect, served)
+        run = await self.models.run_of(principal)
+        return RunModel(run, await self.runtimes.of(run))
 
-    async def honoured(self, call: ModelCall) -> ModelCall:
-        """The call without what model and engine have no use for, of which it warns."""
-        if call.calls_allowed and not self._choices.reads_calls:
-            call = call.warned((_UNREAD_CALLS,))
-        if call.sampling.seed is not None and not await self._engine.draws_by_seed():
+    async def read(self, body: bytes, parse: Parse, runtime: ModelRuntime, *, prompt_ids: bool = False) -> ModelCall:
+        """Return the call that a body holds (`BodyReader.read`)."""
+        return await self._bodies.read(body, parse, runtime, prompt_ids=prompt_ids)
+
+    async def digest(self, body: bytes) -> bytes:
+        """Return the digest by which equal bodies are recognised."""
+        return await self._bodies.digest(body)
+
+    async def adapt(self, call: ModelCall, model: RunModel) -> ModelCall:
+        """Return the call without the options that the model or its engine ignores, and with a warning for each."""
+        if call.calls_allowed and not model.runtime.choices.reads_calls:
+            call = call.warned((_TEXT_CALLS,))
+        if call.sampling.seed is not None and not await self._swaps.engine_of(model.run.id).draws_by_seed():
             unseeded = msgspec.structs.replace(call.sampling, seed=None)
             call = msgspec.structs.replace(call, sampling=unseeded).warned((_UNUSED_SEED,))
         return call
 
-    async def read(self, raw: bytes, parse: Callable[[bytes], ModelCall], *, prompt_ids: bool = False) -> ModelCall:
-        """The call in a body, by its dialect's `parse`; on a worker thread where the body is large. `prompt_ids`: it
-        may hold prompts of token ids. Raises what `parse` raises, InvalidRequest for a body beyond the bounds."""
-        parsed = partial(self._parsed, raw, parse, prompt_ids=prompt_ids)
-        if not has_much_to_read(raw):
-            return parsed()
-        try:
-            return msgspec.structs.replace(await self._workers.run(parsed), is_large=True)
-        finally:
-            if len(raw) > HUGE_BYTES:
-                self._workers.trim_soon()
+    async def begin(
+        self, call: ModelCall, caller: Caller, model: RunModel, dialect: Dialect
+    ) -> Generation | Replayed:
+        """Begin to answer a call, or find the answer of the same request sent before.
 
-    def _parsed(self, raw: bytes, parse: Callable[[bytes], ModelCall], *, prompt_ids: bool) -> ModelCall:
-        check_body(raw, self.bounds, prompt_ids=prompt_ids)
-        body, warnings = self._readable(raw)
-        call = parse(body).warned(warnings)
-        if len(raw) > HUGE_BYTES:
-            check_arguments(call.messages, self.bounds)
-        is_large = len(call.messages) > LARGE_MESSAGES or len(call.tools or ()) > LARGE_TOOLS
-        return msgspec.structs.replace(call, is_large=is_large, body_bytes=len(raw))
+        A generation comes held: `release` it. Raise what is wrong with the call before anything is generated.
+        """
+        hints = session_hints(path=caller.path_session, headers=caller.session_headers, body=call.body)
+        new = _NewCall(
+            call=call,
+            caller=caller,
+            dialect=dialect,
+            served=self.models.served(model.run, call.model),
+            runtime=model.runtime,
+            hints=hints,
+            marks=RequestMarks.of(caller, hints, names_answer=call.previous is not None),
+        )
+        async with self._replays.turnstile(new.marks):
+            try:
+                return self._replays.find_by_key(new.marks) or await self._begin_in_session(new)
+            except StoreUnavailable:
+                if not self._serves_unrecorded:
+                    raise
+            return await self._begin_unrecorded(new)
 
-    async def digest(self, body: bytes) -> bytes:
-        """What tells equal bodies."""
-        if len(body) > HUGE_BYTES:
-            return await self._workers.run(lambda: sha256(body).digest())
-        return sha256(body).digest()
-
-    def _readable(self, raw: bytes) -> tuple[bytes, tuple[str, ...]]:
-        """A body as the model can be told of it, and a warning of what it cannot."""
-        if not self._names_images:
-            return raw, ()
-        body, count = images.named(raw)
-        if not count:
-            return body, ()
-        what = "an image" if count == 1 else f"each of {count} images"
-        return body, (f"the model reads text only: it was told [image] in the place of {what}",)
-
-    @property
-    def context_length(self) -> int:
-        """How many tokens a prompt and its answer may have together."""
-        return self._template.context_length
-
-    @property
-    def system_anywhere(self) -> bool:
-        """Whether the model's template takes messages of role system behind the first."""
-        return self._template.system_anywhere
-
-    @property
-    def template_arguments(self) -> frozenset[str]:
-        """What can be said to the model's template."""
-        return self._template.known_arguments
-
-    def text_of(self, ids: Sequence[int]) -> str:
-        """What clients are shown of these tokens."""
-        return self._decoder.text(ids)
-
-    async def count_tokens(self, call: ModelCall, principal: Principal) -> int:
-        """Of the prompt of `call`, were it the first of its session; nothing is generated or recorded."""
-        await self.models.resolve(principal, call.model)
-        return await self._prompts.count(call)
+    async def count_tokens(self, call: ModelCall, model: RunModel) -> int:
+        """Count the tokens of the call's prompt, as the first of its session. Nothing is generated or recorded."""
+        self.models.served(model.run, call.model)
+        return await model.runtime.prompts.count(call)
 
     def forget(self, session_ids: Collection[str]) -> None:
-        """Of erased sessions nothing is said again."""
-        self._recent.forget(session_ids)
-        self._unnamed.forget(session_ids)
-        for generation in self._running:
+        """Forget the answers of erased sessions, and abort what still generates in them."""
+        self._replays.forget(session_ids)
+        for generation in self.running:
             if generation.head.session_id in session_ids:
                 generation.abandon()
 
     def forget_texts(self, _session_ids: Collection[str]) -> None:
-        """What was read of messages does not say whose they were: all of it goes."""
+        """Forget all messages that were read: they are kept without the session that they came from."""
         self.remembered.clear()
 
     async def aclose(self) -> None:
-        """Ends what still generates; each turn is recorded with what it has."""
-        running = list(self._running)
+        """End everything that still generates, and record each turn with the tokens it has."""
+        running = list(self.running)
         for generation in running:
             generation.abandon()
         await asyncio.gather(*(generation.wait() for generation in running), return_exceptions=True)
+        await self.runtimes.aclose()
         self._workers.close()
 
-    async def _start(
-        self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
-    ) -> Generation | Replayed:
-        try:
-            return await self._start_recorded(call, caller, hints, dialect, served)
-        except StoreUnavailable:
-            if not self._serves_unrecorded:
-                raise
-        context = CallContext(
-            dialect=dialect,
-            served=served,
-            session=unrecorded_session(served.run.id),
-            idempotency_key=None,
-            unrecorded=STORE_UNAVAILABLE,
-        )
-        promised, asked = await self._understood(call)
-        prompts = await self._planned(call, asked, context.session)
-        return await self._generate(call, caller, hints, context, prompts, promised)
-
-    async def _start_recorded(
-        self, call: ModelCall, caller: Caller, hints: SessionHints, dialect: Dialect, served: ServedModel
-    ) -> Generation | Replayed:
+    async def _begin_in_session(self, new: _NewCall) -> Generation | Replayed:
+        call, runtime = new.call, new.runtime
         if call.prompts:
-            await self._raw_prompts.recall(served.run.id)
-        promised, asked = await self._understood(call)
+            await runtime.raw_prompts.recall(new.served.run.id)
+        promised, asked = await self._understand(call, runtime)
+        lone_prompt = await runtime.prompts.lone_prompt(call, asked) if isinstance(asked, ReadConversation) else None
         previous = () if call.previous is None else (call.previous.turn_id,)
-        lone_prompt = await self._prompts.lone_prompt(call, asked) if isinstance(asked, ReadConversation) else None
         hints = msgspec.structs.replace(
-            hints,
+            new.hints,
             conversation_hashes=asked.answered,
             lone_prompt=lone_prompt,
             turns=(*previous, *asked.named),
             by_previous=bool(previous),
-            idempotency_key=caller.idempotency_key,
-            repeats=partial(self._recent.knows, caller.body_digest) if caller.retry_count else None,
+            idempotency_key=new.marks.idempotency_key,
+            repeats=self._replays.answered_in(new.marks),
         )
-        session = await self._admitted(caller, served.run, hints)
+        session = await self._admit(new, hints)
         if isinstance(session, Generation | Replayed):
             return session
         try:
-            prompts = await self._planned(call, asked, session)
+            prompts = await self._plan(new, asked, session)
             context = CallContext(
-                dialect=dialect,
-                served=served,
+                dialect=new.dialect,
+                served=new.served,
+                runtime=runtime,
                 session=session,
-                idempotency_key=caller.idempotency_key,
+                idempotency_key=new.marks.idempotency_key,
                 users=self._sessions.users_of(call.body),
                 lone_prompt=lone_prompt,
             )
-            return await self._generate(call, caller, hints, context, prompts, promised)
+            return await self._generate(new, context, prompts, promised)
         except BaseException as error:  # also when the client leaves meanwhile: the call does not count
             self._sessions.call_ended(session, recorded=False)
             if isinstance(error, BaseRlError):
                 await self._vacate(session)
             raise
 
-    async def _admitted(
-        self, caller: Caller, run: RunView, hints: SessionHints
-    ) -> SessionContext | Generation | Replayed:
-        """The session in which a call may begin, or the answer that it was given before, which costs nothing."""
-        unnamed = _unnamed_key(caller, hints)
-        repeated = self._unnamed.find(unnamed, caller.retry_count) if unnamed and caller.retry_count else None
+    async def _begin_unrecorded(self, new: _NewCall) -> Generation:
+        """Answer while the store is away, if the operator wants that: outside of any session, recording nothing."""
+        session = unrecorded_session(new.served.run.id)
+        context = CallContext(
+            dialect=new.dialect,
+            served=new.served,
+            runtime=new.runtime,
+            session=session,
+            idempotency_key=None,
+            unrecorded=STORE_UNAVAILABLE,
+        )
+        promised, asked = await self._understand(new.call, new.runtime)
+        return await self._generate(new, context, await self._plan(new, asked, session), promised)
+
+    async def _understand(
+        self, call: ModelCall, runtime: ModelRuntime
+    ) -> tuple[PromisedAnswer | None, ReadConversation | ReadPrompts]:
+        """Return the form that the answer must have, and the conversation or the prompts that it is to continue."""
+        if call.is_large:
+            return await self._workers.run(partial(_understood, call, runtime))
+        return _understood(call, runtime)
+
+    async def _admit(self, new: _NewCall, hints: SessionHints) -> SessionContext | Generation | Replayed:
+        """Return the session in which the call may begin, or the answer of an equal call, which counts for no limit.
+
+        Raise RateLimited.
+        """
+        run, marks = new.served.run, new.marks
+        repeated = self._replays.find_unnamed(marks)
         if isinstance(repeated, Generation | Replayed):
             return repeated
         admission = self._limits.admission(run) if self._limits is not None else None
         session = repeated
         begins = False
         try:
-            if session is not None:
+            if session is None:
+                session = await self._sessions.identify(new.caller.principal, run, hints, admission)
+            else:
                 self._sessions.begun_again(session)
-            session = session or await self._sessions.identify(caller.principal, run, hints, admission)
-            found = await self._answered_before(session, caller)
+            found = await self._replays.find_in_session(marks, session.id)
             if found is not None:
                 return found
             if admission is not None:
@@ -321,99 +282,62 @@ class ChatService:
         except RateLimited:
             if session is not None and await self._vacate(session):
                 session = None
-            self._keep_refused(caller, unnamed, session)
+            self._replays.keep_refused(marks, session)
             raise
         finally:
             if session is not None and not begins:
                 self._sessions.call_ended(session, recorded=False)
         return session
 
-    async def _vacate(self, session: SessionContext) -> bool:
-        """Remove the session that this call opened without a name, as nothing came of the call.
-
-        Returns whether it is gone. One with a name stays: other calls may be in it.
-        """
-        if not session.is_new or session.attributed_by is not AttributedBy.NEW:
-            return False
-        return self._unnamed.give_up(session.id) and await self._sessions.discard(session)
-
-    async def _understood(self, call: ModelCall) -> tuple[PromisedAnswer | None, ReadConversation | ReadPrompts]:
-        """What the answer is held to, and the conversation or the prompts."""
-        if call.is_large:
-            return await self._workers.run(lambda: (self._choices.promised(call), self._conversation(call)))
-        return self._choices.promised(call), self._conversation(call)
-
-    def _conversation(self, call: ModelCall) -> ReadConversation | ReadPrompts:
-        return self._raw_prompts.read(call) if call.prompts else self._prompts.read(call)
-
-    async def _planned(
-        self, call: ModelCall, asked: ReadConversation | ReadPrompts, session: SessionContext
+    async def _plan(
+        self, new: _NewCall, asked: ReadConversation | ReadPrompts, session: SessionContext
     ) -> Sequence[PlannedPrompt]:
         if isinstance(asked, ReadPrompts):
-            return await self._raw_prompts.plan(call, asked, session)
-        return (await self._prompts.plan(call, asked, session),)
-
-    async def _answered_before(self, session: SessionContext, caller: Caller) -> Generation | Replayed | None:
-        if caller.idempotency_key is not None:
-            recorded = await self._recorder.recorded(session.id, caller.idempotency_key)
-            return Replayed(answer=recorded) if recorded is not None else None
-        if not caller.retry_count:
-            return None
-        return self._recent.find((session.id, caller.body_digest), caller.body_digest)
-
-    def _keep_refused(self, caller: Caller, unnamed: Hashable, session: SessionContext | None) -> None:
-        """So that the call, sent again, does not get the answer of an equal one."""
-        if caller.retry_count is not None and unnamed is not None:
-            self._unnamed.keep_refused(unnamed, session, caller.retry_count)
-        if caller.retry_count is not None and session is not None:
-            self._recent.drop((session.id, caller.body_digest))
+            return await new.runtime.raw_prompts.plan(new.call, asked, session)
+        return (await new.runtime.prompts.plan(new.call, asked, session),)
 
     async def _generate(
         self,
-        call: ModelCall,
-        caller: Caller,
-        hints: SessionHints,
+        new: _NewCall,
         context: CallContext,
         prompts: Sequence[PlannedPrompt],
         promised: PromisedAnswer | None,
     ) -> Generation:
-        planned = partial(self._choices.plans, call, context, prompts, promised)
+        """Start the generation, which commits its turns at its end (`TurnRecorder.record`)."""
+        call, runtime, run, engine = new.call, new.runtime, new.served.run, new.served.engine
+        planned = partial(runtime.choices.plans, call, run, context.session, prompts, promised)
         plans = await self._workers.run(planned) if call.is_large else planned()
-        run = context.served.run
         context = msgspec.structs.replace(context, warnings=_warnings(call, context, plans))
-        head = msgspec.structs.replace(
-            stream_head(plans, context.unrecorded), attempt=context.session.attempt, warnings=context.warnings
-        )
+        head = stream_head(plans, context)
         if self._limits is not None and run.settings.limits.bound_calls and context.unrecorded is None:
             head = msgspec.structs.replace(head, standings=self._limits.standings(run))
+        output = runtime.choices.read_as(call)
         generation = Generation(
             head,
-            [Capture(plan, self._decoder, self._choices.read_as(call)) for plan in plans],
-            engine=self._engine,
-            slots=self._slots,
+            [Capture(plan, runtime.decoder, output) for plan in plans],
+            engine=engine,
+            slots=self._slots_of(engine),
             clock=self._clock,
             record=partial(self._recorder.record, context),
-            vacate=partial(self._vacated, context),
+            vacate=partial(self._vacate, context.session) if context.unrecorded is None else None,
             faults=self._faults,
-            vocabulary_size=self._template.model_vocabulary_size,
+            vocabulary_size=runtime.vocabulary_size,
             engine_lost=self._swaps.recheck_engine,
             ended=partial(self._ended, context),
         )
         generation.hold()
-        self._running.add(generation)
-        if caller.retry_count is not None and context.unrecorded is None:
-            self._recent.keep((context.session.id, caller.body_digest), caller.body_digest, generation)
-            unnamed = _unnamed_key(caller, hints)
-            if unnamed is not None:
-                self._unnamed.keep(unnamed, context.session, caller.retry_count, generation)
-        key = _caller_key(caller, hints)
-        if key is not None:
-            self._recent.keep(key, caller.body_digest, generation)
+        self.running.add(generation)
+        self._replays.keep(new.marks, context.session, generation)
         return generation
 
-    async def _vacated(self, context: CallContext) -> None:
-        if context.unrecorded is None:
-            await self._vacate(context.session)
+    async def _vacate(self, session: SessionContext) -> bool:
+        """Remove the session that a call opened without a name, after nothing came of the call.
+
+        Return whether it is gone. A session with a name stays: other calls may be in it.
+        """
+        if not session.is_new or session.attributed_by is not AttributedBy.NEW:
+            return False
+        return self._replays.withdraw(session.id) and await self._sessions.discard(session)
 
     def _ended(self, context: CallContext, generation: Generation) -> None:
         run = context.served.run
@@ -424,27 +348,25 @@ class ChatService:
             self._limits.used(run, generation.tokens_used)
         if generation.call.body_bytes > HUGE_BYTES:
             self._workers.trim_soon()
-        self._running.discard(generation)
-        self._recent.finished(generation)
-        self._unnamed.finished(generation)
+        self.running.discard(generation)
+        self._replays.finished(generation)
+
+    def _slots_of(self, engine: Engine) -> EngineSlots:
+        slots = self._slots.get(engine.name)
+        if slots is None:
+            slots = self._slots[engine.name] = EngineSlots(self._most_at_engine, self._activity)
+        return slots
+
+
+def _understood(
+    call: ModelCall, runtime: ModelRuntime
+) -> tuple[PromisedAnswer | None, ReadConversation | ReadPrompts]:
+    promised = runtime.choices.promised(call)
+    return promised, runtime.raw_prompts.read(call) if call.prompts else runtime.prompts.read(call)
 
 
 def _warnings(call: ModelCall, context: CallContext, plans: Sequence[CallPlan]) -> tuple[str, ...]:
-    """Name what of the call's sampling is changed, each change once, and say that its session has ended."""
+    """Name every change of the call's sampling, each once, and say if its session has ended."""
     run = context.served.run.settings
-    changed = [told for plan in plans[:: call.n] for told in changes(call.sampling, plan.sampling, run)]
+    changed = [change for plan in plans[:: call.n] for change in changes(call.sampling, plan.sampling, run)]
     return tuple(dict.fromkeys((_ENDED, *changed) if context.session.has_ended else changed))
-
-
-def _unnamed_key(caller: Caller, hints: SessionHints) -> Hashable:
-    """Return what equal calls that name no session have in common; None for a call that names one."""
-    if hints.name is not None or hints.by_previous or caller.principal.session_id is not None:
-        return None
-    return (caller.principal.key_id, caller.body_digest)
-
-
-def _caller_key(caller: Caller, hints: SessionHints) -> Hashable:
-    """Under which an explicit Idempotency-Key is known before the session is; None without one."""
-    if caller.idempotency_key is None:
-        return None
-    return (caller.principal.key_id, hints.name, caller.idempotency_key)

@@ -1,4 +1,7 @@
-"""Model endpoints: with and without `/v1`, and under a session's own address."""
+"""OpenAI's endpoints for chat, completions and models, and the part of a call that all dialects share.
+
+Each endpoint is there with and without `/v1`, and under a session's own address.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from fastapi import APIRouter, Request, Response
 from proxy.auth.http import principal
 from proxy.calls.call import Answer, Caller, Dialect, ModelCall, StreamHead
 from proxy.calls.generation import Generation
-from proxy.calls.service import ChatService
+from proxy.calls.runtime import RunModel
+from proxy.calls.service import CallService
 from proxy.dialects.chat.dialect import ChatCompletions
 from proxy.dialects.chat.request import ChatCompletionBody, parse_chat_completion
 from proxy.dialects.completions.dialect import Completions
 from proxy.dialects.completions.request import CompletionBody, parse_completion
+from proxy.dialects.listing import ListedModel
 from proxy.dialects.messages import models as messages_models
 from proxy.dialects.streaming import (
     EventStream,
@@ -39,49 +44,62 @@ _LONGEST_WARNING = 1000
 """Clients and gateways bound the size of all headers together, mostly by 8 KB."""
 
 _RETRY_DIGITS = 9
-"""No client counts further; Python itself refuses to read numbers of thousands of digits."""
+"""No client counts further, and Python refuses to read numbers of thousands of digits."""
 
 _CHAT = ChatCompletions()
 _COMPLETIONS = Completions()
 
 
-def chat_of(request: Request) -> ChatService:
-    return service(request, ChatService)
+def calls_of(request: Request) -> CallService:
+    return service(request, CallService)
 
 
 async def chat_completions(request: Request) -> Response:
-    """Answers a conversation, streamed or whole."""
-    who = await caller(request)
-    chat = chat_of(request)
-    parse = partial(parse_chat_completion, known=chat.template_arguments, bounds=chat.bounds)
-    return await answer(request, await chat.read(await request.body(), parse), who, _CHAT)
+    """Answer a conversation, streamed or whole."""
+    calls, who = calls_of(request), await caller(request)
+    model = await calls.model_of(who.principal)
+    parse = partial(parse_chat_completion, known=model.runtime.template_arguments, bounds=calls.bounds)
+    call = await calls.read(await request.body(), parse, model.runtime)
+    return await answer(request, call, who, model, _CHAT)
 
 
 async def completions(request: Request) -> Response:
-    """Continues texts or token ids, streamed or whole."""
-    who = await caller(request)
-    chat = chat_of(request)
-    parse = partial(parse_completion, text_of=chat.text_of, bounds=chat.bounds)
-    call = await chat.read(await request.body(), parse, prompt_ids=True)
-    return await answer(request, call, who, _COMPLETIONS)
+    """Continue texts or token ids, streamed or whole."""
+    calls, who = calls_of(request), await caller(request)
+    model = await calls.model_of(who.principal)
+    parse = partial(parse_completion, text_of=model.runtime.decoder.text, bounds=calls.bounds)
+    call = await calls.read(await request.body(), parse, model.runtime, prompt_ids=True)
+    return await answer(request, call, who, model, _COMPLETIONS)
 
 
 async def list_models(request: Request) -> Response:
-    """What the key can ask for; in Anthropic's form for Anthropic's clients."""
-    models = await chat_of(request).models.listing(await principal(request))
+    """List the models that the key can ask for; in Anthropic's form for Anthropic's clients."""
+    models = await _models(request)
     if messages_models.HEADER in request.headers:
-        return json_response(messages_models.page(models, request.query_params, chat_of(request).context_length))
-    return json_response({"object": "list", "data": models})
+        return json_response(messages_models.page(models, request.query_params))
+    return json_response({"object": "list", "data": [model.entry for model in models]})
 
 
 async def get_model(request: Request, model: str) -> Response:
-    """One of the models that the key can ask for."""
-    for known in await chat_of(request).models.listing(await principal(request)):
-        if known["id"] == model:
-            if messages_models.HEADER in request.headers:
-                return json_response(messages_models.model_info(known, chat_of(request).context_length))
-            return json_response(known)
+    """Describe one of the models that the key can ask for."""
+    for known in await _models(request):
+        if known.name == model:
+            is_anthropic = messages_models.HEADER in request.headers
+            return json_response(messages_models.model_info(known) if is_anthropic else known.entry)
     raise ModelNotFound(f"there is no model {model!r} for this key", param="model")
+
+
+async def _models(request: Request) -> list[ListedModel]:
+    calls, who = calls_of(request), await principal(request)
+    runs = await calls.models.visible_to(who)
+    if who.run_id is not None:
+        # The context's length is told with the models. An admin's listing must not load the models of all runs.
+        await calls.runtimes.of(runs[0])
+    return [
+        ListedModel(name=name, created=int(run.created_at), context_length=calls.runtimes.context_length(run))
+        for run in runs
+        for name in calls.models.names_of(run)
+    ]
 
 
 _ANSWERED = {200: "The answer; a stream of its events with `stream`."}
@@ -105,8 +123,8 @@ for _prefix in PREFIXES:
 
 
 async def caller(request: Request) -> Caller:
-    """Who sends this, and what it says of its session. Raises AuthenticationFailed."""
-    headers = dict(reversed(request.scope["headers"]))  # of several of a name, the first
+    """Return who sends the request, and what its headers and path say of its session. Raise AuthenticationFailed."""
+    headers = dict(reversed(request.scope["headers"]))  # reversed: the first of several headers with one name counts
     body = await request.body()
     retries = headers.get(b"x-stainless-retry-count", b"")
     retry_count = int(retries) if retries.isdigit() and len(retries) <= _RETRY_DIGITS else None
@@ -119,35 +137,36 @@ async def caller(request: Request) -> Caller:
         session_headers=session_headers(request.scope["headers"]),
         idempotency_key=idempotency_key,
         retry_count=retry_count,
-        body_digest=await chat_of(request).digest(body) if is_repeatable else b"",
+        body_digest=await calls_of(request).digest(body) if is_repeatable else b"",
     )
 
 
-async def answer(request: Request, call: ModelCall, who: Caller, dialect: Dialect) -> Response:
-    """The way from a parsed call to its response, the same for every dialect."""
-    call = await chat_of(request).honoured(call)
-    started = await chat_of(request).start(call, who, dialect)
-    if not isinstance(started, Generation):
-        recorded = started.answer
+async def answer(request: Request, call: ModelCall, who: Caller, model: RunModel, dialect: Dialect) -> Response:
+    """Answer a parsed call, in the same way for every dialect."""
+    calls = calls_of(request)
+    call = await calls.adapt(call, model)
+    begun = await calls.begin(call, who, model, dialect)
+    if not isinstance(begun, Generation):
+        recorded = begun.answer
         headers = _headers(call, recorded)
         if not call.stream:
             return json_response(dialect.response(call, recorded), headers)
         writer = dialect.stream(call, head_of(recorded))
         return Response(whole_stream(writer, recorded), 200, headers, EventStream.media_type)
-    headers = {**_headers(call, started.head), **limit_headers(started.head.standings)}
+    headers = {**_headers(call, begun.head), **limit_headers(begun.head.standings)}
     if not call.stream:
-        return await whole_answer(request, started, call, dialect, headers)
+        return await whole_answer(request, begun, call, dialect, headers)
     return EventStream(
-        started,
-        dialect.stream(call, started.head),
+        begun,
+        dialect.stream(call, begun.head),
         headers=headers,
         ping_seconds=service(request, Settings).server.stream_ping_seconds,
-        follows=started.call is not call,
+        follows=begun.call is not call,
     )
 
 
 def _headers(call: ModelCall, known: Answer | StreamHead) -> dict[str, str]:
-    """Name what rewards are sent to, or why there is nothing to send them to; warn of what had no effect."""
+    """Return the headers that name the session and turn for rewards, or say why there are none; and the warnings."""
     headers = unrecorded_header(known) or {"x-base-rl-session": known.session_id, "x-base-rl-turn": known.turn_id}
     if known.attempt is not None:
         headers["x-base-rl-attempt"] = str(known.attempt)
@@ -155,7 +174,7 @@ def _headers(call: ModelCall, known: Answer | StreamHead) -> dict[str, str]:
 
 
 def warning_header(warnings: Sequence[str]) -> dict[str, str]:
-    """Return the header that names what of the request was changed or has no effect; none if there is nothing."""
+    """Return the header that carries the warnings; none if there are none."""
     text = "; ".join(warnings)
     if len(text) > _LONGEST_WARNING:
         text = f"{text[:_LONGEST_WARNING]}..."

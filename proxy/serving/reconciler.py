@@ -98,6 +98,10 @@ class SwapController:
         """Return the version of the run that the engine serves now; None while it serves none or is down."""
         return self._health.version if run_id == self._run_id else None
 
+    def engine_of(self, run_id: RunId) -> Engine:
+        """Return the engine that generates for the run; this proxy has one engine for every run."""
+        return self._engine
+
     def formats(self, run_id: RunId) -> tuple[WeightsFormat, ...] | None:
         """Return the formats that the run's engine loads; None while the engine has not reported them."""
         return self._health.formats if run_id == self._run_id else None

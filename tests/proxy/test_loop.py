@@ -176,7 +176,7 @@ async def test_stopping_records_what_still_generates(app: Application, engine: F
             return bool(engine.requests)
 
         await until(generating)
-        await app.services.chat.aclose()
+        await app.services.calls.aclose()
         view = (await client.get(f"/v1/sessions/{session['id']}")).json()
         call.cancel()
         await asyncio.wait([call])

@@ -8,8 +8,10 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 
 from proxy.auth.http import principal
+from proxy.calls.bodies import Parse
 from proxy.calls.call import ModelCall
-from proxy.dialects.endpoints import PREFIXES, answer, caller, chat_of, warning_header
+from proxy.calls.runtime import ModelRuntime
+from proxy.dialects.endpoints import PREFIXES, answer, caller, calls_of, warning_header
 from proxy.dialects.messages.dialect import Messages
 from proxy.dialects.messages.request import CountTokensBody, MessagesBody, parse_count_tokens, parse_messages
 from proxy.dialects.streaming import json_response
@@ -23,21 +25,22 @@ _MESSAGES = Messages()
 
 
 async def messages(request: Request) -> Response:
-    """Answers a conversation in Anthropic's wire format, streamed or whole."""
+    """Answer a conversation in Anthropic's wire format, streamed or whole."""
     who = await caller(request)
-    call = await _read(request, parse_messages)
+    model = await calls_of(request).model_of(who.principal)
+    call = await _read(request, parse_messages, model.runtime)
     try:
-        answered = await answer(request, call, who, _MESSAGES)
+        answered = await answer(request, call, who, model, _MESSAGES)
     except UnsupportedParameter as error:
         raise UnsupportedParameter(error.message, param=_place(error.param)) from error
     return _named(request, answered)
 
 
 async def count_tokens(request: Request) -> Response:
-    """How many tokens a request's prompt has. Nothing is generated or recorded."""
-    who = await principal(request)
-    call = await _read(request, parse_count_tokens)
-    counted = await chat_of(request).count_tokens(call, who)
+    """Count the tokens of a request's prompt. Nothing is generated or recorded."""
+    model = await calls_of(request).model_of(await principal(request))
+    call = await _read(request, parse_count_tokens, model.runtime)
+    counted = await calls_of(request).count_tokens(call, model)
     return _named(request, json_response({"input_tokens": counted}, warning_header(call.warnings)))
 
 
@@ -52,21 +55,23 @@ for _prefix in PREFIXES:
         )
 
 
-async def _read(request: Request, parse: Callable[..., ModelCall]) -> ModelCall:
-    chat = chat_of(request)
-    parse = partial(parse, known=chat.template_arguments, bounds=chat.bounds, system_anywhere=chat.system_anywhere)
-    return await chat.read(await request.body(), parse)
+async def _read(request: Request, parse: Callable[..., ModelCall], runtime: ModelRuntime) -> ModelCall:
+    calls = calls_of(request)
+    parse_for_model: Parse = partial(
+        parse, known=runtime.template_arguments, bounds=calls.bounds, system_anywhere=runtime.system_anywhere
+    )
+    return await calls.read(await request.body(), parse_for_model, runtime)
 
 
 def _place(param: str | None) -> str | None:
-    """A place in a tool of chat completions, in Anthropic's form of it."""
+    """Return a place in a tool of chat completions, as Anthropic's API names it."""
     if param is None or not param.startswith("tools["):
         return param
     return param.replace("].function.parameters", "].input_schema", 1).replace("].function", "]", 1)
 
 
 def _named(request: Request, response: Response) -> Response:
-    """With the request's id where Anthropic's SDKs look for it."""
+    """Return the response with the request's id in the header that Anthropic's SDKs read."""
     request_id = request_id_of(request.scope)
     if request_id is not None:
         response.headers["request-id"] = request_id

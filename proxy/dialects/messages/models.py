@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from proxy.dialects.listing import ListedModel
 from proxy.errors import InvalidRequest
 from proxy.http.body import validated
 
@@ -21,22 +22,22 @@ class _Query(BaseModel):
     before_id: str | None = None
 
 
-def model_info(known: Mapping[str, Any], context_length: int) -> dict[str, Any]:
-    """Return a model in Anthropic's form. `known` is the model in OpenAI's form."""
+def model_info(model: ListedModel) -> dict[str, Any]:
+    """Return a model in Anthropic's form."""
     return {
         "type": "model",
-        "id": known["id"],
-        "display_name": known["id"],
-        "created_at": datetime.fromtimestamp(known["created"], UTC).isoformat().replace("+00:00", "Z"),
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
-        "max_input_tokens": context_length,
+        "max_input_tokens": model.context_length,
     }
 
 
-def page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str], context_length: int) -> dict[str, Any]:
+def page(models: Sequence[ListedModel], query: Mapping[str, str]) -> dict[str, Any]:
     """Return the page of `models` that `query` asks for. Raise InvalidRequest if the query is invalid."""
     asked = validated(_Query, dict(query))
-    ids = [model["id"] for model in models]
+    ids = [model.name for model in models]
     start, end = 0, len(ids)
     if asked.after_id is not None:
         start = _position(ids, asked.after_id, "after_id") + 1
@@ -47,7 +48,7 @@ def page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str], context_
     # "More" lies in the direction of paging: before the page with `before_id`, after it otherwise.
     has_more = start > 0 if asked.before_id is not None else shown.stop < end
     return {
-        "data": [model_info(models[index], context_length) for index in shown],
+        "data": [model_info(models[index]) for index in shown],
         "has_more": has_more,
         "first_id": ids[shown[0]] if shown else None,
         "last_id": ids[shown[-1]] if shown else None,

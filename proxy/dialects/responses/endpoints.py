@@ -14,10 +14,11 @@ from proxy.auth.service import Principal
 from proxy.calls.call import ModelCall, PreviousAnswer
 from proxy.calls.conversation import RememberedMessages
 from proxy.calls.recorded import RecordedAnswers, answer_of
+from proxy.calls.runtime import ModelRuntime
 from proxy.contract.identifiers import turn_of_part
 from proxy.contract.turn import TurnState
 from proxy.database.unit_of_work import Database
-from proxy.dialects.endpoints import PREFIXES, answer, caller, chat_of
+from proxy.dialects.endpoints import PREFIXES, answer, caller, calls_of
 from proxy.dialects.responses.dialect import Responses, recorded_response
 from proxy.dialects.responses.items import Item, input_items, output_items
 from proxy.dialects.responses.request import ResponseBody, UnresolvedReferences, read_response_request
@@ -38,13 +39,15 @@ _MOST_LISTED = 100
 async def create_response(request: Request) -> Response:
     """Answers items, streamed or whole."""
     who = await caller(request)
-    return await answer(request, await _call(request, who.principal), who, _RESPONSES)
+    model = await calls_of(request).model_of(who.principal)
+    return await answer(request, await _call(request, who.principal, model.runtime), who, model, _RESPONSES)
 
 
 async def count_input_tokens(request: Request) -> Response:
     """How many tokens a request's prompt has. Nothing is generated or recorded."""
     who = await principal(request)
-    counted = await chat_of(request).count_tokens(await _call(request, who), who)
+    model = await calls_of(request).model_of(who)
+    counted = await calls_of(request).count_tokens(await _call(request, who, model.runtime), model)
     return json_response({"object": "response.input_tokens", "input_tokens": counted})
 
 
@@ -106,21 +109,23 @@ for _prefix in PREFIXES:
         )
 
 
-async def _call(request: Request, who: Principal) -> ModelCall:
-    """What the request asks, with everything that it refers to."""
-    chat, recorded = chat_of(request), _recorded(request)
+async def _call(request: Request, who: Principal, runtime: ModelRuntime) -> ModelCall:
+    """Return the call of the request, with everything that it refers to."""
+    calls, recorded = calls_of(request), _recorded(request)
     body = await request.body()
-    parse = partial(read_response_request, known=chat.template_arguments, memory=chat.remembered, bounds=chat.bounds)
+    parse = partial(
+        read_response_request, known=runtime.template_arguments, memory=calls.remembered, bounds=calls.bounds
+    )
     try:
-        call = await chat.read(body, parse)
+        call = await calls.read(body, parse, runtime)
     except UnresolvedReferences as error:
         found = await _referenced(recorded, who, error.ids)
-        call = await chat.read(body, partial(parse, referenced=found))
+        call = await calls.read(body, partial(parse, referenced=found), runtime)
     return call if call.previous is None else await _go_on(recorded, who, call, call.previous)
 
 
 def _recorded(request: Request) -> RecordedAnswers:
-    return RecordedAnswers(Conversations(service(request, Database)), chat_of(request).remembered)
+    return RecordedAnswers(Conversations(service(request, Database)), calls_of(request).remembered)
 
 
 async def _find(request: Request, response_id: str) -> RecordedTurn:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from proxy.calls.retries import RecentAnswers
 from proxy.feedback.service import FeedbackItem
 from tests.proxy.calls.agents import Agent, user
 from tests.proxy.calls.test_attribution import call
@@ -87,7 +86,7 @@ async def test_a_call_that_is_sent_again_after_the_end_gets_its_answer(world: Wo
     await reward(world, 1.0)
     retried = await call(world, "chat", {**counted, "x-stainless-retry-count": "1"}, {"seed": 1})
     assert retried.json()["id"] == second.json()["id"]
-    world.chat._recent = RecentAnswers(world.store.clock)  # as another process, or this one restarted
+    world.restart()
     again = await call(world, "chat", headers, {})
     assert again.json()["id"] == first.json()["id"]
     assert len(await world.sessions()) == 1

@@ -107,6 +107,11 @@ def test_parts_of_one_message_have_a_bound(dialect: str, field: str, message: di
     assert refused.value.param == param
 
 
+async def read(world: World, body: bytes, parse: Parse, *, prompt_ids: bool = False) -> ModelCall:
+    model = await world.calls.model_of(world.store.owner)
+    return await world.calls.read(body, parse, model.runtime, prompt_ids=prompt_ids)
+
+
 def never(_raw: bytes) -> ModelCall:
     raise AssertionError("it was read")
 
@@ -115,30 +120,30 @@ async def test_a_body_of_many_values_is_not_decoded(world: World) -> None:
     message = json.dumps(USER).encode()
     for many in (b"[%b]" % b",".join([message] * 50_000), b"[%b]" % b",".join([b"[]"] * 200_000)):
         with pytest.raises(InvalidRequest, match=r"more than 100000 JSON values \(requests\.max_values\)"):
-            await world.chat.read(b'{"messages":%b}' % many, never)
+            await read(world, b'{"messages":%b}' % many, never)
 
 
 @pytest.mark.parametrize("escape", ["\\n", "\\u4e2d", '\\"'])
 async def test_a_text_of_escapes_is_not_decoded(world: World, escape: str) -> None:
     body = b'{"model":"policy","messages":[{"role":"user","content":"%b"}]}' % (escape.encode() * 1_000_000)
     with pytest.raises(AssertionError, match="it was read"):
-        await world.chat.read(body, never)
+        await read(world, body, never)
     with pytest.raises(InvalidRequest, match=r"1000000 backslashes \(requests\.max_escapes\)"):
-        await world.chat.read(body.replace(b'content":"', b'content":"\\t'), never)
+        await read(world, body.replace(b'content":"', b'content":"\\t'), never)
 
 
 async def test_ids_of_prompts_have_room_of_their_own(world: World) -> None:
     body = b'{"model":"policy","prompt":[%b]}' % b",".join([b"7"] * 150_000)
     with pytest.raises(InvalidRequest, match="max_values"):
-        await world.chat.read(body, never)
+        await read(world, body, never)
     with pytest.raises(AssertionError, match="it was read"):
-        await world.chat.read(body, never, prompt_ids=True)
+        await read(world, body, never, prompt_ids=True)
 
 
 async def test_what_is_no_conversation_has_a_bound_in_bytes(world: World) -> None:
     body = json.dumps({"model": "policy", "metadata": {"a": "b" * (5 << 20)}, "messages": [USER]}).encode()
     with pytest.raises(InvalidRequest, match=r"4 MiB .*requests\.max_options_mib.*metadata has 52") as refused:
-        await world.chat.read(body, never)
+        await read(world, body, never)
     assert refused.value.param == "metadata"
 
 

@@ -175,7 +175,7 @@ async def test_when_one_choice_fails_the_call_does_and_none_is_lost(world: World
     world.engine.error, world.engine.error_after = EngineFailed("broken"), 3
     response = await world.post({"n": 3, "stream": True}, x_base_rl_session="job", idempotency_key="k")
     assert '"broken"' in response.text
-    await until(lambda: not world.chat._running)
+    await until(lambda: not world.calls.running)
     assert {turn.state for turn in await turns_of(world)} == {"failed"}
     world.engine.error = None
     world.say(*TEXTS)
@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_ends_all_choices_and_each_is_kept(world: Wor
         await until(lambda: len(world.engine.requests) == 3)
         await world.engine.held.wait()
         call.cancel()
-        await until(lambda: not world.chat._running)
+        await until(lambda: not world.calls.running)
     turns = await turns_of(world)
     assert {turn.state for turn in turns} == {"truncated"}
     assert set(world.engine.aborted) == {turn.id for turn in turns}
@@ -228,5 +228,5 @@ async def test_choices_that_wait_when_their_client_leaves_are_not_sent_to_the_en
         await until(lambda: len(world.engine.requests) == CHOICES_AT_ONCE)
         await world.engine.held.wait()
         call.cancel()
-        await until(lambda: not world.chat._running)
+        await until(lambda: not world.calls.running)
     assert len(world.engine.requests) == CHOICES_AT_ONCE

@@ -27,8 +27,7 @@ ASKED: dict[str, Any] = {"model": "policy", "messages": [USER]}
 
 async def recorded(world: World) -> Any:
     """The one turn, once it is there."""
-    chat = world.chat
-    await until(lambda: not chat._running)
+    await until(lambda: not world.calls.running)
     (turn,) = await world.turns()
     return turn
 
@@ -104,7 +103,7 @@ async def test_an_answer_that_was_ready_when_nobody_waited_any_more_is_abandoned
 
     async def late(self: generation_module.Generation, capture: Capture) -> TurnState:
         state = await generating(self, capture)
-        await until(lambda: self._holders == 0)
+        await until(lambda: self.holders == 0)
         return state
 
     monkeypatch.setattr(generation_module.Generation, "_generate", late)
@@ -139,9 +138,9 @@ async def test_a_client_that_leaves_while_it_waits_for_a_place_leaves_no_turn(
         await world.engine.held.wait()
         async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
             second = asyncio.create_task(client.post(f"{address}/v1/chat/completions", json=ASKED))
-            await until(lambda: len(world.chat._running) == 2)
+            await until(lambda: len(world.calls.running) == 2)
             second.cancel()
-            await until(lambda: len(world.chat._running) == 1)
+            await until(lambda: len(world.calls.running) == 1)
         world.engine.gate.set()
         assert (await first).status_code == 200
         assert len(await world.turns()) == 1
@@ -199,7 +198,7 @@ async def test_a_client_that_leaves_before_the_first_token_leaves_no_session(wor
         call = asyncio.create_task(client.post(f"{address}/v1/chat/completions", json=ASKED))
         await world.engine.held.wait()
         call.cancel()
-        await until(lambda: not world.chat._running)
+        await until(lambda: not world.calls.running)
     assert (await world.turns(), await world.sessions()) == ([], [])
 
 

@@ -144,7 +144,7 @@ async def test_calls_beyond_the_bound_wait(tmp_path: Path, template: ChatTemplat
         world.engine.gate.clear()
         calls = [asyncio.create_task(world.post({})) for _ in range(3)]
         await world.engine.held.wait()
-        await until(lambda: len(world.chat._running) == 3)
+        await until(lambda: len(world.calls.running) == 3)
         assert len(world.engine.requests) == 1
         world.engine.gate.set()
         assert [response.status_code for response in await asyncio.gather(*calls)] == [200] * 3
@@ -154,7 +154,7 @@ async def test_shutdown_ends_what_generates_and_keeps_it(world: World) -> None:
     world.engine.gate.clear()
     call = asyncio.create_task(world.post({}))
     await world.engine.held.wait()
-    await world.chat.aclose()
+    await world.calls.aclose()
     response = await call
     assert response.json()["choices"][0]["finish_reason"] == "length"
     assert [turn.state for turn in await world.turns()] == ["truncated"]

@@ -342,7 +342,7 @@ def answer_by_step(world: World, pattern: type[Run]) -> Callable[[GenerateReques
     """Answer equal prompts equally: a tool call beside text, and plain text after the last result."""
 
     def script(request: GenerateRequest) -> list[int]:
-        step = world.chat.text_of(request.input_ids).count("Result ")
+        step = world.template.tokenizer.decode(list(request.input_ids)).count("Result ")
         text = (
             f"{BESIDE}\n{CALL}" if pattern.tools and step < STEPS - 1 else f"{pattern.thought}I answer {step} here."
         )

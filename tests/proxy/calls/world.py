@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from sqlalchemy import select
 
 from proxy.auth.service import PrincipalKind
-from proxy.calls.service import ChatService
+from proxy.calls.service import CallService
 from proxy.contract.arrays import unpack_ids
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import weight_label
@@ -45,9 +45,11 @@ USER: Any = {"role": "user", "content": "What is 17 + 25?"}
 
 
 class FakeSwaps:
-    """What the engine holds, as a test sets it."""
+    """Serving as a test sets it: `version` of every run, on the run's engine in `engines` or else on `engine`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.engines: dict[str, Engine] = {}
         self.version: int | None = 0
         self.engine_ready = True
         self.rechecks = 0
@@ -58,6 +60,9 @@ class FakeSwaps:
     def serving(self, run_id: RunId) -> int | None:
         assert run_id
         return self.version
+
+    def engine_of(self, run_id: RunId) -> Engine:
+        return self.engines.get(run_id, self.engine)
 
 
 class SeenTurns:
@@ -83,11 +88,13 @@ class SeenTurns:
 
 @dataclass
 class World:
-    """`key` is a run key; `http` sends it. `say` sets what the engine answers next, in order; the last stays."""
+    """`key` is a run key; `http` sends it. `templates` are those of all base models, by name.
+    `say` sets what the engine answers next, in order; the last stays."""
 
     store: Store
     trajectories: TrajectoryStore
     template: ChatTemplate
+    templates: dict[str, ChatTemplate]
     engine: FakeEngine
     swaps: FakeSwaps
     seen: SeenTurns
@@ -105,23 +112,19 @@ class World:
         self.engine.label = weight_label(self.store.run.id, version)
 
     @property
-    def chat(self) -> ChatService:
-        return service({"app": self.app}, ChatService)
+    def calls(self) -> CallService:
+        return service({"app": self.app}, CallService)
 
     def restart(self) -> None:
         """Go on with a proxy that has only the store, as another process has."""
         store = self.store
-        started = ChatService(
-            settings=service({"app": self.app}, Settings),
-            template=self.template,
-            runs=store.runs,
-            sessions=SessionService(store.database, store.runs, store.credentials, store.signals, store.clock),
-            trajectories=TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals),
-            swaps=self.swaps,
-            engine=self.engine,
-            clock=store.clock,
+        self.trajectories = TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals)
+        sessions = SessionService(store.database, store.runs, store.credentials, store.signals, store.clock)
+        settings = service({"app": self.app}, Settings)
+        provide(
+            self.app,
+            call_service(store, settings, self.templates, self.swaps, self.seen, sessions, self.trajectories),
         )
-        provide(self.app, started)
 
     async def post(self, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> httpx.Response:
         dashed = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -149,6 +152,34 @@ class World:
             openai.AsyncOpenAI(api_key=self.key, base_url=f"{address}/v1", **{"max_retries": 0, **options}) as client,
         ):
             yield client
+
+
+def call_service(
+    store: Store,
+    settings: Settings,
+    templates: Mapping[str, ChatTemplate],
+    swaps: FakeSwaps,
+    seen: SeenTurns,
+    sessions: SessionService,
+    trajectories: TrajectoryStore,
+) -> CallService:
+    """Model calls on this store; `templates` are those of the base models, by name."""
+
+    def load_template(model: str, *, allow_control_tokens: bool) -> ChatTemplate:
+        assert not allow_control_tokens
+        return templates[model]
+
+    return CallService(
+        settings=settings,
+        runs=store.runs,
+        sessions=sessions,
+        trajectories=trajectories,
+        swaps=swaps,
+        clock=store.clock,
+        observer=seen,
+        limits=store.limits,
+        load_template=load_template,
+    )
 
 
 def output_ids(turn: Any) -> list[int]:
@@ -181,26 +212,16 @@ async def open_world(
         if serving is not None:
             await serving.label_weights(engine.label)
         trajectories = TrajectoryStore(database=store.database, clock=store.clock, signals=store.signals)
-        swaps, seen, app = FakeSwaps(), SeenTurns(), FastAPI()
+        swaps, seen, app = FakeSwaps(serving or engine), SeenTurns(), FastAPI()
         configured = Settings(
             server=ServerSettings(stream_ping_seconds=ping_seconds),
             engine=EngineSettings(max_concurrency=concurrency),
             run=settings,
             database=DatabaseSettings(when_unavailable=when_unavailable),
         )
-        chat = ChatService(
-            settings=configured,
-            template=template,
-            runs=store.runs,
-            sessions=store.sessions,
-            trajectories=trajectories,
-            swaps=swaps,
-            engine=serving or engine,
-            clock=store.clock,
-            observer=seen,
-            limits=store.limits,
-        )
-        provide(app, configured, chat, store.database, store.runs, store.credentials, store.sessions)
+        templates = {store.run.base_model: template}
+        calls = call_service(store, configured, templates, swaps, seen, store.sessions, trajectories)
+        provide(app, configured, calls, store.database, store.runs, store.credentials, store.sessions)
         errors.install(app)
         app.include_router(session_endpoints.router)
         app.include_router(chat_endpoints.router)
@@ -211,10 +232,11 @@ async def open_world(
         async with httpx.AsyncClient(
             transport=transport, base_url="http://proxy.test", headers=bearer(key.text)
         ) as client:
-            world = World(store, trajectories, template, engine, swaps, seen, app, key.text, client, answers)
+            parts = (store, trajectories, template, templates, engine, swaps, seen, app)
+            world = World(*parts, key.text, client, answers)
             world.say("The answer is 42.")
             yield world
-            await chat.aclose()
+            await service({"app": app}, CallService).aclose()
 
 
 @asynccontextmanager

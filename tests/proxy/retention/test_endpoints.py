@@ -31,8 +31,8 @@ async def site(database_url: str, tmp_path: Path, template: ChatTemplate) -> Asy
         store = world.store
         erasing = EraseService(store.database, store.runs, store.credentials, store.signals, store.clock)
         provide(world.app, erasing, store.feedback)
-        store.signals.erasures.listen(world.chat.forget)
-        store.signals.requested_erasures.listen(world.chat.forget_texts)
+        store.signals.erasures.listen(world.calls.forget)
+        store.signals.requested_erasures.listen(world.calls.forget_texts)
         world.app.include_router(endpoints.router)
         world.app.include_router(feedback_endpoints.router)
         yield world
@@ -50,9 +50,9 @@ async def test_an_erased_conversation_is_not_gone_on_with(site: World) -> None:
     go_on = [USER, said, {"role": "user", "content": "and then?"}]
     second = await site.post({"user": "ada", "messages": go_on})
     assert second.headers["x-base-rl-session"] == session_id
-    site.chat.remembered.put(b"read", "what was said", size=13)
+    site.calls.remembered.put(b"read", "what was said", size=13)
     report = await as_admin(site, "POST", "/api/v1/erase", {"user": "ada", "run": "policy"})
-    assert site.chat.remembered.get(b"read") is None
+    assert site.calls.remembered.get(b"read") is None
     assert (report.status_code, report.json()["erased"], report.json()["turns"]) == (200, 1, 2)
     third = await site.post({"user": "ada", "messages": go_on})
     assert third.status_code == 200

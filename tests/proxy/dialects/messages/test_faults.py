@@ -98,7 +98,7 @@ async def test_a_client_that_leaves_ends_the_generation_and_the_turn_is_kept(wor
         await world.engine.held.wait()
         call.cancel()
         await until(lambda: bool(world.engine.aborted))
-        await until(lambda: not world.chat._running)
+        await until(lambda: not world.calls.running)
     (turn,) = await world.turns()
     assert turn.state == "truncated"
     assert output_ids(turn) == world.answers[0][:-1]

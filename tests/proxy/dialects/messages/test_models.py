@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anthropic
 import pytest
 from anthropic.types import ModelInfo
 
+from proxy.dialects.listing import ListedModel
 from proxy.dialects.messages.models import page
 from proxy.errors import InvalidRequest
 from tests.proxy.calls.world import World
 from tests.proxy.dialects.messages.anthropic_client import sdk
 
 VERSION = {"anthropic-version": "2023-06-01"}
-FIVE: list[Any] = [{"id": name, "created": 1_700_000_000} for name in "abcde"]
+FIVE = [ListedModel(name=name, created=1_700_000_000, context_length=512) for name in "abcde"]
 
 
 async def test_the_sdk_lists_and_finds_models(world: World) -> None:
@@ -58,7 +57,7 @@ async def test_without_their_header_models_are_openais(world: World) -> None:
     ],
 )
 def test_pages(query: dict[str, str], ids: str, more: bool) -> None:
-    told = page(FIVE, query, 512)
+    told = page(FIVE, query)
     assert [model["id"] for model in told["data"]] == list(ids)
     assert told["has_more"] is more
     assert (told["first_id"], told["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
@@ -69,5 +68,5 @@ def test_pages(query: dict[str, str], ids: str, more: bool) -> None:
 )
 def test_a_page_that_cannot_be_is_refused(query: dict[str, str], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        page(FIVE, query, 512)
+        page(FIVE, query)
     assert caught.value.param == param

@@ -333,7 +333,7 @@ async def test_a_client_that_leaves_ends_the_generation_and_the_turn_is_kept(wor
         call = asyncio.create_task(client.post(f"{address}/v1/responses", json=STREAMED))
         await world.engine.held.wait()
         call.cancel()
-        await until(lambda: bool(world.engine.aborted) and not world.chat._running)
+        await until(lambda: bool(world.engine.aborted) and not world.calls.running)
     (turn,) = await world.turns()
     assert turn.state == "truncated"
     world.engine.gate.set()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
 from proxy.auth.service import PrincipalKind
-from proxy.bounded_cache import BoundedCache
-from proxy.calls import generation, retries
+from proxy.calls import generation, service
+from proxy.calls.replay import ReplayIndex
 from proxy.errors import EngineFailed
 from tests.proxy.calls.world import CALL, TOOLS, USER, World, listening, until
 from tests.running_app import bearer
@@ -40,8 +43,8 @@ async def test_a_running_call_is_waited_for(world: World) -> None:
     first = asyncio.create_task(world.post({}, **NAMED, **FIRST))
     await world.engine.held.wait()
     again = asyncio.create_task(world.post({}, **NAMED, **RETRY))
-    (generation,) = world.chat._running
-    await until(lambda: generation._holders == 2)
+    (generation,) = world.calls.running
+    await until(lambda: generation.holders == 2)
     world.engine.gate.set()
     assert (await again).json() == (await first).json()
     assert len(await world.turns()) == 1
@@ -63,8 +66,8 @@ async def test_a_stream_sent_again_while_it_runs_comes_whole_when_it_is_done(wor
     first = asyncio.create_task(world.post({"stream": True}, **NAMED, **FIRST))
     await world.engine.held.wait()
     again = asyncio.create_task(world.post({"stream": True}, **NAMED, **RETRY))
-    (generation,) = world.chat._running
-    await until(lambda: generation._holders == 2)
+    (generation,) = world.calls.running
+    await until(lambda: generation.holders == 2)
     world.engine.gate.set()
     await first
     assert "The answer is 42." in (await again).text
@@ -80,10 +83,10 @@ async def test_a_first_client_that_leaves_does_not_take_the_retry_along(world: W
         first = asyncio.create_task(client.post(url, json=body, headers=headers))
         await world.engine.held.wait()
         again = asyncio.create_task(client.post(url, json=body, headers={**headers, "x-stainless-retry-count": "1"}))
-        (generation,) = world.chat._running
-        await until(lambda: generation._holders == 2)
+        (generation,) = world.calls.running
+        await until(lambda: generation.holders == 2)
         first.cancel()
-        await until(lambda: generation._holders == 1)
+        await until(lambda: generation.holders == 1)
         world.engine.gate.set()
         assert (await again).json()["choices"][0]["finish_reason"] == "stop"
     assert world.engine.aborted == []
@@ -130,8 +133,8 @@ async def test_a_first_call_without_a_name_is_waited_for(world: World) -> None:
     first = asyncio.create_task(world.post({}, **FIRST))
     await world.engine.held.wait()
     again = asyncio.create_task(world.post({}, **RETRY))
-    (generation,) = world.chat._running
-    await until(lambda: generation._holders == 2)
+    (generation,) = world.calls.running
+    await until(lambda: generation.holders == 2)
     world.engine.gate.set()
     assert (await again).json() == (await first).json()
     assert len(await world.sessions()) == 1
@@ -162,7 +165,7 @@ async def test_a_client_that_left_tries_again_in_its_session(world: World) -> No
         await world.engine.held.wait()
         first.cancel()
         await until(lambda: bool(world.engine.aborted))
-        await until(lambda: not world.chat._running)
+        await until(lambda: not world.calls.running)
         world.engine.gate.set()
         again = await client.post(url, json=body, headers={"x-stainless-retry-count": "1"})
     assert again.json()["choices"][0]["finish_reason"] == "stop"
@@ -179,7 +182,7 @@ async def test_a_session_in_which_a_repeated_call_goes_on_is_not_removed(
     world.say("")
     world.engine.deaf = True
     world.engine.gate.clear()
-    running = world.chat._running
+    running = world.calls.running
     async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
         url, body = f"{address}/v1/chat/completions", {"model": "policy", "messages": [USER]}
         first = asyncio.create_task(client.post(url, json=body, headers={"x-stainless-retry-count": "0"}))
@@ -220,15 +223,38 @@ async def test_a_call_without_a_name_is_not_repeated_for_ever_or_for_others(worl
     assert len(await world.sessions()) == 3
 
 
-async def test_equal_calls_are_kept_in_bounds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = world.chat._unnamed
-    monkeypatch.setattr(kept, "_attempts", BoundedCache(2))
-    monkeypatch.setattr(retries, "_EQUAL_CALLS", 3)
-    for seed in range(3):
-        for _ in range(4):
-            await world.post({"seed": seed}, **FIRST)
-    assert [len(attempts) for _, attempts in kept._attempts.items()] == [2, 2]
-    assert kept._running == {}
+async def test_the_oldest_answers_are_forgotten_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "ReplayIndex", partial(ReplayIndex, most=2))
+    world.restart()
+    answers = [(await world.post({"seed": seed}, **FIRST)).json()["id"] for seed in range(3)]
+    again = [(await world.post({"seed": seed}, **RETRY)).json()["id"] for seed in (2, 1, 0)]
+    assert again[:2] == [answers[2], answers[1]]
+    assert again[2] != answers[0]
+
+
+async def test_as_many_equal_calls_are_remembered_as_the_bound_says(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "ReplayIndex", partial(ReplayIndex, most_equal=3))
+    world.restart()
+    world.engine.error, world.engine.error_after = EngineFailed("broken"), 1
+    failed = [(await world.post({"stream": True}, **FIRST)).text for _ in range(4)]
+    assert all("broken" in text for text in failed), "each in a session, which has the tokens before the error"
+    world.engine.error = None
+    for _ in range(4):
+        assert (await world.post({"stream": True}, **RETRY)).status_code == 200
+    assert len(await world.sessions()) == 4 + 1, "the oldest attempt is forgotten: its repetition opens a session"
+
+
+async def test_an_ended_generation_is_not_kept_in_memory(world: World) -> None:
+    world.engine.gate.clear()
+    call = asyncio.create_task(world.post({}, **FIRST))
+    await world.engine.held.wait()
+    (running,) = map(weakref.ref, world.calls.running)
+    world.engine.gate.set()
+    assert (await call).status_code == 200
+    gc.collect()
+    assert running() is None
 
 
 async def test_an_idempotency_key_answers_once_even_without_a_named_session(world: World) -> None:
@@ -283,7 +309,7 @@ async def test_a_key_that_another_process_used_meanwhile_costs_no_turn(
     async def not_yet(*_: Any) -> None:
         return None
 
+    world.restart()  # with nothing in memory
     monkeypatch.setattr(world.trajectories, "answered", not_yet)
-    monkeypatch.setattr(world.chat._recent, "find", lambda *_: None)
     assert (await world.post({}, **NAMED, idempotency_key="k-1")).status_code == 200
     assert [turn.idempotency_key for turn in await world.turns()] == ["k-1", None]
