@@ -1,4 +1,4 @@
-"""The key of a request."""
+"""Authenticate HTTP requests by their API key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCHEME = b"bearer "
 
 
 async def principal(request: Request) -> Principal:
-    """Return who sends this request, by `Authorization: Bearer …` or `x-api-key`. Raises AuthenticationFailed."""
+    """Return who sends this request, by `Authorization: Bearer …` or `x-api-key`. Raise AuthenticationFailed."""
     known = await authenticate(request.scope)
     if known is None:
         raise AuthenticationFailed("no API key: send it as 'Authorization: Bearer …' or 'x-api-key: …'")
@@ -21,10 +21,8 @@ async def principal(request: Request) -> Principal:
 
 
 async def authenticate(scope: Scope) -> Principal | None:
-    """Return the principal of the request's key; None for a request without a key. Raises AuthenticationFailed.
-
-    Asks once for each request: the boundary needs the answer before the body is read, and the endpoint after.
-    """
+    """Return the principal of the request's key; None for a request without a key. Raise AuthenticationFailed."""
+    # Cached for the request: the admission of the body needs the principal, and the endpoint needs it again.
     state = scope.setdefault("state", {})
     known: Principal | None = state.get("principal")
     if known is None:
@@ -35,7 +33,7 @@ async def authenticate(scope: Scope) -> Principal | None:
 
 
 def bearer_token(scope: Scope) -> str | None:
-    """Return the text of the key, if one was sent."""
+    """Return the text of the key; None if the request has none. A bearer token wins over `x-api-key`."""
     other: str | None = None
     for name, value in scope["headers"]:
         if name == b"authorization" and value[: len(_SCHEME)].lower() == _SCHEME:
@@ -49,4 +47,4 @@ def require(who: Principal, *kinds: PrincipalKind) -> None:
     """Raise PermissionDenied unless the key is of one of these kinds."""
     if who.kind not in kinds:
         wanted = " or ".join(kind.value for kind in kinds)
-        raise PermissionDenied(f"this needs a key of kind {wanted}, and yours is of kind {who.kind.value}")
+        raise PermissionDenied(f"this needs a key of kind {wanted}, but yours is of kind {who.kind.value}")

@@ -1,4 +1,4 @@
-"""Rows of API keys."""
+"""Queries on the rows of API keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KeyRow = Row[*tuple[Any, ...]]
 
 
 class KeyRepository:
-    """Reads and writes of one transaction. A key is valid while `revoked_at` is null or in the future."""
+    """Queries of one transaction. A key is valid while `revoked_at` is null or in the future."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -41,8 +41,11 @@ class KeyRepository:
         below: tuple[float, str] | None,
         limit: int,
     ) -> list[KeyRow]:
-        """Newest first. `valid_at` leaves out keys that are revoked by then; `below` is the `created_at` and the id
-        of the last row of the page before."""
+        """Return a page of keys, newest first.
+
+        With `valid_at`, leave out keys that are revoked by then. `below` is the `created_at` and the id of the last
+        row of the previous page.
+        """
         statement = _KEYS.where(ApiKeyRow.kind.in_(kinds))
         if run_id is not None:
             statement = statement.where(ApiKeyRow.run_id == run_id)
@@ -56,19 +59,19 @@ class KeyRepository:
         return list(self._connection.execute(statement).all())
 
     def lasting_admins(self, *, other_than: str) -> int:
-        """Count the admin keys without an end, but for the one that is named."""
+        """Return 1 if there is an admin key that is not revoked, other than the given one; otherwise 0."""
         statement = select(ApiKeyRow.id).where(
             ApiKeyRow.kind == "admin", ApiKeyRow.revoked_at.is_(None), ApiKeyRow.id != other_than
         )
         return len(self._connection.execute(statement.limit(1)).all())
 
     def revoke(self, key_id: str, at: float) -> None:
-        """Set the end of a key, which may be in the future. An earlier end stays."""
+        """Set the time from which a key is revoked, which may be in the future, unless an earlier one is set."""
         later = or_(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.revoked_at > at)
         self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id, later).values(revoked_at=at))
 
     def revoke_labelled(self, label: str, *, kind: str, run_id: str | None, but: str, at: float) -> list[str]:
-        """Revoke the lasting keys of this label, kind and run, but for one; return their ids."""
+        """Revoke the keys of this label, kind and run, except the key `but`. Return the ids of the revoked ones."""
         statement = select(ApiKeyRow.id).where(
             ApiKeyRow.label == label,
             ApiKeyRow.kind == kind,

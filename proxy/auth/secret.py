@@ -1,4 +1,4 @@
-"""The installation's secret: the key of all HMACs, in one file of the data directory."""
+"""The secret of an installation: the key of all HMACs, in a file of the data directory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _SECRET_BYTES = 32
 
 
 def load_secret(data_dir: Path) -> bytes:
-    """Read `secret` in the data directory, or make it on first use, readable by its owner alone.
+    """Read the file `secret` in the data directory; create it on first use, readable by its owner only.
 
-    When several processes start at once, one makes the file and all read that one. Raises ConfigurationError for a
-    file of the wrong length.
+    Raise ConfigurationError if the file has the wrong length.
     """
     make_directory(data_dir)
     path = data_dir / "secret"
@@ -30,11 +29,15 @@ def load_secret(data_dir: Path) -> bytes:
                 file.write(secrets.token_bytes(_SECRET_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
+            # Linking is atomic and fails if the file exists: of several processes that start at once, one creates the
+            # file, and all read a whole one.
             with suppress(FileExistsError):
                 path.hardlink_to(temporary)
         finally:
             temporary.unlink()
     secret = path.read_bytes()
     if len(secret) != _SECRET_BYTES:
-        raise ConfigurationError(f"{path} is damaged: {len(secret)} bytes where {_SECRET_BYTES} belong")
+        raise ConfigurationError(
+            f"{path} is damaged: it has {len(secret)} bytes instead of {_SECRET_BYTES}; restore it from a backup"
+        )
     return secret

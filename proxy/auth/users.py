@@ -1,6 +1,7 @@
-"""On whose behalf a call is made, as the agent says: in `user`, `safety_identifier`, `metadata.user_id` or
-`metadata.user`. Claude Code writes device, account and session into `metadata.user_id`; its user is all of it but the
-session.
+"""Find the users on whose behalf an agent makes a call.
+
+Agents name them in `user`, `safety_identifier`, `metadata.user_id` or `metadata.user`. Claude Code writes device,
+account and session into `metadata.user_id`, of which the session is not part of the user.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_TELLING = frozenset({"user", "safety_identifier", "metadata"})
-_LONGEST = 2000
+_FIELDS = frozenset({"user", "safety_identifier", "metadata"})
+_LONGEST = 2000  # characters; longer text is no name, and hashing it would cost every call
 _CLAUDE_CODE = re.compile(r"(user_\w+_account_[\w-]*)_session_[0-9A-Za-z-]+")
 
 
 def users_of(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """By every name under which the user may be asked for later, each once."""
-    if _TELLING.isdisjoint(body):
+    """Return every name under which somebody may later ask for the data of the body's user, each once."""
+    if _FIELDS.isdisjoint(body):
         return ()
-    return tuple(dict.fromkeys(name for value in _said(body) for name in _names(value)))
+    return tuple(dict.fromkeys(name for value in _values(body) for name in _names(value)))
 
 
-def _said(body: Mapping[str, Any]) -> Iterator[Any]:
+def _values(body: Mapping[str, Any]) -> Iterator[Any]:
     yield body.get("user")
     yield body.get("safety_identifier")
     metadata = body.get("metadata")
@@ -45,7 +46,7 @@ def _names(value: Any) -> Iterator[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Claude Code's JSON `{"device_id", "account_uuid", "session_id"}`: the account and the device."""
+    """Yield account and device of the JSON that Claude Code sends, `{"device_id", "account_uuid", "session_id"}`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,1 +1,1 @@
-"""How much the agents of a run may ask for, of all proxies on its store together."""
+"""Rate limits of runs, shared by all proxies on one store."""

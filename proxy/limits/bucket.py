@@ -1,8 +1,8 @@
-"""How far a steady allowance is used: the generic cell rate algorithm (GCRA, ITU-T I.371), the leaky bucket as one
-number.
+"""The generic cell rate algorithm (GCRA, ITU-T I.371): a leaky bucket whose state is one point in time.
 
-Every unit that is used moves `due_at`, when all that was used will have flowed in, by the time that one unit takes to
-flow in. It may be ahead of now by so much, and no more. Pure; times are in seconds since the epoch.
+Units flow in at a steady rate. `due_at` is the time at which all used units will have flowed in. Each used unit moves
+it into the future by the time that one unit takes to flow in, and it may only lie a tolerance after now. All
+functions are pure; times are in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ from __future__ import annotations
 import msgspec
 
 SET_BACK_SECONDS = 60.0
-"""A clock that is behind the last one by more than this was set back. By less, it is another proxy's."""
+"""A clock that is further behind the latest one than this was set back. If it is nearer, it is another proxy's, and
+the clocks differ."""
 
+# How long a proxy may use its knowledge of the level: up to a second, but at most a tenth of the burst, so that small
+# bursts are not exceeded by much.
 _FRESH_SECONDS = 1.0
 _FRESH_SHARE = 0.1
+
 _ROUNDING = 1e-6
-"""Seconds. The resolution of a float at today's date is a quarter of it."""
+"""Tolerance of comparisons, in seconds: four times the resolution of a float at the current date."""
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """`per_minute` units flow in, and those of `burst_seconds` may be used at once; one at least.
+    """A rate of `per_minute` units. The units of `burst_seconds`, at least one, may be used at once.
 
-    A proxy may take several units at once and use each within `kept_seconds`. So that what is used in any `t` seconds
-    is at most `per_minute / 60 * (t + burst_seconds)` all the same, less may be taken in advance.
+    A proxy may take several units at once and use each within `lease_seconds`. To keep the units used in any `t`
+    seconds below `per_minute / 60 * (t + burst_seconds)`, the tolerance for taking is smaller by the lease.
     """
 
     per_minute: float
@@ -34,37 +38,37 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fresh_seconds(self) -> float:
-        """How long what a proxy knows of the level is good enough."""
+        """How long a proxy may use its knowledge of the level."""
         return min(_FRESH_SECONDS, _FRESH_SHARE * self.burst_seconds)
 
     @property
-    def most_taken(self) -> int:
-        """Units at once."""
+    def most_at_once(self) -> int:
+        """The largest number of units that a proxy may take at once."""
         return max(1, int(self.fresh_seconds / self.unit_seconds))
 
     @property
-    def kept_seconds(self) -> float:
-        """0 where one unit is taken at once: it is used at that moment."""
-        return self.fresh_seconds if self.most_taken > 1 else 0.0
+    def lease_seconds(self) -> float:
+        """How long taken units may be used; 0 if only one is taken at once, since it is used at that moment."""
+        return self.fresh_seconds if self.most_at_once > 1 else 0.0
 
     @property
-    def ahead_seconds(self) -> float:
-        """How far `due_at` may be ahead of now when units are taken."""
-        return max(self.unit_seconds, self.burst_seconds - self.kept_seconds)
+    def tolerance_seconds(self) -> float:
+        """How far `due_at` may lie after now when units have been taken (the algorithm's tau)."""
+        return max(self.unit_seconds, self.burst_seconds - self.lease_seconds)
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an allowance is used. `moved_at`: the latest clock of those who used it; `per_minute`: their rate."""
+    """The state of one limit. `moved_at` is the latest time of use, `per_minute` the rate at that time."""
 
     due_at: float = 0.0
     moved_at: float = 0.0
     per_minute: float = 0.0
 
-    def seen(self, rate: Rate, now: float) -> Level:
-        """The same by a clock that shows `now`, and a rate that may be another one since.
+    def adjusted(self, rate: Rate, now: float) -> Level:
+        """Return the level adjusted to a clock that was set back and to a rate that was raised.
 
-        A clock that was set back goes on from there: what is owed stays, and is not waited for by the old clock. By a
-        higher rate, what was used flows in sooner; by a lower one, as soon as it would have.
+        With a clock that was set back, the remaining wait stays the same instead of growing by the difference. With a
+        higher rate, used units flow in sooner. With a lower rate, they flow in as they would have.
         """
         level = self
         if level.moved_at > now + SET_BACK_SECONDS:
@@ -76,17 +80,19 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
         return level
 
     def used(self, units: float, rate: Rate, now: float) -> Level:
-        """After `units` more."""
+        """Return the level after the use of `units` more."""
         due_at = max(self.due_at, now) + units * rate.unit_seconds
         return Level(due_at=due_at, moved_at=max(self.moved_at, now), per_minute=rate.per_minute)
 
     def room(self, rate: Rate, now: float) -> int:
-        """Whole units that may be taken now."""
-        left = now + rate.ahead_seconds - max(self.due_at, now)
+        """Return the number of whole units that may be taken now."""
+        left = now + rate.tolerance_seconds - max(self.due_at, now)
         return max(0, int((left + _ROUNDING) / rate.unit_seconds))
 
     def wait(self, units: float, rate: Rate, now: float) -> float:
-        """Seconds until `units` may be taken, if nobody else takes any; 0: now. With 0 units: until the allowance is
-        ahead by no more than it may be."""
-        seconds = max(self.due_at, now) + units * rate.unit_seconds - rate.ahead_seconds - now
+        """Return the seconds until `units` may be taken if nobody else takes any; 0 if they may be taken now.
+
+        For 0 units, return the seconds until `due_at` is within the tolerance again.
+        """
+        seconds = max(self.due_at, now) + units * rate.unit_seconds - rate.tolerance_seconds - now
         return seconds if seconds > _ROUNDING else 0.0

@@ -1,4 +1,4 @@
-"""Rows of rate limits, and how many trajectories wait."""
+"""Queries on the rows of rate limits, and on the number of trajectories that wait for a trainer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from proxy.limits.share import Kind, Levels, Rates, Trade, trade
 
 
 class LimitRepository:
-    """Reads and writes of one transaction."""
+    """Queries of one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def trade(self, run_id: str, rates: Rates, *, calls: int, tokens: int, now: float) -> Trade:
-        """Pays and takes, while nobody else does."""
+        """Pay tokens and take calls (see `share.trade`), while the rows are locked."""
         rows = _LOCKED.run(self._connection, {"run": run_id})
         found = {kind: Level(due_at=due, moved_at=moved, per_minute=rate) for kind, due, moved, rate in rows}
         before = Levels(calls=found.get(Kind.CALLS, Level()), tokens=found.get(Kind.TOKENS, Level()))
@@ -36,7 +36,8 @@ class LimitRepository:
         return traded
 
     def more_are_waiting(self, run_id: str, than: int) -> bool:
-        """Whether more trajectories of the run `than` so many are ready for its trainer. No more are counted."""
+        """Return whether more than `than` trajectories of the run are ready for its trainer."""
+        # The limit bounds the cost: a run that nobody trains may have millions.
         ready = select(SessionRow.id).where(
             SessionRow.run_id == run_id, SessionRow.training == TrainingState.READY.value
         )
@@ -60,4 +61,4 @@ _MOVE = Prepared(
 )
 
 _INSERT = Prepared(insert(RateLimitRow).values({"run_id": bindparam("run"), "kind": bindparam("of"), **_LEVEL}))
-"""Of two proxies that insert at once, one is told so by the database, and trades again."""
+"""If two proxies insert at once, the primary key fails one of them, and its transaction is run again."""

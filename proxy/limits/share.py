@@ -1,4 +1,4 @@
-"""What one proxy holds of a run's allowance. Pure: the trade with the store is somebody else's."""
+"""One proxy's share of a run's limits. Everything here is pure: `service` trades with the store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from proxy.limits.bucket import Level, Rate
 
 _SOON = 1e-3
-"""Seconds. No refusal is shorter, and no time in which calls were counted."""
+"""Seconds. The minimum of a refusal, and of the time over which the rate of calls is estimated."""
 
 
 class Kind(StrEnum):
@@ -19,21 +19,21 @@ class Kind(StrEnum):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """Of calls and of tokens; None: any number."""
+    """The rates of calls and tokens; None for no limit."""
 
     calls: Rate | None = None
     tokens: Rate | None = None
 
 
 class Levels(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the allowances of a run are used, by all proxies."""
+    """The levels of a run's limits, used by all proxies together."""
 
     calls: Level = Level()
     tokens: Level = Level()
 
 
 class Trade(msgspec.Struct, frozen=True, kw_only=True):
-    """What a proxy gets and pays at once: `calls` that it may begin, `tokens` that were used."""
+    """The result of one exchange with the store: `calls` that the proxy may begin, `tokens` that it has paid."""
 
     levels: Levels
     calls: int
@@ -41,15 +41,14 @@ class Trade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """That a call must wait, for which allowance, and for how many seconds."""
+    """The limit for which a call must wait, and for how many seconds."""
 
     kind: Kind
     seconds: float
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients are told of a limit: `left` are the units that could be used now, `reset_seconds` is when all of
-    the burst could be."""
+    """The state of a limit for clients: `left` units could be used now, the whole burst in `reset_seconds`."""
 
     kind: Kind
     limit: int
@@ -58,43 +57,44 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trade(levels: Levels, rates: Rates, *, calls: int, tokens: int, now: float) -> Trade:
-    """Pays `tokens` and takes up to `calls`; none while tokens are owed for longer than they may be."""
-    of_calls, of_tokens, taken, are_owed = levels.calls, levels.tokens, 0, False
+    """Pay `tokens` and take up to `calls`; take none while the tokens' level exceeds its tolerance."""
+    call_level, token_level, taken, must_wait = levels.calls, levels.tokens, 0, False
     if rates.tokens is not None:
-        of_tokens = of_tokens.seen(rates.tokens, now)
-        of_tokens = of_tokens.used(tokens, rates.tokens, now) if tokens else of_tokens
-        are_owed = of_tokens.wait(0, rates.tokens, now) > 0
+        token_level = token_level.adjusted(rates.tokens, now)
+        token_level = token_level.used(tokens, rates.tokens, now) if tokens else token_level
+        must_wait = token_level.wait(0, rates.tokens, now) > 0
     if rates.calls is not None:
-        of_calls = of_calls.seen(rates.calls, now)
-        taken = 0 if are_owed else min(calls, of_calls.room(rates.calls, now))
-        of_calls = of_calls.used(taken, rates.calls, now) if taken else of_calls
-    return Trade(levels=Levels(calls=of_calls, tokens=of_tokens), calls=taken, tokens=tokens)
+        call_level = call_level.adjusted(rates.calls, now)
+        taken = 0 if must_wait else min(calls, call_level.room(rates.calls, now))
+        call_level = call_level.used(taken, rates.calls, now) if taken else call_level
+    return Trade(levels=Levels(calls=call_level, tokens=token_level), calls=taken, tokens=tokens)
 
 
 class Share:
-    """Calls that a proxy may begin until `kept_until`, tokens that it owes, and what it knows of the levels.
+    """The calls that a proxy has taken and may still begin, the tokens that it owes, and its knowledge of the levels.
 
-    What it does not use in time is lost: it takes as many calls as it used lately.
+    Calls that are not begun before the lease ends are lost, so a proxy takes about as many as it used recently.
     """
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
-        self.owed = 0
+        self.owed = 0  # tokens that were used here and are not in the store yet
         self._levels = Levels()
-        self._taken_at = self._kept_until = -math.inf
+        self._taken_at = self._lease_ends_at = -math.inf
         self._calls = self._used = 0
         self._refusal: tuple[Kind, float, float] | None = None
 
     def refusal(self, now: float) -> Refusal | None:
-        """What is known without asking the store: nobody else can have made room since."""
+        """Return the last refusal while it applies; asking the store is useless, since only time makes room."""
         if self._refusal is None or not self._refusal[1] <= now < self._refusal[2]:
             return None
         kind, _since, until = self._refusal
         return Refusal(kind=kind, seconds=until - now)
 
     def use_call(self, now: float) -> bool:
-        """Whether a call may begin by what is held."""
-        if not self._taken_at <= now <= self._kept_until or self._tokens_wait(now):
+        """Begin a call with the calls taken before. Return False if none is left or the lease has ended."""
+        # `_taken_at <= now` fails if the clock was set back, when the lease could seem to last for hours.
+        if not self._taken_at <= now <= self._lease_ends_at or self._tokens_wait(now):
             return False
         if self.rates.calls is not None:
             if self._calls == 0:
@@ -104,19 +104,22 @@ class Share:
         return True
 
     def wanted(self, waiting: int, now: float) -> int:
-        """How many calls to take, where `waiting` could begin at once: as many as will be used while they are kept,
-        by how it was lately, and at most twice as many as were."""
+        """Return how many calls to take when `waiting` calls could begin at once.
+
+        It is the number that will be used during a lease at the recent rate, at most twice as many as in the last
+        one.
+        """
         rate = self.rates.calls
         if rate is None:
             return 0
         since = max(now - self._taken_at, _SOON)
-        expected = min(2 * self._used, math.ceil(self._used * rate.kept_seconds / since))
-        return max(1, min(max(waiting, expected), rate.most_taken))
+        expected = min(2 * self._used, math.ceil(self._used * rate.lease_seconds / since))
+        return max(1, min(max(waiting, expected), rate.most_at_once))
 
     def receive(self, traded: Trade, now: float) -> None:
-        """What was traded at `now` so that a call could begin."""
+        """Record a trade at `now` that was made to begin a call."""
         self.paid(traded)
-        self._taken_at, self._kept_until = now, now + self._kept_seconds
+        self._taken_at, self._lease_ends_at = now, now + self._lease_seconds
         self._calls, self._used = traded.calls, 0
         self._refusal = None
         seconds = self._tokens_wait(now)
@@ -126,16 +129,16 @@ class Share:
             self._refusal = (Kind.CALLS, now, now + max(_SOON, self._levels.calls.wait(1, self.rates.calls, now)))
 
     def paid(self, traded: Trade) -> None:
-        """Tokens were, and nothing was asked for."""
+        """Record a trade that only paid tokens."""
         self.owed -= traded.tokens
         self._levels = traded.levels
 
     def standings(self, now: float) -> tuple[Standing, ...]:
-        """As this proxy knows them."""
+        """Return the state of each limit, as far as this proxy knows it."""
         found = []
         if self.rates.calls is not None:
             level = self._levels.calls
-            left = level.room(self.rates.calls, now) + (self._calls if now <= self._kept_until else 0)
+            left = level.room(self.rates.calls, now) + (self._calls if now <= self._lease_ends_at else 0)
             found.append(_standing(Kind.CALLS, self.rates.calls, level, left, now))
         if self.rates.tokens is not None:
             level = self._levels.tokens.used(self.owed, self.rates.tokens, now)
@@ -143,9 +146,9 @@ class Share:
         return tuple(found)
 
     @property
-    def _kept_seconds(self) -> float:
+    def _lease_seconds(self) -> float:
         if self.rates.calls is not None:
-            return self.rates.calls.kept_seconds
+            return self.rates.calls.lease_seconds
         return self.rates.tokens.fresh_seconds if self.rates.tokens is not None else 0.0
 
     def _tokens_wait(self, now: float) -> float:

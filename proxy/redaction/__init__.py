@@ -1,1 +1,1 @@
-"""What must not be stored is found and replaced before it is: in text, and in token ids."""
+"""Find and replace text that must not be stored, in texts and in token ids."""

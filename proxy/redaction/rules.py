@@ -1,4 +1,4 @@
-"""Rules: what finds the places of a text that must not be stored. Built in, patterns of one's own, and analyzers."""
+"""Rules that find the parts of a text that must not be stored: built-in ones, configured patterns and analyzers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import regex
 
 from proxy.settings import ConfigurationError, RedactionSettings
 
-_PATIENCE_SECONDS = 0.2
-"""For one rule and one text. A pattern that needs longer backtracks without end."""
+_MATCH_SECONDS = 0.2
+"""Time-out for one pattern and one text. A pattern that needs longer backtracks exponentially."""
 
 
 class Found(NamedTuple):
-    """[start, end) of a text, and which rule found it."""
+    """A range [start, end) of characters, and the name of the rule that found it."""
 
     start: int
     end: int
@@ -27,18 +27,18 @@ Finder = Callable[[str], Iterable[tuple[int, int]]]
 
 
 class Rule(NamedTuple):
-    """`find` gives [start, end) pairs. It may raise anything: the whole text counts as found then."""
+    """A named function `find` that returns [start, end) pairs. If it raises, the whole text counts as found."""
 
     name: str
     find: Finder
 
 
 class TooSlow(Exception):
-    """A pattern did not come to an end in time."""
+    """A pattern exceeded its time-out."""
 
 
 def load_rules(settings: RedactionSettings) -> tuple[Rule, ...]:
-    """Raises ConfigurationError for a pattern or analyzer that cannot be used."""
+    """Load the configured rules. Raise ConfigurationError for a pattern or an analyzer that cannot be used."""
     return (
         *(Rule(name, _BUILT_IN[name]) for name in settings.rules),
         *(Rule(name, _pattern(f"run.redaction.patterns.{name}", text)) for name, text in settings.patterns.items()),
@@ -47,7 +47,7 @@ def load_rules(settings: RedactionSettings) -> tuple[Rule, ...]:
 
 
 def found_in(text: str, rules: Iterable[Rule]) -> list[Found]:
-    """In order, without overlaps: what overlaps is joined, under the name of the first."""
+    """Return the ranges that any rule finds, in order. Overlapping ranges are joined under the name of the first."""
     found: list[Found] = []
     for rule in rules:
         found += [Found(max(start, 0), min(end, len(text)), rule.name) for start, end in _spans(rule, text)]
@@ -63,7 +63,7 @@ def found_in(text: str, rules: Iterable[Rule]) -> list[Found]:
 def _spans(rule: Rule, text: str) -> list[tuple[int, int]]:
     try:
         return list(rule.find(text))
-    except Exception:  # noqa: BLE001  (what a rule could not look through is not stored)
+    except Exception:  # noqa: BLE001  (a text that a rule could not search must not be stored)
         return [(0, len(text))]
 
 
@@ -71,13 +71,14 @@ def _pattern(where: str, text: str, accepts: Callable[[str], bool] | None = None
     try:
         compiled = regex.compile(text)
     except regex.error as error:
-        raise ConfigurationError(f"{where}: this is no regular expression: {error}") from error
+        raise ConfigurationError(f"{where} is not a valid regular expression: {error}") from error
     if compiled.search(""):
-        raise ConfigurationError(f"{where}: it matches the empty text, so it would be found everywhere")
+        raise ConfigurationError(f"{where} matches the empty text, so it would match everywhere: make it stricter")
 
     def find(searched: str) -> Iterator[tuple[int, int]]:
         try:
-            for match in compiled.finditer(searched, timeout=_PATIENCE_SECONDS, concurrent=True):
+            # `concurrent` releases the interpreter's lock while the pattern runs.
+            for match in compiled.finditer(searched, timeout=_MATCH_SECONDS, concurrent=True):
                 if accepts is None or accepts(match.group()):
                     yield match.span()
         except TimeoutError as error:
@@ -87,18 +88,20 @@ def _pattern(where: str, text: str, accepts: Callable[[str], bool] | None = None
 
 
 def _analyzer(path: str) -> Finder:
-    """`module:function`, of a text: it gives (start, end, …) tuples, or objects with `start` and `end`, as Presidio's
-    results have."""
+    """Import the function at `path`, written as `module:function`.
+
+    It takes a text and returns (start, end, …) tuples or objects with `start` and `end`, such as Presidio's results.
+    """
     where = f"run.redaction.analyzers: {path!r}"
     module, separator, name = path.partition(":")
     if not separator:
-        raise ConfigurationError(f"{where} is not written as module:function")
+        raise ConfigurationError(f"{where} must be written as module:function")
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"{where} cannot be imported: {error}") from error
     if not callable(function):
-        raise ConfigurationError(f"{where} is no function")
+        raise ConfigurationError(f"{where} is not a function")
 
     def find(searched: str) -> Iterator[tuple[int, int]]:
         for one in function(searched):
@@ -112,14 +115,14 @@ def _span(one: Any) -> tuple[int, int]:
 
 
 def _is_card(text: str) -> bool:
-    """Luhn's check."""
+    """Return whether a text has the length and the check digit (Luhn's algorithm) of a card number."""
     digits = [int(character) for character in text if character.isdigit()]
     doubled = [sum(divmod(2 * digit, 10)) for digit in digits[-2::-2]]
     return 13 <= len(digits) <= 19 and (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
 
 
 def _is_iban(text: str) -> bool:
-    """ISO 7064, mod 97."""
+    """Return whether a text has the length and the check digits (ISO 7064, mod 97) of an IBAN."""
     plain = "".join(text.split()).upper()
     if not 15 <= len(plain) <= 34:
         return False
@@ -137,7 +140,7 @@ def _is_address(text: str) -> bool:
 
 
 def _is_phone(text: str) -> bool:
-    """A number of 9 to 15 digits that is written in groups or with a country's code; dates and counts are not."""
+    """Return whether a text has 9 to 15 digits and is grouped or has a country code, unlike dates and counts."""
     digits = sum(character.isdigit() for character in text)
     return 9 <= digits <= 15 and (text.startswith(("+", "00")) or any(mark in text for mark in " -./("))
 

@@ -1,7 +1,7 @@
-"""Token ids without what the rules find in their text. Pure.
+"""Redact token ids: replace those whose text a rule finds by a placeholder. All functions are pure.
 
-A placeholder stands where a token was, so that positions stay. A found place is looked for across the boundary to the
-tokens before as well, of which a window is read: what begins in an earlier turn and ends in this one is found here.
+A placeholder replaces each token, so that positions stay the same. The rules also see a window of the tokens before,
+to find text that begins in an earlier turn and ends in this one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Protocol
 from proxy.redaction.text import TextRedactor
 
 WINDOW = 256
-"""Tokens before a turn's own that are read with them. What is longer than this is found in its parts alone."""
-_ROUNDS = 4
-_BETWEEN = "\n"
-"""Special tokens end one text and begin another."""
+"""Tokens searched before a turn's own. A longer match is only found as far as it lies within this many tokens."""
+_ROUNDS = 4  # as for texts: the text around a placeholder may match anew
+_SEPARATOR = "\n"  # the text of a special token, so that no match crosses the boundary of a message
 
 
 class Detokenizer(Protocol):
@@ -26,7 +25,7 @@ class Detokenizer(Protocol):
 
 
 class Decoder(Protocol):
-    """As `tokens.detokenizer.TokenDecoder`: `hidden` tokens, the special ones, give no text."""
+    """The part of `tokens.detokenizer.TokenDecoder` used here. Hidden tokens are special ones without text."""
 
     def start(self) -> Detokenizer: ...
 
@@ -39,9 +38,14 @@ Spans = tuple[tuple[int, int], ...]
 def masked_tokens(
     before: Sequence[int], own: Sequence[int], redactor: TextRedactor, decoder: Decoder, placeholder: int
 ) -> tuple[tuple[int, ...], Spans]:
-    """`own` with placeholders, and where they stand. `before` are tokens that come before them on the path."""
+    """Return `own` with placeholders, and the spans [start, end) of the placeholders.
+
+    `before` are the tokens before them on the path of the conversation.
+    """
     context = tuple(before[-WINDOW:])
-    contexts = {context, _replaced(context, redactor, decoder, placeholder)}  # as it was, and as it is stored
+    # The context is searched both as it was and as it is stored: whoever reads the stored tokens again must find
+    # nothing either.
+    contexts = {context, _replaced(context, redactor, decoder, placeholder)}
     ids, masked = list(own), set[int]()
     for _ in range(_ROUNDS):
         new = {position for each in contexts for position in _found(each, ids, redactor, decoder)} - masked
@@ -59,7 +63,7 @@ def _replaced(ids: tuple[int, ...], redactor: TextRedactor, decoder: Decoder, pl
 
 
 def _found(context: Sequence[int], own: Sequence[int], redactor: TextRedactor, decoder: Decoder) -> set[int]:
-    """Positions in `own` of tokens whose text, or a part of it, is found."""
+    """Return the positions in `own` of tokens whose text lies in a found range, at least in part."""
     ids = (*context, *own)
     ends, text = _ends(ids, decoder)
     found = redactor.found(text)
@@ -73,24 +77,26 @@ def _found(context: Sequence[int], own: Sequence[int], redactor: TextRedactor, d
             if not decoder.is_hidden(ids[at]):
                 hits.add(at - len(context))
             at += 1
-        first = position - 1  # bytes of a character that only a later token completes
-        while first >= len(context) and at > position and _says_nothing(first, ids, ends, decoder):
+        # Tokens before with the first bytes of a character have no text of their own: the token that completes the
+        # character has all of it.
+        first = position - 1
+        while first >= len(context) and at > position and _has_no_text(first, ids, ends, decoder):
             hits.add(first - len(context))
             first -= 1
     return hits
 
 
-def _says_nothing(at: int, ids: Sequence[int], ends: Sequence[int], decoder: Decoder) -> bool:
+def _has_no_text(at: int, ids: Sequence[int], ends: Sequence[int], decoder: Decoder) -> bool:
     return ends[at] == (ends[at - 1] if at else 0) and not decoder.is_hidden(ids[at])
 
 
 def _ends(ids: Sequence[int], decoder: Decoder) -> tuple[list[int], str]:
-    """Where each token's text ends, and all of it."""
+    """Return the end of each token's text, in characters, and the whole text."""
     detokenizer = decoder.start()
     feed: Callable[[Sequence[int]], str] = detokenizer.feed
     ends, pieces, length = [], [], 0
     for token in ids:
-        piece = _BETWEEN if decoder.is_hidden(token) else feed((token,))
+        piece = _SEPARATOR if decoder.is_hidden(token) else feed((token,))
         length += len(piece)
         pieces.append(piece)
         ends.append(length)

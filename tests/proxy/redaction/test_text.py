@@ -53,12 +53,12 @@ def test_what_cannot_be_looked_through_is_not_kept() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patterns": {"x": "("}}, r"run.redaction.patterns.x: this is no regular expression"),
+        ({"patterns": {"x": "("}}, r"run.redaction.patterns.x is not a valid regular expression"),
         ({"patterns": {"x": "a*"}}, r"matches the empty text"),
-        ({"analyzers": ["nowhere"]}, r"not written as module:function"),
+        ({"analyzers": ["nowhere"]}, r"must be written as module:function"),
         ({"analyzers": ["nowhere.at:all"]}, r"cannot be imported"),
         ({"analyzers": [f"{ANALYZERS}:Missing"]}, r"cannot be imported"),
-        ({"analyzers": ["sys:path"]}, r"is no function"),
+        ({"analyzers": ["sys:path"]}, r"is not a function"),
     ],
 )
 def test_rules_that_cannot_be_used_are_refused_at_the_start(settings: dict[str, Any], message: str) -> None:
