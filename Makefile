@@ -6,7 +6,7 @@ BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
 
-.PHONY: help demo test setup setup-dev lock lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-tracking test-sglang test-gpu \
+.PHONY: help demo test setup setup-dev lock lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-trainer bench-gpu chaos checkpoint clean
 
 help:  ## list the targets
@@ -41,7 +41,7 @@ layers: setup-dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not tracking and not archon and not ranks and not gpu and not pages"
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not pages"
 
 test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),300) $(BIN)/pytest tests/proxy/test_fuzz.py
@@ -63,6 +63,9 @@ test-clients: setup-dev  ## real agents and SDKs, each in an environment of its 
 
 test-docs: setup-dev  ## README and docs followed as they are written: every command, in order; two minutes
 	$(BIN)/pytest -m pages
+
+test-install: setup-dev  ## the wheel without extras, in an environment of its own: serves a call without torch; a minute
+	$(BIN)/pytest -m install --timeout 1200
 
 test-tracking: setup-dev  ## metrics told to the real W&B, MLflow and Trackio, in an environment of their own
 	$(BIN)/pytest -m tracking --timeout 1200

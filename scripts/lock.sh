@@ -15,7 +15,7 @@ python3 -m venv "$scratch/venv"
 compile() { "$scratch/venv/bin/uv" pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate "$@" >/dev/null; }
 name() { sed -E 's/[=<>! ;].*//; s/_/-/g' | tr '[:upper:]' '[:lower:]'; }
 
-compile --constraints constraints.txt pyproject.toml --output-file "$scratch/needed.txt"
+compile --constraints constraints.txt --extra demo pyproject.toml --output-file "$scratch/needed.txt"
 name < "$scratch/needed.txt" | sort -u > "$scratch/runtime-names"
 grep -v '^torch==' constraints.txt > "$scratch/dev.in"
 while read -r pin; do

@@ -31,7 +31,7 @@ if [ ! -x .venv/bin/pip ]; then
 fi
 
 case $kind in
-  runtime) target=. ;;
+  runtime) target='.[demo]' ;;
   dev) target='.[dev]' ;;
   *) echo "usage: scripts/setup.sh [runtime|dev]" >&2; exit 2 ;;
 esac

@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from proxy.cli.drawing import LiveRun, live_line, live_table, transcript
+from proxy.cli.extras import require_extras
 from proxy.cli.operations import Operations
 from proxy.cli.signals import end_on_signals
 from proxy.cli.stack import Stack, running_stack, wait_until_ready
@@ -80,6 +81,7 @@ class Summary:
 async def run_demo(options: DemoOptions, out: Console) -> int:
     """Runs the demo and prints what happened. Returns the exit status: 0 when the reward rose by 0.4."""
     began = time.monotonic()
+    require_extras(*(["embedded"] if options.engine == EngineKind.EMBEDDED else []), "train", "demo")
     folder = _example_folder()
     settings = _settings(options, folder)
     end_on_signals()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -17,12 +18,16 @@ from pathlib import Path
 import httpx
 
 from proxy.cli.addresses import is_free
+from proxy.cli.extras import install_command
 from proxy.cli.local_keys import load
 from proxy.cli.stack import read_address
 from proxy.engines.scripted.script import BUILT_IN, read_script
 from proxy.settings import ConfigurationError, EngineKind, Settings
 
 _OLDEST_PYTHON = (3, 11)
+_TOP_LEVEL = ("proxy", "trainer", "migrations", "agents_examples")
+"""The import names that the wheel installs."""
+
 _LEAST_FREE_GIB = 2.0
 _GIB = 1024**3
 _PROBE_TIMEOUT_S = 60.0
@@ -85,7 +90,7 @@ def _python(_: Settings) -> Iterator[Finding]:
 
 
 def _packages(_: Settings) -> Iterator[Finding]:
-    wanted = ("fastapi", "sqlalchemy", "transformers", "openai")
+    wanted = ("fastapi", "sqlalchemy", "tokenizers")
     missing = []
     found = []
     for name in wanted:
@@ -100,8 +105,21 @@ def _packages(_: Settings) -> Iterator[Finding]:
             detail=f"not installed: {', '.join(missing)}",
             remedy="pip install -c constraints.txt -e .",
         )
+    elif others := _other_owners():
+        yield Finding(
+            name="packages",
+            verdict=Verdict.FAIL,
+            detail=f"{', '.join(others)} installs modules under names of base-rl ({', '.join(_TOP_LEVEL)})",
+            remedy="install base-rl in an environment of its own",
+        )
     else:
         yield Finding(name="packages", verdict=Verdict.OK, detail=", ".join(found))
+
+
+def _other_owners() -> list[str]:
+    """Return the distributions besides base-rl that own one of its import names."""
+    owners = importlib.metadata.packages_distributions()
+    return sorted({owner for name in _TOP_LEVEL for owner in owners.get(name, ()) if owner != "base-rl"})
 
 
 def _cores(_: Settings) -> Iterator[Finding]:
@@ -303,8 +321,16 @@ def _learning(settings: Settings) -> Iterator[Finding]:
         yield Finding(name="learning", verdict=Verdict.NOTE if reasons else Verdict.OK, detail=detail)
 
 
-def _torch(_: Settings) -> Iterator[Finding]:
-    """In a process of its own: the proxy side never imports torch."""
+def _torch(settings: Settings) -> Iterator[Finding]:
+    """Yield whether torch works, and its GPUs. A process of its own imports it: the proxy never does."""
+    if importlib.util.find_spec("torch") is None:
+        detail = "not installed; the embedded engine and the trainer need it"
+        command = install_command("embedded", "train")
+        if settings.engine.kind == EngineKind.EMBEDDED:
+            yield Finding(name="torch", verdict=Verdict.FAIL, detail=detail, remedy=command)
+        else:
+            yield Finding(name="torch", verdict=Verdict.NOTE, detail=f"{detail}: {command}")
+        return
     try:
         result = subprocess.run(
             [sys.executable, "-c", _TORCH_PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
@@ -316,7 +342,7 @@ def _torch(_: Settings) -> Iterator[Finding]:
             name="torch",
             verdict=Verdict.FAIL,
             detail=str(stderr).strip().splitlines()[-1],
-            remedy="pip install -c constraints.txt -e .",
+            remedy=install_command("embedded", "train"),
         )
         return
     yield Finding(name="torch", verdict=Verdict.OK, detail=str(found["version"]))

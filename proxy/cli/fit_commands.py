@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -46,8 +45,9 @@ def fit(
 def _fit(config: Path | None, data_dir: Path | None, words: list[str], told: list[str]) -> int:
     """`told` are options that the trainer takes for training too."""
     from proxy.cli.train_commands import connected, supervised
+    from proxy.cli.trainer_process import trainer_command
 
-    command = (sys.executable, "-m", "trainer", "fit", *words)
+    command = trainer_command(1, ["fit", *words])
     if not words or _ASKS_FOR_HELP.intersection(words):
         return supervised(command, {})
     environment, _ = connected(config, data_dir, told)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from typing import Annotated
 
 import typer
@@ -33,12 +32,14 @@ def replay(
     replayed.
     """
 
+    from proxy.cli.trainer_process import trainer_command
+
     def run_it() -> int:
         address, key = where(data_dir, url, api_key)
-        command = [sys.executable, "-m", "trainer", "replay", run, str(step), "--proxy", address]
-        command += [option for option, given in (("--verify", verify), ("--json", as_json)) if given]
-        command += ["--config", str(config.resolve())] if config is not None else []
+        arguments = ["replay", run, str(step), "--proxy", address]
+        arguments += [option for option, given in (("--verify", verify), ("--json", as_json)) if given]
+        arguments += ["--config", str(config.resolve())] if config is not None else []
         environment = {**os.environ, "BASE_RL_TRAINER__API_KEY": key}
-        return subprocess.run(command, env=environment, check=False).returncode
+        return subprocess.run(trainer_command(1, arguments), env=environment, check=False).returncode
 
     finish(run_it)

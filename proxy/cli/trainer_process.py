@@ -9,13 +9,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxy.cli.extras import require_extras
 from proxy.settings import ConfigurationError
 
 _CHECK_TIMEOUT_S = 120.0
 
 
 def trainer_command(processes: int, arguments: Sequence[str]) -> tuple[str, ...]:
-    """`arguments` are those of `python -m trainer`."""
+    """Return the command line that trains with `arguments`, which are those of `python -m trainer`.
+
+    Raises ConfigurationError where the packages of the extra `train` are not installed.
+    """
+    require_extras("train")
     module = ("-m", "trainer") if processes == 1 else ("-m", "trainer.launch", str(processes))
     return (sys.executable, *module, *arguments)
 

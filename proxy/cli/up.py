@@ -15,6 +15,7 @@ from rich.syntax import Syntax
 from rich.text import Text
 from sqlalchemy import make_url
 
+from proxy.cli.extras import require_extras
 from proxy.cli.models import resolve_model
 from proxy.cli.remembered import (
     FILE_NAME,
@@ -59,10 +60,14 @@ async def run_up(options: UpOptions, out: Console) -> int:
     scripted = settings.engine.kind == EngineKind.SCRIPTED
     if scripted:
         settings = _for_a_script(settings, options)
+    with_trainer = not scripted and options.trainer is not False
+    # Before the model: it may be a download of gigabytes.
+    require_extras(
+        *(["embedded"] if settings.engine.kind == EngineKind.EMBEDDED else []), *(["train"] if with_trainer else [])
+    )
     run = chosen_run(settings, await asyncio.to_thread(stored_runs, settings), named=_names_the_run(options))
     settings = settings.model_copy(update={"run": run})
     settings = with_model(settings, str(resolve_model(settings.run.model, weights=not scripted)))
-    with_trainer = not scripted and options.trainer is not False
     trainer = _trainer_settings(settings, options) if with_trainer else None
     if options.dry_run:
         resolved = settings.model_dump(mode="json", exclude={"bootstrap", "trainer"})
