@@ -1,13 +1,12 @@
-"""`python -m proxy.engines.embedded`: serves one model on a CPU or one GPU."""
+"""`python -m proxy.engines.embedded`: serve one model on a CPU or one GPU."""
 
 from __future__ import annotations
 
 import argparse
-import gc
-import logging
 import sys
-import threading
 from collections.abc import Sequence
+
+from proxy.engines.common.process import add_address, prepare, serve
 
 DESCRIPTION = """\
 Serves a Hugging Face causal language model over SGLang's native HTTP API: /generate with exact token ids and
@@ -19,9 +18,9 @@ a regular expression or a grammar.
   curl 127.0.0.1:30000/generate -d '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
 """
 
-SWITCH_INTERVAL = 0.0005
-"""Seconds. The model thread takes the interpreter back this soon from the HTTP side; the default, 5 ms, is longer
-than a decode step of a small model."""
+_SWITCH_INTERVAL = 0.0005
+"""Seconds after which the model thread takes the interpreter back from the HTTP side; Python's default, 5 ms, is
+longer than a decode step of a small model."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -32,8 +31,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", required=True, metavar="DIR", help="directory or Hugging Face id of the model")
-    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    add("--port", type=int, default=30000, help="port to listen on (default %(default)s)")
+    add_address(parser)
     add("--device", choices=["cpu", "cuda"], default="cpu", help="where the model runs (default %(default)s)")
     add(
         "--dtype",
@@ -61,16 +59,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    # After the arguments: importing torch takes seconds, and --help should not.
+    # Imported after the arguments are parsed: torch takes seconds, and --help should not.
     import torch
-    import uvicorn
 
-    from proxy.engines.compiled_grammars import STACK_BYTES
     from proxy.engines.embedded.model import ModelUnsupported, ServedModel
     from proxy.engines.embedded.server import create_app
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    threading.stack_size(STACK_BYTES)
+    prepare()
     torch.set_num_threads(options.threads)
     torch.set_flush_denormal(True)
     seed = options.seed if options.seed is not None else torch.seed() % 2**63
@@ -91,20 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         max_running=options.max_running,
         max_total_tokens=options.max_total_tokens,
     )
-    # What is loaded by now lives as long as the process: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(SWITCH_INTERVAL)
-    uvicorn.run(
-        app,
-        host=options.host,
-        port=options.port,
-        loop="uvloop",
-        http="httptools",
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=5,
-    )
+    sys.setswitchinterval(_SWITCH_INTERVAL)
+    serve(app, host=options.host, port=options.port)
     return 0
 
 

@@ -1,23 +1,22 @@
-"""One request while it is generated. The model thread writes it; the HTTP side reads it and is woken by `notify`."""
+"""One request while it is generated: the model thread writes it, the HTTP side reads it after `notify`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from proxy.engines.compiled_grammars import GrammarState
+from proxy.engines.common import replies
+from proxy.engines.common.grammar_compiler import GrammarState
 from proxy.engines.embedded.sampling import TopLogprobs
 from proxy.engines.embedded.stopping import StopStrings
 from proxy.engines.embedded.wire import SamplingRules
 
 
 class Generation:
-    """A request's ids, output and end.
+    """The ids, output and end of one request. `tops` stay empty unless the request asks for them."""
 
-    A reader takes `finish` first, then `len(logprobs)`, then slices: an id and its tops are appended before
-    its log-probability, and all before `finish` is set, so what it has is whole. `tops` stay empty where they are not
-    asked for. `spans` are [label, start, end] of past labels; the current one runs from `label_start`.
-    """
+    # Two threads share it without a lock. The model thread appends an id and its top tokens before the id's
+    # log-probability, and sets `finish` after all of them. A reader takes `finish` first, then `len(logprobs)`, then
+    # slices of that length, so it never sees a token in part.
 
     def __init__(
         self,
@@ -42,55 +41,40 @@ class Generation:
         self.output: list[int] = []
         self.logprobs: list[float] = []
         self.tops: list[TopLogprobs] = []
-        self.finish: dict[str, Any] | None = None
+        self.spans = replies.WeightSpans()
+        self.finish: replies.Finish | None = None
         self.failure: str | None = None
         self.arrival = 0
         self.retractions = 0
         self.final_label = ""
-        self._label: str | None = None
-        self._label_start = 0
-        self._past: list[tuple[str, int, int]] = []
 
     @property
     def position(self) -> int:
-        """Where the newest token stands, counted from the start of the prompt."""
+        """The position of the newest token, counted from the start of the prompt."""
         return len(self.prompt) + len(self.output) - 1
 
     def accept(self, token: int, logprob: float, label: str, top: TopLogprobs | None = None) -> None:
-        """Takes the next token, drawn under the weights called `label`, and decides whether it is the last."""
-        if label != self._label:
-            self._close_span()
-            self._label = label
+        """Append the next token, drawn under the weights labelled `label`, and decide whether it is the last."""
         self.output.append(token)
+        self.spans.extend(label, len(self.output))
         if top is not None:
             self.tops.append(top)
         self.logprobs.append(logprob)
         if token in self.stop_ids:
-            self.finish = {"type": "stop", "matched": token}
+            self.finish = replies.stopped(token)
             return
         if self.grammar is not None:
             self.grammar.accept(token)
         if self.stop_strings is not None and (matched := self.stop_strings.matched(self.output)) is not None:
-            self.finish = {"type": "stop", "matched": matched}
+            self.finish = replies.stopped(matched)
         elif len(self.output) >= self.rules.max_new_tokens:
-            self.finish = {"type": "length", "length": len(self.output)}
+            self.finish = replies.full_length(len(self.output))
 
     def abort(self, message: str, status: int | None = None) -> None:
-        """Ends the request with what it has; with a `status`, as a refusal of what was asked."""
-        self.finish = {"type": "abort", "message": message, "status_code": status, "err_type": None}
+        """End the request with the tokens produced so far; with a `status`, as a refusal of the request."""
+        self.finish = replies.aborted(message, status)
 
     def fail(self, message: str) -> None:
-        """Ends the request with an error of ours."""
+        """End the request with an error of the engine's."""
         self.failure = message
         self.abort(message)
-
-    def spans(self) -> list[dict[str, Any]]:
-        """Which weights produced which output tokens; in order, without gaps. For a finished request."""
-        self._close_span()
-        return [{"version": label, "start": start, "end": end} for label, start, end in self._past]
-
-    def _close_span(self) -> None:
-        end = len(self.output)
-        if self._label is not None and end > self._label_start:
-            self._past.append((self._label, self._label_start, end))
-        self._label_start = end

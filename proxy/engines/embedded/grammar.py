@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from proxy.engines.compiled_grammars import GrammarState
+from proxy.engines.common.grammar_compiler import GrammarState
 
 
 def allowed_next(states: Sequence[GrammarState], vocabulary: int) -> torch.Tensor:

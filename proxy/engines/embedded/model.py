@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from proxy.engines.compiled_grammars import GrammarCompiler
+from proxy.engines.common.grammar_compiler import GrammarCompiler
 from proxy.engines.embedded.cache import SlotCache
 from proxy.engines.embedded.stopping import Decode
 from proxy.engines.embedded.weights import check, put

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -46,7 +46,6 @@ class Scheduler:
     ) -> None:
         self.model = model
         self.weight_label = weight_label
-        self.updating = False
         self._max_running = max_running
         self._max_total_tokens = max_total_tokens
         self._loop = loop
@@ -123,7 +122,8 @@ class Scheduler:
         self.model.cache.clear()
         return True
 
-    def load_counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of running and waiting requests."""
         return {"running": len(self._running), "waiting": len(self._waiting)}
 
     def _tell(self, command: Callable[[], None]) -> None:
@@ -286,16 +286,3 @@ class Scheduler:
 def _notify(generations: Sequence[Generation]) -> None:
     for generation in generations:
         generation.notify()
-
-
-def figures(scheduler: Scheduler) -> dict[str, Any]:
-    """What `/get_server_info` says."""
-    return {
-        "model_path": scheduler.model.path,
-        "weight_version": scheduler.weight_label,
-        "context_length": scheduler.model.context,
-        "grammar_backend": "none" if scheduler.model.grammars is None else "llguidance",
-        "enable_deterministic_inference": True,  # a seed decides what its request draws
-        "adapters_from_disk": True,
-        **scheduler.load_counts(),
-    }

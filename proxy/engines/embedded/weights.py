@@ -13,9 +13,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 
+from proxy.engines.common.wire import RequestRefused
 
-class WeightsRefused(Exception):
-    """The new weights do not fit or cannot be read; the served ones were not touched."""
+
+class WeightsRefused(RequestRefused):
+    """The new weights do not fit or cannot be read. The served weights are unchanged."""
 
 
 def read_directory(path: str) -> dict[str, torch.Tensor]:

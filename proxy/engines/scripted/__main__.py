@@ -1,14 +1,13 @@
-"""`python -m proxy.engines.scripted`: answers by the rules of a script."""
+"""`python -m proxy.engines.scripted`: answer by the rules of a script."""
 
 from __future__ import annotations
 
 import argparse
-import gc
-import logging
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
+
+from proxy.engines.common.process import add_address, prepare, serve
 
 DESCRIPTION = """\
 Answers by the rules of a script over SGLang's native HTTP API, in the tokens of a real tokenizer. No model runs: it
@@ -19,7 +18,7 @@ is for checking an agent's wiring, for tests and for benchmarks. docs/scripted-e
 """
 
 WRONG_CONFIGURATION = 2
-"""Exit status for a fault that no restart mends; the last line of standard error says which."""
+"""Exit status for a fault that no restart repairs; the last line of standard error names it."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -39,24 +38,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "(default: a small tokenizer of base-rl's own)",
     )
     add("--script", type=Path, default=BUILT_IN, metavar="FILE", help="TOML or JSON (default: one that echoes)")
-    add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    add("--port", type=int, default=30000, help="port to listen on (default %(default)s)")
+    add_address(parser)
     add("--weight-version", default="default", metavar="LABEL", help="name of the weights that it claims to have")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    import uvicorn
-
-    from proxy.engines.compiled_grammars import STACK_BYTES
+    # Imported after the arguments are parsed: tokenizers take a second, and --help should not.
     from proxy.engines.scripted.script import read_script
     from proxy.engines.scripted.server import ScriptedEngine
     from proxy.settings import ConfigurationError
     from proxy.tokens.template import ChatTemplate
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    threading.stack_size(STACK_BYTES)
+    prepare()
     try:
         script = read_script(options.script)
         app = ScriptedEngine(
@@ -65,20 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"base-rl: {error}\n")
         return WRONG_CONFIGURATION
-    # What is loaded by now lives as long as the process: the collector need not look at it again.
-    gc.collect()
-    gc.freeze()
-    uvicorn.run(
-        app,
-        host=options.host,
-        port=options.port,
-        loop="uvloop",
-        http="httptools",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        timeout_graceful_shutdown=5,
-    )
+    serve(app, host=options.host, port=options.port)
     return 0
 
 

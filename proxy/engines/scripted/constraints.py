@@ -8,8 +8,8 @@ import llguidance
 
 from proxy.bounded_cache import BoundedCache
 from proxy.contract.turn import Constraint, ConstraintKind
-from proxy.engines.compiled_grammars import GrammarCompiler
-from proxy.engines.scripted.wire import RequestRefused
+from proxy.engines.common.grammar_compiler import GrammarCompiler
+from proxy.engines.common.wire import RequestRefused
 from proxy.tokens.template import ChatTemplate
 
 _KEPT = 256

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from proxy.contract.turn import Constraint, ConstraintKind
-from proxy.engines import compiled_grammars
-from proxy.engines.compiled_grammars import GrammarCompiler, GrammarRefused
+from proxy.engines.common import grammar_compiler
+from proxy.engines.common.grammar_compiler import GrammarCompiler, GrammarRefused
 from proxy.engines.embedded.grammar import allowed_next
 from proxy.engines.embedded.sampling import BatchRules, sample
 from tests.engines.conftest import Models
@@ -57,8 +57,8 @@ async def test_requests_with_one_grammar_do_not_share_how_far_they_are() -> None
 
 async def test_what_is_beyond_bounds_is_refused() -> None:
     grammars = compiler()
-    too_long = Constraint(kind=ConstraintKind.JSON_SCHEMA, text="{}" + " " * compiled_grammars.MOST_CHARACTERS)
-    rules_in_a_row = "\n".join(f'r{number}: "a"' for number in range(compiled_grammars.MOST_LINES + 1))
+    too_long = Constraint(kind=ConstraintKind.JSON_SCHEMA, text="{}" + " " * grammar_compiler.MOST_CHARACTERS)
+    rules_in_a_row = "\n".join(f'r{number}: "a"' for number in range(grammar_compiler.MOST_LINES + 1))
     for constraint in (too_long, Constraint(kind=ConstraintKind.EBNF, text=f"start: r0\n{rules_in_a_row}")):
         with pytest.raises(GrammarRefused, match="than"):
             await grammars.compile(constraint, [])
@@ -74,7 +74,7 @@ async def test_what_takes_too_long_is_refused_and_the_next_one_is_not(monkeypatc
         return compile_now(self, constraint)
 
     monkeypatch.setattr(GrammarCompiler, "_compile", slow)
-    monkeypatch.setattr(compiled_grammars, "COMPILE_SECONDS", 0.3)
+    monkeypatch.setattr(grammar_compiler, "COMPILE_SECONDS", 0.3)
     with pytest.raises(GrammarRefused, match="not compiled within"):
         await grammars.compile(regex("slow"), [])
     await grammars.compile(regex("quick"), [])
@@ -84,7 +84,7 @@ async def test_a_grammar_that_becomes_too_large_ends_its_request_alone(
     models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tight = llguidance.LLParserLimits(verbose_errors=False, step_lexer_fuel=400)
-    monkeypatch.setattr(compiled_grammars, "LIMITS", tight)
+    monkeypatch.setattr(grammar_compiler, "LIMITS", tight)
     grammars = compiler()
     state = await grammars.compile(regex("[a-d]{3}((?s:.*)x){3}[^é]{20}"), [])
     async with running(models) as scheduler:

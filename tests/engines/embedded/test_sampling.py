@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.engines.common.wire import BodyReader, RequestRefused
 from proxy.engines.embedded.sampling import BatchRules, adjust, cut, sample
-from proxy.engines.embedded.wire import GenerateBody, RequestRefused, SamplingRules, rules_of
+from proxy.engines.embedded.wire import EmbeddedBody, SamplingRules, rules_of
 
 CPU = torch.device("cpu")
 RULES = SamplingRules(
@@ -113,36 +114,19 @@ def test_nulls_are_defaults() -> None:
     parameters = dict.fromkeys(
         ["temperature", "top_p", "top_k", "min_p", "stop", "logit_bias", "sampling_seed", "ignore_eos"], None
     )
-    read = rules_of(GenerateBody(input_ids=[1], sampling_params=parameters), vocabulary=10, context=200)
-    assert read == rules(max_new_tokens=128)
+    assert read(input_ids=[1], sampling_params=parameters) == rules(max_new_tokens=128)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"temperature": -1.0},
-        {"top_p": 0.0},
-        {"top_k": 0},
-        {"min_p": 1.1},
-        {"frequency_penalty": 2.1},
-        {"max_new_tokens": 0},
-        {"max_new_tokens": 100},
-        {"stop": [""]},
-        {"logit_bias": {"10": 1.0}},
-        {"logit_bias": {"x": 1.0}},
-        {"n": 2},
-        {"regex": "a+", "ebnf": 'root ::= "a"'},
-        {"json_schema": {"type": "object"}},
-        {"mystery": 1},
-        {"temperature": "hot"},
-    ],
-)
-def test_wrong_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    with pytest.raises(RequestRefused):
-        rules_of(GenerateBody(input_ids=[1], sampling_params=parameters), vocabulary=10, context=50)
+def test_a_temperature_near_zero_is_greedy() -> None:
+    assert read(input_ids=[1], sampling_params={"temperature": 1e-7}) == rules(greedy=True, max_new_tokens=128)
 
 
-@pytest.mark.parametrize("ids", [[], [10], [-1], [1] * 50])
-def test_wrong_prompts_are_refused(ids: list[int]) -> None:
-    with pytest.raises(RequestRefused):
-        rules_of(GenerateBody(input_ids=ids, sampling_params={"max_new_tokens": 1}), vocabulary=10, context=50)
+@pytest.mark.parametrize("asked", [{"top_logprobs_num": 21}, {"logprob_start_len": -2}, {"logprob_start_len": 1}])
+def test_wrong_requests_for_log_probabilities_are_refused(asked: dict[str, int]) -> None:
+    with pytest.raises(RequestRefused, match=next(iter(asked))):
+        read(input_ids=[1], return_logprob=True, **asked)
+
+
+def read(**body: Any) -> SamplingRules:
+    found, limit = BodyReader(EmbeddedBody, vocabulary=10, context=200).read(msgspec.json.encode(body))
+    return rules_of(found, limit=limit)

@@ -167,7 +167,7 @@ def test_spans_follow_the_labels() -> None:
     request = generation([1], 5, lambda: None)
     for label in ("a", "a", "b", "c", "c"):
         request.accept(3, -0.5, label)
-    assert msgspec.to_builtins(request.spans()) == [
+    assert msgspec.to_builtins(request.spans.to_wire()) == [
         {"version": "a", "start": 0, "end": 2},
         {"version": "b", "start": 2, "end": 3},
         {"version": "c", "start": 3, "end": 5},
