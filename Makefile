@@ -6,7 +6,7 @@ BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
 
-.PHONY: help demo test setup setup-dev lock lint types layers format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
+.PHONY: help demo test setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-trainer bench-gpu chaos checkpoint clean
 
 help:  ## list the targets
@@ -39,6 +39,9 @@ lock:  ## after a change of pins: locks/ again, with the hashes of all files
 
 layers: setup-dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
+
+code-figures: setup-dev  ## sizes of files and functions, comments, private names in tests (fails beyond a bound)
+	$(BIN)/python scripts/code_figures.py
 
 test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
 	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not pages"

@@ -39,12 +39,14 @@ def keep_together(items: Iterable[pytest.Item], *, named: bool) -> None:
             item.add_marker(pytest.mark.xdist_group(str(item.path.relative_to(ROOT))))
         group = item.get_closest_marker("xdist_group")
         if named and group is not None:
+            # pytest has no public way to change an item's id.
             item._id = type(item._id).parse(f"{item.nodeid}@{group.args[0]}")
 
 
 def _shares(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function):
         return False
+    # pytest's public interface names the fixtures of an item, but not their scopes.
     found = item._fixtureinfo.name2fixturedefs.values()
     return any(definitions[-1].scope == "module" for definitions in found)
 

@@ -230,11 +230,11 @@ def gradient(algorithm: Algorithm, known: Tables, groups: Sequence[TrajectoryGro
         TableScorer(known.base) if algorithm.has_reference else None,
         cast("ValueModel", TableValues(known.values)) if algorithm.has_critic else None,
     )
-    learner.update(packed, _taught(prepared.batch.trajectories, known) if algorithm.has_teacher else None)
+    learner.update(packed, taught_by_table(prepared.batch.trajectories, known) if algorithm.has_teacher else None)
     return policy.gradient
 
 
-def _taught(trajectories: Sequence[Trajectory], known: Tables) -> Taught:
+def taught_by_table(trajectories: Sequence[Trajectory], known: Tables) -> Taught:
     logprobs = known.teacher.log_softmax(-1)
     return {
         (index, number): [

@@ -58,7 +58,7 @@ async def measure(work: Work, *, asynchronous: bool, data_dir: Path) -> dict[str
                     "sessions": agents.sessions,
                     "trajectories_per_second": round(agents.sessions / agents.seconds, 2),
                     "final": round(agents.reward, 4),
-                    **_of_steps(await operations.steps(MODEL, 200)),
+                    **step_figures(await operations.steps(MODEL, 200)),
                 }
             await agents.aclose()
     return found
@@ -81,7 +81,7 @@ class _Learnt:
         self._version = (await self._operations.run(MODEL))["serving_version"]
 
 
-def _of_steps(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def step_figures(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Idle ratios, each step by its own length."""
     metrics = [step["metrics"] for step in steps if "trainer_idle_ratio" in step["metrics"]]
     lengths = [sum(value for name, value in each.items() if name.startswith("seconds_")) for each in metrics]

@@ -127,7 +127,7 @@ def main() -> int:
     runs = chosen(options.tasks or TASKS, options.presets or REWARDED, seeds, staleness)
     journal = Journal(options.journal)
     found = measure(runs, options.jobs, journal)
-    _publish_if_whole(journal)
+    publish_if_whole(journal)
     result = result_of(found)
     print(shown(result))
     return 0 if all(target.reached for target in judged(result)) else 1
@@ -156,7 +156,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _publish_if_whole(journal: Journal) -> None:
+def publish_if_whole(journal: Journal) -> None:
     """Write the result and its curves once every run of the whole measurement is finished, by whichever process."""
     known = journal.read()
     whole = chosen()

@@ -88,9 +88,9 @@ class Stub(asyncio.Protocol):
                 return
             body = self._received[end + 4 : end + 4 + length]
             self._received = self._received[end + 4 + length :]
-            self._answer(head, body)
+            self.answer(head, body)
 
-    def _answer(self, head: bytes, body: bytes) -> None:
+    def answer(self, head: bytes, body: bytes) -> None:
         with_ids = b'"return_token_ids"' in body
         if head.startswith(b"get "):
             self._transport.write(MODELS)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.asynchrony.agents import BATCH, MEMBERS, WINDOW, Agents
 from benchmarks.asynchrony.report import judged, shown, summary, verdict
-from benchmarks.asynchrony.run import _of_steps
+from benchmarks.asynchrony.run import step_figures
 
 
 def found(**changes: Any) -> dict[str, Any]:
@@ -45,9 +45,9 @@ def test_idle_ratios_count_steps_by_their_length() -> None:
         told = {"trainer_idle_ratio": idle, "seconds_claim": idle * seconds, "seconds_update": (1 - idle) * seconds}
         return {"metrics": {**told, "staleness_max": 1.0, "skipped_stale": 0.0, **others}}
 
-    figures = _of_steps([step(1.0, 3.0, engine_idle_ratio=0.2), step(0.0, 1.0), {"metrics": {"loss": 1.0}}])
+    figures = step_figures([step(1.0, 3.0, engine_idle_ratio=0.2), step(0.0, 1.0), {"metrics": {"loss": 1.0}}])
     assert (figures["versions"], figures["trainer_idle_ratio"], figures["engine_idle_ratio"]) == (2, 0.75, 0.2)
-    assert _of_steps([])["trainer_idle_ratio"] is None
+    assert step_figures([])["trainer_idle_ratio"] is None
 
 
 class Counted(Agents):

@@ -116,10 +116,10 @@ def test_the_result_is_written_by_the_last_part(tmp_path: Path, monkeypatch: pyt
     curve = Curve(rewards=(0.1, 0.9), steps_to_090=7, final=0.9, seconds=2.0)
     # One write: a journal of so many lines is read only once here.
     monkeypatch.setattr(Journal, "read", lambda _: dict.fromkeys(others, curve))
-    bench._publish_if_whole(journal)
+    bench.publish_if_whole(journal)
     assert not (tmp_path / "learning.json").exists()
     monkeypatch.setattr(Journal, "read", lambda _: dict.fromkeys([*others, last], curve))
-    bench._publish_if_whole(journal)
+    bench.publish_if_whole(journal)
     written = json.loads((tmp_path / "learning.json").read_text())
     assert set(REWARDED) < set(written)
     assert written["seconds_of_a_core"] == dict.fromkeys(TASKS, 2.0)

@@ -56,10 +56,10 @@ async def test_a_paced_load_keeps_its_rate_and_counts_the_time_in_the_queue() ->
 
         free_at = 0.0
 
-        def _answer(self, head: bytes, body: bytes) -> None:
+        def answer(self, head: bytes, body: bytes) -> None:
             loop = asyncio.get_running_loop()
             Slow.free_at = max(Slow.free_at, loop.time()) + 0.005
-            loop.call_at(Slow.free_at, super()._answer, head, body)
+            loop.call_at(Slow.free_at, super().answer, head, body)
 
     async with serving(Slow) as port:
         load = await paced(port, lambda: chats(PATH, turns=1), rate=2000, calls=60, seed=1)

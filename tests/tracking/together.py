@@ -1,5 +1,7 @@
-"""`python -m tests.tracking.together DIRECTORY SETTINGS VERSION…`: as `tell`, by one trainer of two runs, in turns.
-Prints the runs' ids."""
+"""Send metrics of two runs of one trainer in turns, as `tell` does for one run, and print the runs' ids.
+
+Usage: `python -m tests.tracking.together DIRECTORY SETTINGS VERSION…`
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ import sys
 
 from tests.trainer.observe.metrics.telling import about, metrics
 from trainer.config import MetricsSettings
+from trainer.observe.metrics import sinks as module
 from trainer.observe.metrics.sinks import Sinks, open_sinks
 
 
 def main(directory: str, given: str, *versions: str) -> None:
+    module.CLOSE_SECONDS = 90.0  # the real services of this test are slower at their end than the trainer waits
     settings = MetricsSettings.model_validate({"directory": directory, **json.loads(given)})
     first = about(int(versions[0]))
     runs = [first, dataclasses.replace(first, id=f"{first.id[:-1]}1", name="other")]
@@ -21,11 +25,9 @@ def main(directory: str, given: str, *versions: str) -> None:
         for number, each in enumerate(sinks):
             each.put(version, metrics(version, add=100.0 * number))
     for each in sinks:
-        for sink in each._sinks:
-            sink.finish()
+        each.finish()
     for each in sinks:
-        for sink in each._sinks:
-            sink._thread.join(90)
+        each.close()
     sys.stdout.write(f"\n{json.dumps([run.id for run in runs])}\n")
 
 

@@ -17,8 +17,8 @@ from trainer.models.archon import attention as archon
 
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention goes the way that it goes on CUDA, up to the kernel."""
-    monkeypatch.setattr(attention, "_by_sdpa", attention._by_flex)
-    monkeypatch.setattr(attention, "_kernel", lambda: dense_kernel)
+    monkeypatch.setattr(attention, "attend_with_sdpa", attention.attend_with_flex)
+    monkeypatch.setattr(attention, "flex_kernel", lambda: dense_kernel)
     for module in (huggingface, archon, loading):
         monkeypatch.setattr(module, "of_packed_rows", lambda device: True)
 

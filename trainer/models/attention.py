@@ -133,11 +133,13 @@ def attend_by_blocks(
     """
     q_BHTK, k_BHTK = q_BHTK.to(v_BHTK.dtype), k_BHTK.to(v_BHTK.dtype)
     if isinstance(mask, SegmentedMask):
-        return _by_sdpa(q_BHTK, k_BHTK, v_BHTK, mask, scale)
-    return _by_flex(q_BHTK, k_BHTK, v_BHTK, mask, scale)
+        return attend_with_sdpa(q_BHTK, k_BHTK, v_BHTK, mask, scale)
+    return attend_with_flex(q_BHTK, k_BHTK, v_BHTK, mask, scale)
 
 
-def _by_sdpa(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: SegmentedMask, scale: float | None) -> Tensor:
+def attend_with_sdpa(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: SegmentedMask, scale: float | None
+) -> Tensor:
     """Compute attention segment by segment. Keys and values are split into blocks once, which makes their gradient
     one concatenation instead of one sum per segment."""
     groups = q_BHTK.shape[1] // k_BHTK.shape[1]
@@ -185,11 +187,11 @@ def _segments(reach_BT: Tensor, dtype: torch.dtype) -> Iterator[Segment]:
         first = last
 
 
-def _by_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
+def attend_with_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
     tokens = q_BHTK.shape[2]
     if lacking := mask.shape[-1] - tokens:
         q_BHTK, k_BHTK, v_BHTK = (functional.pad(each, (0, 0, 0, lacking)) for each in (q_BHTK, k_BHTK, v_BHTK))
-    seen_BHTK = _kernel()(
+    seen_BHTK = flex_kernel()(
         q_BHTK,
         k_BHTK,
         v_BHTK,
@@ -201,7 +203,7 @@ def _by_flex(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask, sc
     return seen_BHTK[:, :, :tokens]
 
 
-def _kernel() -> Callable[..., Tensor]:
+def flex_kernel() -> Callable[..., Tensor]:
     """Return flex_attention compiled; within a function that is being compiled, as it is."""
     return cast("Callable[..., Tensor]", flex_attention) if torch.compiler.is_compiling() else _compiled()
 

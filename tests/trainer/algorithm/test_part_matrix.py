@@ -39,10 +39,10 @@ from trainer.distances import (
     Tables,
     TableScorer,
     TableValues,
-    _taught,
     common_batch,
     gradient,
     tables,
+    taught_by_table,
 )
 from trainer.errors import ConfigurationError
 from trainer.models.passes import Passes
@@ -203,7 +203,7 @@ def effect(algorithm: Algorithm) -> list[Tensor]:
         found.append(torch.tensor(float(len(prepared.batch.trajectories))))
         if not prepared.batch.trajectories or (prepared.advantages.all_zero and not algorithm.has_teacher):
             continue  # as the loop skips it
-        taught = _taught(prepared.batch.trajectories, known) if algorithm.has_teacher else None
+        taught = taught_by_table(prepared.batch.trajectories, known) if algorithm.has_teacher else None
         learner.update(prepared.packed(settings, algorithm), taught)
     return [*found, *([critic.values.detach()] if critic is not None else [])]
 

@@ -185,6 +185,11 @@ def their_inputs(**more: Any) -> dict[str, Any]:
     }
 
 
+def their_loss(trainer: Any, inputs: dict[str, Any], **options: Any) -> Any:
+    """Return the loss that TRL's trainer computes. Its public way to a loss, `train`, also steps the optimiser."""
+    return trainer._compute_loss(trainer.model, inputs, **options)
+
+
 def never_asked(**_: Any) -> list[float]:
     raise AssertionError("rewards are given")
 
@@ -243,7 +248,7 @@ def test_policy_losses(trl: Any, base: Path, other: Path, name: str) -> None:
         more["ref_per_token_logps"] = padded(logprobs, left=False, dtype=torch.float32)
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
-        value = trainer._compute_loss(trainer.model, their_inputs(**more))
+        value = their_loss(trainer, their_inputs(**more))
         torch.autograd.backward(value)
     assert loss == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
     assert_same(gradients, wanted)
@@ -279,7 +284,7 @@ def test_corrections(trl: Any, base: Path, correction: str, bounds: dict[str, fl
     trainer.use_vllm = True  # its loss applies the weight only then
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
-        value = trainer._compute_loss(trainer.model, their_inputs(importance_sampling_ratio=weight.float()))
+        value = their_loss(trainer, their_inputs(importance_sampling_ratio=weight.float()))
         torch.autograd.backward(value)
     assert loss == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
     assert_same(gradients, wanted)
@@ -302,7 +307,7 @@ def test_rloo(trl: Any, base: Path) -> None:
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
         inputs = their_inputs(old_logps=torch.tensor([sum(row) for row in now]))
-        torch.autograd.backward(trainer._compute_loss(trainer.model, inputs))
+        torch.autograd.backward(their_loss(trainer, inputs))
     assert_same(gradients, wanted)
 
 
@@ -385,7 +390,7 @@ def test_preferences(
     inputs["completion_mask"] = padded(masks, left=False, dtype=torch.long)
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
-        value = trainer._compute_loss(trainer.model, inputs, return_outputs=False)
+        value = their_loss(trainer, inputs, return_outputs=False)
         torch.autograd.backward(value)
     assert found.loss.item() == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
     assert_same(ours, wanted)
@@ -429,7 +434,7 @@ def test_kto(trl: Any, base: Path, other: Path) -> None:
     batch = {**their_inputs("", rows), **their_inputs("KL_", swapped), "label": torch.tensor(desirable)}
     trainer.model.train()
     with gradients_of(trainer.model.named_parameters()) as wanted:
-        value = trainer._compute_loss(trainer.model, batch, return_outputs=False)
+        value = their_loss(trainer, batch, return_outputs=False)
         torch.autograd.backward(value)
     assert found.loss.item() == pytest.approx(value.item(), rel=1e-5, abs=1e-6)
     assert_same(ours, wanted)

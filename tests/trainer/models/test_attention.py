@@ -83,7 +83,7 @@ def test_flex_attention_under_the_block_mask_is_sdpa_under_the_dense_one(
     q_BHTK = torch.randn(2, 6, tokens, 16, generator=generator)
     k_BHTK, v_BHTK = torch.randn(2, 2, 2, tokens, 16, generator=generator)
     reach_BT = torch.tensor([a_tree(tokens), [*[tokens // 3] * (tokens // 3), *[tokens] * (tokens - tokens // 3)]])
-    found_BHTK = attention._by_flex(q_BHTK, k_BHTK, v_BHTK, block_mask(reach_BT), 0.3)
+    found_BHTK = attention.attend_with_flex(q_BHTK, k_BHTK, v_BHTK, block_mask(reach_BT), 0.3)
     k_BHTK, v_BHTK = (each.repeat_interleave(3, dim=1) for each in (k_BHTK, v_BHTK))
     seen_B1TT = tree_sight(reach_BT)[:, None]
     wanted_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=seen_B1TT, scale=0.3)
@@ -236,7 +236,7 @@ def test_blocks_are_refused_with_the_reason_where_they_do_not_work(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """flex_attention itself, on a CPU."""
-    monkeypatch.setattr(attention, "_by_sdpa", attention._by_flex)
+    monkeypatch.setattr(attention, "attend_with_sdpa", attention.attend_with_flex)
     with pytest.raises(
         ConfigurationError, match=r"trainer\.attention: .* does not support backward on CPU.*use auto or whole"
     ):
@@ -260,7 +260,7 @@ def test_where_blocks_do_not_work_masks_are_whole(
 ) -> None:
     """As on a GPU whose machine lacks what the kernel needs."""
     as_on_cuda(monkeypatch)
-    monkeypatch.setattr(attention, "_kernel", lambda: made)
+    monkeypatch.setattr(attention, "flex_kernel", lambda: made)
     with capture_logs() as logs:
         model = load_trained(tiny_model, configured(), ALONE)
     (log,) = (each for each in logs if each["log_level"] == "warning")
