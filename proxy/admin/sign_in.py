@@ -104,7 +104,7 @@ class SignIn:
         ticket = self._ticket(request)
         if ticket is not None:
             now = self._clock()
-            await self._database.transact(
+            await self._database.commit(
                 lambda connection: SignOutRepository(connection).end(ticket.id, until=ticket.until, now=now)
             )
         response.delete_cookie(COOKIE, path=_PATH, httponly=True, samesite="strict")
@@ -127,7 +127,7 @@ class SignIn:
         who = await self._credentials.find_valid(ticket.key)
         if who is None or who.kind not in _OPENING_KINDS:
             return None
-        if await self._database.look(lambda connection: SignOutRepository(connection).is_ended(ticket.id)):
+        if await self._database.read(lambda connection: SignOutRepository(connection).is_ended(ticket.id)):
             return None
         is_admin = who.kind is PrincipalKind.ADMIN
         return Visitor(key_id=who.key_id, sign_in=ticket.id, is_admin=is_admin, run_id=who.run_id)

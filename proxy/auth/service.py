@@ -124,7 +124,7 @@ class Credentials:
         if known is not None and now < known.until:
             return known.principal
         try:
-            row = await self._database.look(lambda connection: KeyRepository(connection).by_digest(digest))
+            row = await self._database.read(lambda connection: KeyRepository(connection).by_digest(digest))
         except StoreUnavailable:
             if not self._outlive_store or known is None or not _lasts(known.revoked_at, now):
                 raise
@@ -148,7 +148,7 @@ class Credentials:
         label: str | None = None,
     ) -> NewKey:
         request = KeyRequest(kind=kind, run_id=run_id, session_id=session_id, label=label)
-        (key,) = await self._database.transact(lambda connection: self.create_within(connection, [request]))
+        (key,) = await self._database.commit(lambda connection: self.create_within(connection, [request]))
         return key
 
     def create_within(self, connection: Connection, requests: Sequence[KeyRequest]) -> list[NewKey]:
@@ -182,7 +182,7 @@ class Credentials:
             replaced = repository.revoke_labelled(BOOTSTRAP, kind=kind.value, run_id=run_id, but=key_id, at=now)
             return row, replaced
 
-        row, replaced = await self._database.transact(replace)
+        row, replaced = await self._database.commit(replace)
         self._forget(*replaced)
         for key_id in replaced:
             _LOG.warning("the configuration has another key now: the one before it is revoked", kind=kind, key=key_id)
@@ -203,7 +203,7 @@ class Credentials:
     async def list_(self, run_id: str) -> list[KeyView]:
         """List a run's own keys, oldest first, without those of its sessions."""
         kinds = [PrincipalKind.RUN, PrincipalKind.TRAINER]
-        rows = await self._database.look(lambda connection: KeyRepository(connection).of_run(run_id, kinds))
+        rows = await self._database.read(lambda connection: KeyRepository(connection).of_run(run_id, kinds))
         return [_view(row) for row in rows]
 
     async def page(
@@ -217,7 +217,7 @@ class Credentials:
     ) -> list[KeyView]:
         """List keys of these kinds, newest first; `below` is the last of the page before (`created_at`, `id`)."""
         valid_at = None if with_revoked else self._clock()
-        rows = await self._database.look(
+        rows = await self._database.read(
             lambda connection: KeyRepository(connection).page(
                 kinds=[kind.value for kind in kinds], run_id=run_id, valid_at=valid_at, below=below, limit=limit
             )
@@ -226,12 +226,12 @@ class Credentials:
 
     async def find(self, key_id: str) -> KeyView | None:
         """Find a key by its id, revoked or not."""
-        row = await self._database.look(lambda connection: KeyRepository(connection).by_id(key_id))
+        row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
         return None if row is None else _view(row)
 
     async def find_valid(self, key_id: str) -> Principal | None:
         """Find who is behind a key; None where there is none or it was revoked. Never from the cache."""
-        row = await self._database.look(lambda connection: KeyRepository(connection).by_id(key_id))
+        row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
         return None if row is None or not _lasts(row.revoked_at, self._clock()) else _principal(row)
 
     async def rotate(self, key_id: str, *, grace_seconds: float = 0.0) -> RotatedKey:
@@ -258,7 +258,7 @@ class Credentials:
             assert made is not None
             return RotatedKey(key=key, view=_view(made), replaced_until=until)
 
-        rotated = await self._database.transact(replace)
+        rotated = await self._database.commit(replace)
         self._forget(key_id)
         return rotated
 
@@ -282,7 +282,7 @@ class Credentials:
                 )
             repository.revoke(key_id, now)
 
-        await self._database.transact(revoke)
+        await self._database.commit(revoke)
         self._forget(key_id)
 
     async def write_uses(self) -> None:
@@ -294,7 +294,7 @@ class Credentials:
         def write(connection: Connection) -> None:
             KeyRepository(connection).note_used(used, resolution=_USE_RESOLUTION_SECONDS)
 
-        await self._database.transact(write)
+        await self._database.commit(write)
 
     def pseudonyms_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
         """Return the pseudonyms of those on whose behalf a call is made, or a session is opened."""

@@ -27,7 +27,7 @@ from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity
 from proxy.errors import Conflict, InvalidRequest
 from proxy.lifecycle.combining import session_rewards
-from proxy.lifecycle.events import add_event
+from proxy.lifecycle.events import append_event
 from proxy.lifecycle.lifecycle import ledger_of, settle
 from proxy.lifecycle.signals import Signals
 from proxy.runs.asking import AskedBatches
@@ -132,7 +132,7 @@ class ClaimService:
             if remaining <= 0:
                 break
             await self._signals.trajectories.wait(min(remaining, _RECHECK_SECONDS), since=seen)
-        standing = await self._database.look(lambda connection: ClaimRepository(connection).run(run.id))
+        standing = await self._database.read(lambda connection: ClaimRepository(connection).run(run.id))
         return nothing(base_version=standing.head_version, now=self._clock())
 
     async def heartbeat(self, run: RunView, claim_id: ClaimId) -> LeaseReply:
@@ -147,7 +147,7 @@ class ClaimService:
                 raise _gone(claim_id, known)
             repository.extend(claim_id, expires_at)
 
-        await self._database.transact(extend)
+        await self._database.commit(extend)
         return LeaseReply(claim_id=claim_id, lease_expires_at=expires_at)
 
     async def release(self, run: RunView, claim_id: ClaimId) -> None:
@@ -166,7 +166,7 @@ class ClaimService:
             _end(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
             return True
 
-        if await self._database.transact(release):
+        if await self._database.commit(release):
             self._changed()
 
     async def release_abandoned(self, run: RunView, process: str) -> ReleasedClaims:
@@ -182,7 +182,7 @@ class ClaimService:
                 _end(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
             return claim_ids
 
-        claim_ids = await self._database.transact(release)
+        claim_ids = await self._database.commit(release)
         if claim_ids:
             self._changed()
         return ReleasedClaims(claim_ids=tuple(claim_ids))
@@ -190,14 +190,14 @@ class ClaimService:
     async def list_(self, run: RunView, *, limit: int) -> list[ClaimView]:
         """The leased ones first, newest first."""
         now = self._clock()
-        rows = await self._database.look(lambda connection: ClaimRepository(connection).listed(run.id, limit))
+        rows = await self._database.read(lambda connection: ClaimRepository(connection).listed(run.id, limit))
         return [_view(row, sessions, now) for row, sessions in rows]
 
     async def expire(self) -> int:
         """Returns the sessions of claims whose lease has passed, of all runs; how many claims there were."""
         total = 0
-        while await self._database.look(partial(_overdue, now=self._clock())):
-            total += await self._database.transact(partial(_expire_some, now=self._clock()))
+        while await self._database.read(partial(_overdue, now=self._clock())):
+            total += await self._database.commit(partial(_expire_some, now=self._clock()))
         if total:
             self._changed()
         return total
@@ -209,10 +209,10 @@ class ClaimService:
     async def _attempt(self, run: RunView, request: ClaimRequest, minimum: int) -> ClaimedBatch | None:
         """A claim of at least `minimum`, or None. Writes only if a look without a lock promises something."""
         asked = _Asked(run, request, minimum, self._clock())
-        found = await self._database.look(partial(_find, asked=asked))
+        found = await self._database.read(partial(_find, asked=asked))
         if found.overdue:
             await self.expire()
-            found = await self._database.look(partial(_find, asked=asked))
+            found = await self._database.read(partial(_find, asked=asked))
         if not found.is_promising(minimum):
             return None
         read = asyncio.create_task(self._read(found.leasable))
@@ -220,7 +220,7 @@ class ClaimService:
             lease = await self._leased(asked, found)
         except _Unrewarded as unrewarded:
             session_ids = unrewarded.session_ids
-            await self._database.transact(lambda connection: settle(connection, session_ids, now=self._clock()))
+            await self._database.commit(lambda connection: settle(connection, session_ids, now=self._clock()))
             return None
         finally:
             trajectories = await read
@@ -234,7 +234,7 @@ class ClaimService:
         """Of what was found; or, where that has changed since, of what is there now."""
         for selected in (found, None, None):
             with suppress(_Raced):
-                return await self._database.transact(partial(_lease, asked=asked, found=selected))
+                return await self._database.commit(partial(_lease, asked=asked, found=selected))
         return None
 
     async def _read(self, candidates: Sequence[Candidate]) -> dict[str, Trajectory | None]:
@@ -242,7 +242,7 @@ class ClaimService:
         change."""
         if not candidates:
             return {}
-        return await self._database.look(partial(_trajectories, candidates=candidates))
+        return await self._database.read(partial(_trajectories, candidates=candidates))
 
     async def _hand_out(
         self, run: RunView, lease: Lease, trajectories: Mapping[str, Trajectory | None]
@@ -261,7 +261,7 @@ class ClaimService:
                 nothing_left=not batch.groups,
                 now=self._clock(),
             )
-            await self._database.transact(leave_out)
+            await self._database.commit(leave_out)
             self._changed()
         return batch if batch.groups else None
 
@@ -327,7 +327,7 @@ def _lease(connection: Connection, asked: _Asked, found: _Found | None) -> Lease
         stale = [candidate.id for candidate in selection.stale]
         repository.mark_stale(stale)
         data = {"count": len(stale), "head": standing.head_version, "max_staleness": request.max_staleness}
-        add_event(connection, run_id=run.id, kind="sessions.stale", data=data, now=now)
+        append_event(connection, run_id=run.id, kind="sessions.stale", data=data, now=now)
     if selection.count < minimum:
         return None
     candidates = selection.candidates
@@ -405,13 +405,13 @@ def _exclude(
     if nothing_left:
         repository.end(claim_id, ClaimState.RELEASED, now=now)
     data = {"count": len(session_ids), "reason": "no trainable turn"}
-    add_event(connection, run_id=run_id, kind="sessions.excluded", data=data, now=now)
+    append_event(connection, run_id=run_id, kind="sessions.excluded", data=data, now=now)
 
 
 def _end(connection: Connection, run_id: str, claim_id: ClaimId, state: ClaimState, *, now: float) -> None:
     count = ClaimRepository(connection).end(claim_id, state, now=now)
     data = {"claim": claim_id, "sessions": count}
-    add_event(connection, run_id=run_id, kind=f"claim.{state.value}", data=data, now=now)
+    append_event(connection, run_id=run_id, kind=f"claim.{state.value}", data=data, now=now)
 
 
 def _view(row: Row[*tuple[Any, ...]], sessions: int, now: float) -> ClaimView:

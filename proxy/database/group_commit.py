@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
@@ -61,19 +60,17 @@ class _Waiting:
 
 class GroupCommit:
     """Writes in the order of their arrival, one transaction at a time. `transaction` runs a function in a transaction
-    and commits it. `may_do_again` says of an error whether the write that failed by it, and so changed nothing, may
+    and commits it. `may_retry` says of an error whether the write that failed by it, and so changed nothing, may
     succeed when it is run once more."""
 
-    def __init__(self, transaction: Transaction, *, may_do_again: Callable[[BaseException], bool]) -> None:
+    def __init__(self, transaction: Transaction, *, may_retry: Callable[[BaseException], bool]) -> None:
         self._transaction = transaction
-        self._may_do_again = may_do_again
+        self._may_retry = may_retry
         self._waiting: list[_Waiting] = []
         self._group: list[_Waiting] = []
         self._under_way: asyncio.Future[Any] | None = None
         self._careful = 0
         self._scheduled = False
-        self._held = False
-        self._holders = asyncio.Lock()
 
     async def commit(self, write: Write[_Result]) -> _Result:
         """What `write` returned, once that is durable; or what it raised, and then it changed nothing.
@@ -91,28 +88,17 @@ class GroupCommit:
             loop.call_soon(self._begin)  # what else this round of the loop brings shares the transaction
         return await outcome
 
-    @asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """A time in which nothing is written here: after the transaction under way, and before those that come."""
-        async with self._holders:
-            self._held = True
-            try:
-                while self._under_way is not None:  # a transaction in which a write failed has another behind it
-                    await asyncio.wait((self._under_way,))
-                yield
-            finally:
-                self._held = False
-                self._begin()
-
     async def aclose(self) -> None:
-        """Waits for what is to be written."""
+        """Wait until every write that was asked for has ended."""
         while self._waiting or self._under_way is not None:
-            async with self.held():
-                pass
+            self._begin()
+            # Every transaction starts the next one as it finishes: one whose write failed is followed by another try.
+            if self._under_way is not None:
+                await asyncio.wait((self._under_way,))
 
     def _begin(self) -> None:
         self._scheduled = False
-        if self._held or self._under_way is not None or not self._waiting:
+        if self._under_way is not None or not self._waiting:
             return
         self._group, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
         self._run()
@@ -142,7 +128,7 @@ class GroupCommit:
         """Tells its caller; unless the write is to be run once more, whether anybody still waits for it or not."""
         waiting.attempts += 1
         failure = result.error if isinstance(result, _Failure) else None
-        if failure is not None and waiting.attempts < ATTEMPTS and self._may_do_again(failure):
+        if failure is not None and waiting.attempts < ATTEMPTS and self._may_retry(failure):
             return False
         outcome = waiting.outcome
         if outcome.done():

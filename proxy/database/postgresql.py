@@ -11,19 +11,16 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from proxy.database.backend import Backend
-from proxy.database.blocks import block
 from proxy.database.packed_json import json_text
 from proxy.database.prepared import run_script
 from proxy.database.threads import Begin, ConnectionThreads
@@ -104,69 +101,41 @@ def open_postgresql(
         patience_seconds=busy_timeout_seconds,
         idle_seconds=_IDLE_SECONDS,
     )
-    write, few_rows = _begin("BEGIN", settings), _begin("BEGIN", settings, _FEW_ROWS)
-    read = _begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", settings)
+    begin_write = _begin("BEGIN", settings, _FEW_ROWS)
+    begin_read = _begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", settings)
     shares = _Shares(threads, connections - 1, busy_timeout_seconds)
     return Backend(
-        writer=_Blocks(shares, write),
-        reader=_Blocks(shares, read),
-        transaction=lambda work: threads.run(work, few_rows),
-        look=lambda work: shares.look(work, read),
+        write=lambda work: threads.run(work, begin_write),
+        read=lambda work: shares.run(work, begin_read),
         lanes=min(_LANES, max(1, connections - 1)),
-        one_writer=False,
         is_unavailable=lambda error: sqlstate(error) in _UNAVAILABLE,
-        may_do_again=lambda error: sqlstate(error) in _AGAIN,
+        may_retry=lambda error: sqlstate(error) in _AGAIN,
         reason=_reason,
         close=threads.close,
     )
 
 
 class _Shares:
-    """Lets work that may take long, or has a connection for itself, use all connections but one. The last is for
-    functions that write, which model calls wait for."""
+    """Runs reads on all connections but one."""
+
+    # Reads may take long, and model calls wait for writes: one connection always stays free for a write.
 
     def __init__(self, threads: ConnectionThreads, count: int, patience_seconds: float) -> None:
         self._threads = threads
         self._free = asyncio.Semaphore(count)
         self._patience = patience_seconds
 
-    async def look(self, work: Callable[[Connection], Any], begin: Begin) -> Any:
-        async with self._share():
-            return await self._threads.run(work, begin)
-
-    @asynccontextmanager
-    async def block(self, begin: Begin) -> AsyncIterator[AsyncConnection]:
-        async with self._share(), block(self._threads, begin) as connection:
-            yield connection
-
-    @asynccontextmanager
-    async def _share(self) -> AsyncIterator[None]:
+    async def run(self, work: Callable[[Connection], Any], begin: Begin) -> Any:
+        """Return what `work` returned. Raise PoolExhausted if no connection was free for `patience_seconds`."""
         try:
             async with asyncio.timeout(self._patience):
                 await self._free.acquire()
         except TimeoutError:
             raise PoolExhausted("every connection was in use all the time") from None
         try:
-            yield
+            return await self._threads.run(work, begin)
         finally:
             self._free.release()
-
-
-class _Blocks:
-    """A `BlockSource` whose blocks share the connections."""
-
-    def __init__(self, shares: _Shares, begin: Begin) -> None:
-        self._shares = shares
-        self._begin = begin
-
-    def begin(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        return self._shares.block(self._begin)
-
-    def connect(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        return self._shares.block(self._begin)
-
-    async def dispose(self) -> None:
-        """The threads close their connections themselves."""
 
 
 def connect_arguments(connect_timeout_seconds: float) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from proxy.database.backend import Backend
@@ -47,19 +46,10 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         ) from error
     level = synchronous or DEFAULT_SYNCHRONOUS
     timeout = {"timeout": busy_timeout_seconds}
-    asynchronous, plain = url.set(drivername="sqlite+aiosqlite"), url.set(drivername="sqlite")
-    writer, reader = (
-        create_async_engine(
-            asynchronous, pool_size=size, max_overflow=0, connect_args=timeout, json_serializer=json_text
-        )
-        for size in (1, _READERS)
-    )
+    plain = url.set(drivername="sqlite")  # the URL may name an async driver, and ours is the standard library's
     writing, reading = (
         create_engine(plain, poolclass=NullPool, connect_args=timeout, json_serializer=json_text) for _ in range(2)
     )
-    for engine, begin in ((writer.sync_engine, _BEGIN_WRITING), (reader.sync_engine, _BEGIN_READING)):
-        _configure(engine, synchronous=level)
-        _begin_with(engine, begin)
     for engine in (writing, reading):
         _configure(engine, synchronous=level)
     checkpoints = Checkpoints(str(url.database))
@@ -75,14 +65,11 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         checkpoints.close()
 
     return Backend(
-        writer=writer,
-        reader=reader,
-        transaction=lambda work: write_threads.run(work, begin_writing),
-        look=lambda work: read_threads.run(work, begin_reading),
+        write=lambda work: write_threads.run(work, begin_writing),
+        read=lambda work: read_threads.run(work, begin_reading),
         lanes=1,
-        one_writer=True,
         is_unavailable=is_unavailable,
-        may_do_again=lambda _error: False,
+        may_retry=lambda _error: False,
         reason=lambda error: " ".join(str(error.orig).split()),
         close=close,
         integrity=Integrity(str(url.database)),
@@ -128,9 +115,3 @@ def _configure(engine: Engine, *, synchronous: str) -> None:
         cursor.execute(f"PRAGMA wal_autocheckpoint = {LONG_LOG}")
         cursor.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
         cursor.close()
-
-
-def _begin_with(engine: Engine, begin: str) -> None:
-    @event.listens_for(engine, "begin")
-    def on_begin(connection: Connection) -> None:
-        connection.exec_driver_sql(begin)

@@ -1,14 +1,12 @@
-"""One transaction, and the ways to open it: for changes or for a consistent look, as a function or as a block.
+"""The store's transactions, as functions of a connection: `commit` runs one that writes, `read` one that only reads.
 
-A function of a connection (`transact`, `look`) runs in one go, on a thread that keeps its connection: one hop, where
-an async driver makes several for each statement, and functions that write and arrive together share a transaction. It
-is the way of what a model call waits for. A block (`write`, `read`) may wait for other things in between; it is for
-everything else.
+The function runs on a thread that keeps its connection, in one hop; an async driver needs several hops for each
+statement. Functions that write and arrive together share a transaction (`GroupCommit`). A function must use nothing
+but its connection and wait for nothing else, and it may run several times before its transaction commits once.
 
-SQLite has one writer at a time, so writes queue here, in order and without lock errors, instead of in SQLite's busy
-handler, and start with BEGIN IMMEDIATE. On PostgreSQL other proxies write meanwhile: what gets in each other's way
-there (deadlocks, two inserts of one name) is run again, a function of itself, a method with a `write` block where it
-is `retried`. So it may run several times before its transaction commits once.
+SQLite has one writer at a time. Writes therefore queue here, in order of arrival, and not in SQLite's busy handler,
+which is unfair and gives up with "database is locked". On PostgreSQL other proxies write at the same time: a function
+that fails on a conflict with them (a deadlock, two inserts of one name) runs again.
 """
 
 from __future__ import annotations
@@ -16,18 +14,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from functools import wraps
-from typing import NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn, TypeVar
 
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.database.backend import Backend
-from proxy.database.group_commit import ATTEMPTS, GroupCommit
+from proxy.database.group_commit import GroupCommit
 from proxy.database.integrity import IntegrityState, is_damage
 from proxy.database.postgresql import open_postgresql
 from proxy.database.probe import WriteProbe
@@ -37,32 +33,17 @@ from proxy.log import logger
 from proxy.settings import DEFAULT_CONNECTIONS
 
 _LOG_SECONDS = 10.0
-"""Between two lines about a store that cannot be used."""
+"""The least time between two log lines about an unusable store: during an outage every call fails alike."""
 
 _LOG = logger(__name__)
 
 _Result = TypeVar("_Result")
 _DriverError = DBAPIError | PoolExhausted | OverflowError | UnicodeEncodeError
 _DRIVER_ERRORS = (DBAPIError, PoolExhausted, OverflowError, UnicodeEncodeError)
-_Parameters = ParamSpec("_Parameters")
-
-
-def retried(method: Callable[_Parameters, Awaitable[_Result]]) -> Callable[_Parameters, Awaitable[_Result]]:
-    """For a method with one `write` block and nothing before it that must not be done twice: it is run again where
-    other proxies got in the way of the block, a few times at most."""
-
-    @wraps(method)
-    async def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        for _ in range(ATTEMPTS - 1):
-            with suppress(StoreContended):
-                return await method(*args, **kwargs)
-        return await method(*args, **kwargs)
-
-    return run
 
 
 class Database:
-    """The store's connections. `url` names SQLite or PostgreSQL, with any driver or none."""
+    """The store. `url` names a SQLite file or a PostgreSQL database, with any driver or none."""
 
     def __init__(
         self,
@@ -89,23 +70,18 @@ class Database:
         self._backend: Backend = backend
         self._log_again_at = 0.0
         self._probe = WriteProbe(self._write_probe_row)
-        self._lanes = [
-            GroupCommit(backend.transaction, may_do_again=backend.may_do_again) for _ in range(backend.lanes)
-        ]
-        self._session_lanes = self._lanes[:-1] or self._lanes
-        self._sole_writer: Callable[[], AbstractAsyncContextManager[None]] = (
-            self._lanes[0].held if backend.one_writer else nullcontext
-        )
+        self._lanes = [GroupCommit(backend.write, may_retry=backend.may_retry) for _ in range(backend.lanes)]
+        self._ordered_lanes = self._lanes[:-1] or self._lanes
 
     @property
     def integrity(self) -> IntegrityState | None:
-        """What is known of damage to the store's file; None on PostgreSQL, which checks its own pages."""
+        """The result of the check for damage to SQLite's file; None on PostgreSQL, which verifies its own pages."""
         return self._backend.integrity.state if self._backend.integrity is not None else None
 
     async def check_integrity(self, *, patience_seconds: float) -> None:
-        """Begin to look for damage and wait for the result this long; a larger file is checked on in the background.
+        """Start the check of the file and wait for it at most this long; it continues in the background.
 
-        Raises StoreDamaged if damage was found by then; calls that come after it was found raise it themselves.
+        Raise StoreDamaged if damage was found by then. Once damage is found, every later call raises StoreDamaged.
         """
         integrity = self._backend.integrity
         if integrity is not None:
@@ -114,65 +90,51 @@ class Database:
             integrity.raise_if_damaged()
 
     async def check_writable(self) -> None:
-        """Return if a write would succeed now; raises StoreUnavailable like `transact`, within about two seconds.
+        """Return if a write would succeed now. Raise StoreUnavailable like `commit`, within about two seconds.
 
-        Cheap enough to be asked by every probe: at most one small write a second is made.
+        Every readiness probe may call it: it writes one small row a second at most.
         """
         self._raise_if_damaged()
         await self._probe.check()
         self._raise_if_damaged()
 
-    async def transact(self, work: Callable[[Connection], _Result], *, about: str | None = None) -> _Result:
-        """What `work` returned, once what it wrote is committed; or what it raised, and then it changed nothing.
+    async def commit(self, work: Callable[[Connection], _Result], *, order_key: str | None = None) -> _Result:
+        """Run `work` in a transaction and return its result once the transaction is committed.
 
-        It must only use its connection, and wait for nothing else. A caller that is cancelled does not undo it.
-        `about`: what names the session that it changes, where it changes one. Writes about the same are made in the
-        order of their arrival; where the database can, those about others at the same time, and those about none.
-        Raises StoreUnavailable when the database cannot be reached or written (down, locked, disk full), StoreDamaged
-        once damage to it is known, and InvalidRequest for a value that the database cannot hold.
+        If `work` raises, nothing is changed and its exception is raised here. Cancelling the caller does not undo
+        the transaction.
+
+        `order_key` names the session that `work` changes, if it changes just one. Functions with the same key are
+        committed in order of arrival. Those with other keys, and those without one, may run at the same time where
+        the database supports it.
+
+        Raise StoreUnavailable if the database cannot be reached or written (down, locked, disk full), StoreContended
+        if every attempt failed on a conflict with other proxies, StoreDamaged once damage is known, and
+        InvalidRequest for a value that the database cannot hold.
         """
         self._raise_if_damaged()
         try:
-            return await self._lane(about).commit(work)
+            return await self._lane(order_key).commit(work)
         except _DRIVER_ERRORS as error:
-            self._raise_told(error)
+            self._raise_for_callers(error)
 
-    async def look(self, work: Callable[[Connection], _Result]) -> _Result:
-        """What `work` read of one committed state. Raises StoreUnavailable like `transact`."""
+    async def read(self, work: Callable[[Connection], _Result]) -> _Result:
+        """Run `work` in a read-only transaction, which sees a single committed state, and return its result.
+
+        Raise StoreUnavailable like `commit`.
+        """
         self._raise_if_damaged()
         try:
-            result: _Result = await self._backend.look(work)
+            result: _Result = await self._backend.read(work)
             return result
         except _DRIVER_ERRORS as error:
-            self._raise_told(error)
-
-    @asynccontextmanager
-    async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that commits at the end of the block and rolls back on any exception.
-
-        Nothing else is written meanwhile on SQLite: do not wait in it for what may take long, nor for `transact`.
-        Raises StoreUnavailable like `transact`, and StoreContended where other proxies got in the way (`retried`).
-        """
-        self._raise_if_damaged()
-        try:
-            async with self._sole_writer(), self._backend.writer.begin() as connection:
-                yield connection
-        except _DRIVER_ERRORS as error:
-            self._raise_told(error)
-
-    @asynccontextmanager
-    async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A read-only look at one committed state. Raises StoreUnavailable like `transact`."""
-        self._raise_if_damaged()
-        try:
-            async with self._backend.reader.connect() as connection:
-                yield connection
-        except _DRIVER_ERRORS as error:
-            self._raise_told(error)
+            self._raise_for_callers(error)
 
     async def scrub(self) -> bool:
-        """Rids the store's files of what was deleted or overwritten, as far as it is for us to do: PostgreSQL does it
-        by itself, in time. False: not now, try again."""
+        """Remove deleted and overwritten content from SQLite's files. Return False if a reader prevents it now.
+
+        PostgreSQL removes such content itself, by its vacuum.
+        """
         if self.url.get_backend_name() != "sqlite":
             return True
         self._raise_if_damaged()
@@ -183,19 +145,23 @@ class Database:
             raise StoreUnavailable(f"the trajectory store cannot be used now: {error}") from error
 
     async def aclose(self) -> None:
-        """Waits for what is being written."""
+        """Wait for the writes under way and close all connections."""
         for lane in self._lanes:
             await lane.aclose()
         await self._probe.aclose()
-        await self._backend.aclose()
+        self._backend.close()
+        if self._backend.integrity is not None:
+            self._backend.integrity.close()
 
-    def _lane(self, about: str | None) -> GroupCommit:
-        """The last is for what is about no session, or many: such writes lock more than others, and share their
-        transaction with none that waits for such a lock."""
-        return self._lanes[-1] if about is None else self._session_lanes[hash(about) % len(self._session_lanes)]
+    def _lane(self, order_key: str | None) -> GroupCommit:
+        # Writes about no single session lock many rows. The last lane is theirs alone, so that a turn never shares a
+        # transaction with a write that waits for such locks.
+        if order_key is None:
+            return self._lanes[-1]
+        return self._ordered_lanes[hash(order_key) % len(self._ordered_lanes)]
 
     def _log_failure(self, error: DBAPIError) -> None:
-        """Log what agents must not see: addresses and roles. Not for every call, as many fail alike."""
+        """Log the driver's own words, which name addresses and roles that agents must not see."""
         now = time.monotonic()
         if now >= self._log_again_at:
             self._log_again_at = now + _LOG_SECONDS
@@ -206,26 +172,26 @@ class Database:
         def write(connection: Connection) -> None:
             connection.execute(_PROBE, {"at": time.time()})
 
-        await self.transact(write)
+        await self.commit(write)
 
     def _raise_if_damaged(self) -> None:
         if self._backend.integrity is not None:
             self._backend.integrity.raise_if_damaged()
 
     def _raise_if_damage(self, error: BaseException | None) -> None:
-        """Remember the damage that this error tells of, if it does, and raise StoreDamaged."""
+        """Record the damage and raise StoreDamaged if the error reports a damaged file."""
         if self._backend.integrity is not None and is_damage(error):
             self._backend.integrity.report(str(error))
             self._backend.integrity.raise_if_damaged()
 
-    def _raise_told(self, error: _DriverError) -> NoReturn:
-        """Raise the error that callers are to see in place of the driver's."""
+    def _raise_for_callers(self, error: _DriverError) -> NoReturn:
+        """Raise the error of our own that stands for the driver's."""
         if isinstance(error, OverflowError | UnicodeEncodeError):  # raised by the driver as it binds a value
             reason = "a number is too large" if isinstance(error, OverflowError) else "a text is not valid Unicode"
             raise InvalidRequest(f"the trajectory store cannot hold a value of this request: {reason}") from error
         if isinstance(error, DBAPIError):
             self._raise_if_damage(error.orig)
-        if self._backend.may_do_again(error):
+        if self._backend.may_retry(error):
             raise StoreContended("other proxies are at the same in the trajectory store; try again") from error
         if isinstance(error, PoolExhausted):
             raise StoreUnavailable("the trajectory store is busy: all connections are in use") from error

@@ -23,14 +23,14 @@ async def apply_changed_rules(database: Database, clock: Clock) -> bool:
     call, as a run's rules count as applied only after the last of its sessions."""
     changed = {
         row.id: rules
-        for row in await database.look(lambda connection: RulesRepository(connection).runs())
+        for row in await database.read(lambda connection: RulesRepository(connection).runs())
         if (rules := _rules(row.config)) != _applied(row.reward_rules)
     }
     after: int | None = 0
     while changed and after is not None:
-        after = await database.transact(partial(_settle_some, run_ids=set(changed), after=after, now=clock()))
+        after = await database.commit(partial(_settle_some, run_ids=set(changed), after=after, now=clock()))
     for run_id, rules in changed.items():
-        await database.transact(partial(_note, run_id=run_id, rules=rules))
+        await database.commit(partial(_note, run_id=run_id, rules=rules))
     return bool(changed)
 
 

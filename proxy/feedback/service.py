@@ -93,9 +93,9 @@ class FeedbackService:
         """
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
         now = self._clock()
-        recorded = await self._database.transact(
+        recorded = await self._database.commit(
             _Recording(principal, items, now),
-            about=(items[0].session_id if len(items) == 1 else None) or principal.session_id,
+            order_key=(items[0].session_id if len(items) == 1 else None) or principal.session_id,
         )
         if recorded.endings:
             self._signals.endings.notify(list(recorded.endings))
@@ -114,9 +114,7 @@ class FeedbackService:
         """
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN)
         now = self._clock()
-        receipt, is_new = await self._database.transact(
-            lambda connection: prefer(connection, principal, item, now=now)
-        )
+        receipt, is_new = await self._database.commit(lambda connection: prefer(connection, principal, item, now=now))
         if is_new:
             self._signals.events.notify()
             if self._observer is not None:

@@ -1,8 +1,7 @@
 """The life of a session, for everybody who moves it: how it ends, what its reward is, and when it is trainable.
 
-Sessions, feedback and trajectories change different facts (the end, the rewards, the turns); each calls `settle`
-in the same transaction, which derives the rest from the facts. In a `Database.write` block, these functions run by
-`connection.run_sync`.
+Sessions, feedback and turns change different facts (the end, the rewards, the turns). Each of them calls `settle` in
+the same transaction, which derives the training state and the reward from the facts.
 """
 
 from __future__ import annotations

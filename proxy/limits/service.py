@@ -171,7 +171,7 @@ class RunLimits:
             return LimitRepository(connection).trade(kept.run_id, rates, calls=calls, tokens=tokens, now=now)
 
         try:
-            return await self._database.transact(work, about=kept.run_id)
+            return await self._database.commit(work, order_key=kept.run_id)
         except asyncio.CancelledError:
             share.owed -= tokens  # nobody waits for it, and it is done all the same
             raise
@@ -180,7 +180,7 @@ class RunLimits:
         now = self._clock()
         counted = self._counted.get(run_id)
         if counted is None or counted[1] != bound or not counted[0] <= now < counted[0] + _COUNT_SECONDS:
-            more = await self._database.look(
+            more = await self._database.read(
                 lambda connection: LimitRepository(connection).more_are_waiting(run_id, bound)
             )
             self._counted[run_id] = counted = (now, bound, more)

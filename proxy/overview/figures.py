@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
+from sqlalchemy import Connection
 
 from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
@@ -185,10 +187,12 @@ class RunFigures:
 
     async def _totals(self) -> dict[str, _Totals]:
         """Count by run; runs without sessions and swaps are omitted."""
-        async with self._database.read() as connection:
+
+        def read(connection: Connection) -> tuple[Sequence[AnyRow], dict[str, int]]:
             repository = OverviewRepository(connection)
-            rows = await repository.counted()
-            swaps = await repository.swap_counts()
+            return repository.counted(), repository.swap_counts()
+
+        rows, swaps = await self._database.read(read)
         by_run: dict[str, list[AnyRow]] = {run_id: [] for run_id in swaps}
         for row in rows:
             by_run.setdefault(row.run_id, []).append(row)
@@ -204,11 +208,12 @@ class RunFigures:
 
     async def _recent(self, run_id: str) -> _Recent:
         rate = await self._rate(run_id)
-        async with self._database.read() as connection:
+        newest = await self._database.read(lambda connection: OverviewRepository(connection).version_times(run_id, 1))
+        steps = await self.facts_of(run_id, [row.version for row in newest if row.version > 0])
+
+        def read(connection: Connection) -> _Recent:
             repository = OverviewRepository(connection)
-            newest = [row.version for row in await repository.version_times(run_id, 1) if row.version > 0]
-            steps = await self.facts_of(repository, run_id, newest)
-            turns = await repository.recent_turns(run_id, _RECENT_SESSIONS)
+            turns = repository.recent_turns(run_id, _RECENT_SESSIONS)
             continuations = _sums((row.continuation, row.turns) for row in turns)
             continued = sum(count for kind, count in continuations.items() if kind != "new")
             attributions = _sums((row.attributed_by, row.turns) for row in turns)
@@ -216,18 +221,20 @@ class RunFigures:
             ends = _sums((row.finish_reason, row.turns) for row in turns if row.state != TurnState.FAILED.value)
             answered = sum(ends.values())
             return _Recent(
-                rewards=await repository.last_rewards(run_id, REWARD_WINDOW),
-                learning_rates=await repository.learning_rates(run_id, ENOUGH_STEPS),
-                trainer_seen_at=mark.created_at if (mark := await repository.trainer_marks(run_id)) else None,
-                open_sessions=await repository.open_sessions(run_id),
+                rewards=repository.last_rewards(run_id, REWARD_WINDOW),
+                learning_rates=repository.learning_rates(run_id, ENOUGH_STEPS),
+                trainer_seen_at=mark.created_at if (mark := repository.trainer_marks(run_id)) else None,
+                open_sessions=repository.open_sessions(run_id),
                 newest_step=next(iter(steps.values()), None),
                 inexact_share=1.0 - continuations.get("exact", 0) / continued if continued else None,
                 unattributed_share=attributions.get("new", 0) / recorded if recorded else None,
                 cut_share=ends.get(FinishReason.LENGTH.value, 0) / answered if answered else None,
-                late_rewards=await repository.late_rewards(run_id),
-                revised_sessions=await LedgerRepository(connection).revised_count(run_id),
+                late_rewards=repository.late_rewards(run_id),
+                revised_sessions=LedgerRepository(connection).revised_count(run_id),
                 tokens_per_second=rate.last_minute(self._clock()),
             )
+
+        return await self._database.read(read)
 
     async def _rate(self, run_id: str) -> RateHistory:
         rate = self._rates.setdefault(run_id, RateHistory(run_id))
@@ -236,17 +243,18 @@ class RunFigures:
 
     async def _reward_points(self, run_id: str) -> tuple[RewardPoint, ...]:
         totals = await self._of_run(run_id)
-        async with self._database.read() as connection:
-            stride = assembly.bucket_stride(totals.session_count)
-            buckets = await OverviewRepository(connection).reward_buckets(run_id, stride)
+        stride = assembly.bucket_stride(totals.session_count)
+        buckets = await self._database.read(
+            lambda connection: OverviewRepository(connection).reward_buckets(run_id, stride)
+        )
         return assembly.reward_points([(row.sessions, row.at, row.total) for row in buckets], REWARD_WINDOW)
 
     async def _step_points(self, run_id: str) -> _Steps:
         rate = await self._rate(run_id)
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            times = await repository.version_times(run_id, _STEP_POINTS)
-            facts = await self.facts_of(repository, run_id, [row.version for row in times])
+        times = await self._database.read(
+            lambda connection: OverviewRepository(connection).version_times(run_id, _STEP_POINTS)
+        )
+        facts = await self.facts_of(run_id, [row.version for row in times])
         return _Steps(
             steps=tuple(
                 StepPoint(
@@ -259,23 +267,27 @@ class RunFigures:
                     reward_mean=facts[row.version].reward_mean,
                 )
                 for row in reversed(times)
+                if row.version in facts  # a run without history may be deleted between the two reads
             ),
             rate=rate.points(self._clock()),
         )
 
-    async def facts_of(
-        self, repository: OverviewRepository, run_id: str, versions: Sequence[int]
-    ) -> dict[int, StepFacts]:
-        """A step's audit never changes: it is read once."""
+    async def facts_of(self, run_id: str, versions: Sequence[int]) -> dict[int, StepFacts]:
+        """Return facts by version. Each audit is read once, as it never changes after the commit."""
         known = {version: self._facts.get((run_id, version)) for version in versions}
         found = {version: facts for version, facts in known.items() if facts is not None}
         unknown = [version for version in versions if version not in found]
         for start in range(0, len(unknown), _AUDITS_AT_ONCE):
-            audits = await repository.audits(run_id, unknown[start : start + _AUDITS_AT_ONCE])
+            part = unknown[start : start + _AUDITS_AT_ONCE]
+            audits = await self._database.read(partial(_audits, run_id=run_id, versions=part))
             for version, audit in audits.items():
                 found[version] = assembly.stored_step_facts(audit)
                 self._facts.put((run_id, version), found[version])
         return found
+
+
+def _audits(connection: Connection, *, run_id: str, versions: Sequence[int]) -> dict[int, str]:
+    return OverviewRepository(connection).audits(run_id, versions)
 
 
 def _sums(counted: Iterable[tuple[str, int]]) -> dict[str, int]:

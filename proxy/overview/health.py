@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from sqlalchemy import Connection
+
 from proxy.clock import Clock
 from proxy.contract.states import RunState
 from proxy.database.unit_of_work import Database
@@ -114,20 +116,22 @@ class HealthCheck:
         )
 
     async def _run_health(self) -> tuple[RunHealth, ...]:
-        async with self._database.read() as connection:
+        def read(connection: Connection) -> tuple[RunHealth, ...]:
             repository = OverviewRepository(connection)
-            return tuple([await self._of_run(repository, run) for run in await repository.runs()])
+            return tuple(self._of_run(repository, run) for run in repository.runs())
 
-    async def _of_run(self, repository: OverviewRepository, run: AnyRow) -> RunHealth:
+        return await self._database.read(read)
+
+    def _of_run(self, repository: OverviewRepository, run: AnyRow) -> RunHealth:
         now = self._clock()
         lease = RunSettings.model_validate(run.config).lease_seconds
-        mark = await repository.trainer_marks(run.id)
+        mark = repository.trainer_marks(run.id)
         # A lease is granted or renewed for `lease` seconds from when the trainer was heard.
         seen_at = max(mark.created_at, mark.lease_expires_at - lease) if mark is not None else None
         # One that waits for its first batch has no claim: it was heard when it asked.
         if (asked := self._asked.find(run.id)) is not None:
             seen_at = max(seen_at or asked.at, asked.at)
-        ready_since = await repository.oldest_ready(run.id)
+        ready_since = repository.oldest_ready(run.id)
         is_awaited = ready_since is not None and now - ready_since > lease and run.state == RunState.ACTIVE
         if seen_at is not None and now - seen_at <= lease:
             trainer = "active"
@@ -135,7 +139,7 @@ class HealthCheck:
             trainer = "away"
         else:
             trainer = "idle" if seen_at is not None else "never"
-        rejected = await repository.rejected_beyond(run.id, run.head_version)
+        rejected = repository.rejected_beyond(run.id, run.head_version)
         return RunHealth(
             id=run.id,
             name=run.name,
@@ -144,10 +148,10 @@ class HealthCheck:
             serving_version=run.serving_version,
             trainer=trainer,
             trainer_seen_at=seen_at,
-            paused_because=await repository.pause_reason(run.id) if run.state == RunState.PAUSED else None,
+            paused_because=repository.pause_reason(run.id) if run.state == RunState.PAUSED else None,
             rejected_version=None if rejected is None else rejected.version,
             rejected_because=None if rejected is None else rejected.rejected_because,
-            mismatch=await repository.mismatch(run.id, run.head_version),
+            mismatch=repository.mismatch(run.id, run.head_version),
         )
 
 

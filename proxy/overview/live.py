@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar, cast
 
 import msgspec
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import created_at, least_turn_id
@@ -136,16 +137,20 @@ class RateHistory:
         read_at = self._read_at if self._read_at is not None and self._read_at <= now else None
         if read_at is not None:
             since = max(since, (read_at - self._SETTLED_S) // self.WIDTH_S * self.WIDTH_S)
-        begun: str = least_turn_id(since - self._LONGEST_TURN_S)
-        async with database.read() as connection:
+
+        def read(connection: Connection) -> tuple[float, dict[int, int]]:
             repository = OverviewRepository(connection)
-            first = await repository.newest_turn(self.TURNS)
+            begun: str = least_turn_id(since - self._LONGEST_TURN_S)
+            finished_since = since
+            first = repository.newest_turn(self.TURNS)
             if first is not None and first > begun:
                 begun, began = first, created_at(first)
-                since = max(since, began + (now - began) / 4)
-            fresh = await repository.output_rate(
-                self._run_id, begun=begun, since=since, origin=0.0, width=self.WIDTH_S
+                finished_since = max(since, began + (now - began) / 4)
+            return finished_since, repository.output_rate(
+                self._run_id, begun=begun, since=finished_since, origin=0.0, width=self.WIDTH_S
             )
+
+        since, fresh = await database.read(read)
         renewed = math.ceil(since / self.WIDTH_S)
         if read_at is None or renewed * self.WIDTH_S > read_at:  # what came between is not known
             self._tokens, self._known_since, renewed = {}, since, oldest

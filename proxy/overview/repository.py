@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     FromClause,
     Row,
     Select,
@@ -22,7 +23,6 @@ from sqlalchemy import (
     union_all,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from proxy.contract.policy import VersionState
@@ -58,30 +58,30 @@ _LOOKED_THROUGH = 4096
 class OverviewRepository:
     """Reads of one look at the store; the one write is a run's state."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def _all(self, statement: Select[*tuple[Any, ...]]) -> Sequence[AnyRow]:
-        return (await self._connection.execute(statement)).all()
+    def _all(self, statement: Select[*tuple[Any, ...]]) -> Sequence[AnyRow]:
+        return self._connection.execute(statement).all()
 
     # Runs
 
-    async def runs(self) -> Sequence[AnyRow]:
-        return await self._all(select(RunRow.__table__).order_by(RunRow.created_at, RunRow.id))
+    def runs(self) -> Sequence[AnyRow]:
+        return self._all(select(RunRow.__table__).order_by(RunRow.created_at, RunRow.id))
 
-    async def run(self, name_or_id: str) -> AnyRow | None:
+    def run(self, name_or_id: str) -> AnyRow | None:
         statement = select(RunRow.__table__).where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
         # A run may be named like another's id; its name wins, as it does for agents.
-        return (await self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1))).first()
+        return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).first()
 
-    async def set_run_state(self, run_id: str, state: str, *, unless: str) -> bool:
+    def set_run_state(self, run_id: str, state: str, *, unless: str) -> bool:
         """Whether the state changed."""
         statement = (
             update(RunRow).where(RunRow.id == run_id, RunRow.state.not_in((state, unless))).values(state=state)
         )
-        return (await self._connection.execute(statement)).rowcount > 0
+        return self._connection.execute(statement).rowcount > 0
 
-    async def pause_reason(self, run_id: str) -> str | None:
+    def pause_reason(self, run_id: str) -> str | None:
         """Return the reason given when the run was last paused; None if none was."""
         statement = (
             select(EventRow.data)
@@ -89,10 +89,10 @@ class OverviewRepository:
             .order_by(EventRow.id.desc())
             .limit(1)
         )
-        data = (await self._connection.execute(statement)).scalar_one_or_none()
+        data = self._connection.execute(statement).scalar_one_or_none()
         return None if data is None else data.get("reason")
 
-    async def rejected_beyond(self, run_id: str, head: int) -> AnyRow | None:
+    def rejected_beyond(self, run_id: str, head: int) -> AnyRow | None:
         """`version` and `rejected_because` of the newest rejected version after the head, if there is one."""
         statement = (
             select(PolicyVersionRow.version, PolicyVersionRow.rejected_because)
@@ -104,9 +104,9 @@ class OverviewRepository:
             .order_by(PolicyVersionRow.version.desc())
             .limit(1)
         )
-        return (await self._connection.execute(statement)).one_or_none()
+        return self._connection.execute(statement).one_or_none()
 
-    async def counted(self) -> Sequence[AnyRow]:
+    def counted(self) -> Sequence[AnyRow]:
         """`sessions`, `turns` and `last_active_at` by `run_id` and `training`, of all runs. Walks all sessions."""
         statement = select(
             SessionRow.run_id,
@@ -115,13 +115,13 @@ class OverviewRepository:
             func.sum(SessionRow.turn_count).label("turns"),
             func.max(SessionRow.last_active_at).label("last_active_at"),
         ).group_by(SessionRow.run_id, SessionRow.training)
-        return await self._all(statement)
+        return self._all(statement)
 
-    async def open_sessions(self, run_id: str) -> int:
+    def open_sessions(self, run_id: str) -> int:
         statement = select(func.count()).where(is_open(), SessionRow.run_id == run_id)
-        return int((await self._connection.execute(statement)).scalar_one())
+        return int(self._connection.execute(statement).scalar_one())
 
-    async def last_rewards(self, run_id: str, count: int) -> list[tuple[str | None, float]]:
+    def last_rewards(self, run_id: str, count: int) -> list[tuple[str | None, float]]:
         """Group and reward of the last ended and rewarded training sessions, newest first."""
         ended = (
             select(SessionRow.ended_at, SessionRow.reward, SessionRow.purpose, SessionRow.group_id)
@@ -136,14 +136,14 @@ class OverviewRepository:
             .order_by(ended.c.ended_at.desc())
             .limit(count)
         )
-        return [(row.group_id, row.reward) for row in await self._all(statement)]
+        return [(row.group_id, row.reward) for row in self._all(statement)]
 
-    async def late_rewards(self, run_id: str) -> int:
+    def late_rewards(self, run_id: str) -> int:
         """Entries that came after training, by an index that has no others."""
         statement = select(func.count()).where(RewardRow.run_id == run_id, RewardRow.after_training)
-        return int((await self._connection.execute(statement)).scalar_one())
+        return int(self._connection.execute(statement).scalar_one())
 
-    async def recent_turns(self, run_id: str, sessions: int) -> Sequence[AnyRow]:
+    def recent_turns(self, run_id: str, sessions: int) -> Sequence[AnyRow]:
         """Count `turns` by `continuation`, `attributed_by`, `finish_reason` and `state` in the last `sessions`
         sessions."""
         recent = (
@@ -159,16 +159,14 @@ class OverviewRepository:
             .join(recent, recent.c.id == TurnRow.session_id)
             .group_by(*kinds)
         )
-        return await self._all(statement)
+        return self._all(statement)
 
-    async def newest_turn(self, number: int) -> str | None:
+    def newest_turn(self, number: int) -> str | None:
         """The id of the turn, of any run, that so many began after; None where there are not so many."""
         statement = select(TurnRow.id).order_by(TurnRow.id.desc()).offset(number).limit(1)
-        return (await self._connection.execute(statement)).scalar_one_or_none()
+        return self._connection.execute(statement).scalar_one_or_none()
 
-    async def output_rate(
-        self, run_id: str, *, begun: str, since: float, origin: float, width: float
-    ) -> dict[int, int]:
+    def output_rate(self, run_id: str, *, begun: str, since: float, origin: float, width: float) -> dict[int, int]:
         """Output tokens of the turns finished since `since`, by bucket of `width` seconds after `origin`.
 
         Goes through those from the id `begun` on: ids are in the order in which turns began.
@@ -181,9 +179,9 @@ class OverviewRepository:
             .where(TurnRow.id >= begun, unindexed(TurnRow.run_id) == run_id, TurnRow.finished_at >= since)
             .group_by(bucket)
         )
-        return {int(number): int(size) // _LOGPROB_BYTES for number, size in await self._all(statement)}
+        return {int(number): int(size) // _LOGPROB_BYTES for number, size in self._all(statement)}
 
-    async def trainer_marks(self, run_id: str) -> AnyRow | None:
+    def trainer_marks(self, run_id: str) -> AnyRow | None:
         """The claim whose lease reaches furthest: `state`, `created_at`, `lease_expires_at`."""
         newest = [
             select(ClaimRow.state, ClaimRow.created_at, ClaimRow.lease_expires_at)
@@ -196,18 +194,18 @@ class OverviewRepository:
         ]
         marks = union_all(*newest).subquery()
         statement = select(marks).order_by(marks.c.lease_expires_at.desc()).limit(1)
-        return (await self._connection.execute(statement)).first()
+        return self._connection.execute(statement).first()
 
-    async def oldest_ready(self, run_id: str) -> float | None:
+    def oldest_ready(self, run_id: str) -> float | None:
         """Since when the longest waiting trajectory has been claimable."""
         statement = select(func.min(SessionRow.ready_at)).where(
             SessionRow.run_id == run_id, SessionRow.training == TrainingState.READY.value
         )
-        return (await self._connection.execute(statement)).scalar_one()
+        return self._connection.execute(statement).scalar_one()
 
     # Curves
 
-    async def reward_buckets(self, run_id: str, stride: int) -> Sequence[AnyRow]:
+    def reward_buckets(self, run_id: str, stride: int) -> Sequence[AnyRow]:
         """`sessions`, `at`, `total` of every `stride` rewarded training sessions in order of their end. Walks all
         sessions of the run."""
         number = func.row_number().over(order_by=(SessionRow.ended_at, SessionRow.id)) - 1
@@ -232,13 +230,11 @@ class OverviewRepository:
             .group_by(bucket)
             .order_by(bucket)
         )
-        return await self._all(statement)
+        return self._all(statement)
 
     # Sessions
 
-    async def sessions(
-        self, run_id: str, wanted: SessionFilter, *, after: Cursor | None, limit: int
-    ) -> Sequence[AnyRow]:
+    def sessions(self, run_id: str, wanted: SessionFilter, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
         """Return sessions newest first, below the cursor. A search without an index ends at `searched_to`."""
         by_time: ColumnElement[float] = SessionRow.created_at.expression
         if wanted.is_searched:
@@ -246,7 +242,7 @@ class OverviewRepository:
             found = select(searched.c.id).where(*_matching(wanted, searched.c))
             found = found.order_by(searched.c.created_at.desc(), searched.c.id.desc()).limit(limit)
             statement = _SESSIONS.where(SessionRow.id.in_(found.subquery().select()))
-            return await self._all(statement.order_by(by_time.desc(), SessionRow.id.desc()))
+            return self._all(statement.order_by(by_time.desc(), SessionRow.id.desc()))
         # A group is smaller than its run. A name's index begins with the run.
         by_group = wanted.group is not None and wanted.name is None
         of_run = unindexed(SessionRow.run_id) if by_group else SessionRow.run_id
@@ -265,9 +261,9 @@ class OverviewRepository:
             # Those that their own index finds are sorted: in the order of another, SQLite would go through all.
             by_time = unindexed(SessionRow.created_at)
         statement = _SESSIONS.where(*conditions).order_by(by_time.desc(), SessionRow.id.desc())
-        return await self._all(statement.limit(limit))
+        return self._all(statement.limit(limit))
 
-    async def searched_to(self, run_id: str, after: Cursor | None) -> AnyRow | None:
+    def searched_to(self, run_id: str, after: Cursor | None) -> AnyRow | None:
         """The last of the sessions that one search goes through (`id`, `created_at`), None where it comes to the
         end."""
         statement = (
@@ -275,50 +271,50 @@ class OverviewRepository:
             .offset(SEARCHED - 1)
             .limit(2)
         )
-        rows = await self._all(statement)
+        rows = self._all(statement)
         return rows[0] if len(rows) == 2 else None
 
-    async def session(self, session_id: str) -> AnyRow | None:
-        return (await self._connection.execute(_SESSIONS.where(SessionRow.id == session_id))).one_or_none()
+    def session(self, session_id: str) -> AnyRow | None:
+        return self._connection.execute(_SESSIONS.where(SessionRow.id == session_id)).one_or_none()
 
-    async def rewards_of(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
+    def rewards_of(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
         """In order of arrival."""
         if not session_ids:
             return ()
         statement = select(RewardRow.__table__).where(RewardRow.session_id.in_(session_ids))
-        return await self._all(statement.order_by(RewardRow.sequence))
+        return self._all(statement.order_by(RewardRow.sequence))
 
-    async def trainings_of(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
+    def trainings_of(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
         """The committed claims that handed these sessions out: `session_id`, `claim_id`, `reward`, `reward_ids`,
         `version`."""
         if not session_ids:
             return ()
-        return await self._all(_TRAININGS.where(ClaimedSessionRow.session_id.in_(session_ids)))
+        return self._all(_TRAININGS.where(ClaimedSessionRow.session_id.in_(session_ids)))
 
     # Turns
 
-    async def turns_of(self, session_id: str) -> Sequence[AnyRow]:
-        return await self._all(_TURNS.where(TurnRow.session_id == session_id).order_by(TurnRow.ordinal, TurnRow.id))
+    def turns_of(self, session_id: str) -> Sequence[AnyRow]:
+        return self._all(_TURNS.where(TurnRow.session_id == session_id).order_by(TurnRow.ordinal, TurnRow.id))
 
-    async def turn(self, turn_id: str) -> AnyRow | None:
-        return (await self._connection.execute(_TURNS.where(TurnRow.id == turn_id))).one_or_none()
+    def turn(self, turn_id: str) -> AnyRow | None:
+        return self._connection.execute(_TURNS.where(TurnRow.id == turn_id)).one_or_none()
 
     # Versions
 
-    async def versions(self, run_id: str, *, below: int | None, limit: int) -> Sequence[AnyRow]:
+    def versions(self, run_id: str, *, below: int | None, limit: int) -> Sequence[AnyRow]:
         """Newest first, without what is said of each trajectory."""
         statement = select(*_STEP_COLUMNS).where(PolicyVersionRow.run_id == run_id)
         if below is not None:
             statement = statement.where(PolicyVersionRow.version < below)
-        return await self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
+        return self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
 
-    async def version(self, run_id: str, version: int) -> AnyRow | None:
+    def version(self, run_id: str, version: int) -> AnyRow | None:
         statement = select(PolicyVersionRow.__table__).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
         )
-        return (await self._connection.execute(statement)).one_or_none()
+        return self._connection.execute(statement).one_or_none()
 
-    async def last_steps(self) -> Sequence[AnyRow]:
+    def last_steps(self) -> Sequence[AnyRow]:
         """`name` of each run that has a step, with `version`, `created_at` and `metrics` of its newest."""
         statement = select(
             RunRow.name, PolicyVersionRow.version, PolicyVersionRow.created_at, PolicyVersionRow.metrics
@@ -327,17 +323,17 @@ class OverviewRepository:
             PolicyVersionRow.version == RunRow.head_version,
             PolicyVersionRow.version > 0,
         )
-        return await self._all(statement)
+        return self._all(statement)
 
-    async def mismatch(self, run_id: str, head: int) -> float | None:
+    def mismatch(self, run_id: str, head: int) -> float | None:
         """Return the difference between engine and trainer that the step of the head warned of; None: it did not."""
         statement = select(PolicyVersionRow.metrics).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == head
         )
-        metrics = (await self._connection.execute(statement)).scalar_one_or_none()
+        metrics = self._connection.execute(statement).scalar_one_or_none()
         return None if not metrics else metrics.get("mismatch_warning")
 
-    async def version_times(self, run_id: str, limit: int) -> Sequence[AnyRow]:
+    def version_times(self, run_id: str, limit: int) -> Sequence[AnyRow]:
         """`version`, `created_at`, `served_at`, `swap_seconds` of the newest, newest first."""
         statement = select(
             PolicyVersionRow.version,
@@ -345,9 +341,9 @@ class OverviewRepository:
             PolicyVersionRow.served_at,
             PolicyVersionRow.swap_seconds,
         ).where(PolicyVersionRow.run_id == run_id)
-        return await self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
+        return self._all(statement.order_by(PolicyVersionRow.version.desc()).limit(limit))
 
-    async def learning_rates(self, run_id: str, limit: int) -> list[float]:
+    def learning_rates(self, run_id: str, limit: int) -> list[float]:
         """Learning rates of the newest versions, newest first, without those that no gradient made."""
         statement = (
             select(PolicyVersionRow.metrics)
@@ -355,28 +351,28 @@ class OverviewRepository:
             .order_by(PolicyVersionRow.version.desc())
             .limit(limit)
         )
-        rates = [metrics.get("learning_rate") for (metrics,) in await self._all(statement)]
+        rates = [metrics.get("learning_rate") for (metrics,) in self._all(statement)]
         return [rate for rate in rates if rate is not None]
 
-    async def audits(self, run_id: str, versions: Sequence[int]) -> dict[int, str]:
+    def audits(self, run_id: str, versions: Sequence[int]) -> dict[int, str]:
         """Return the audits by version, as stored JSON."""
         statement = select(PolicyVersionRow.version, cast(PolicyVersionRow.audit, Text).label("audit")).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version.in_(versions)
         )
-        return {row.version: row.audit for row in await self._all(statement)}
+        return {row.version: row.audit for row in self._all(statement)}
 
-    async def swap_counts(self) -> dict[str, int]:
+    def swap_counts(self) -> dict[str, int]:
         """Count swaps by run; runs without swaps are omitted."""
         statement = (
             select(PolicyVersionRow.run_id, func.count().label("swaps"))
             .where(PolicyVersionRow.version > 0, PolicyVersionRow.served_at.is_not(None))
             .group_by(PolicyVersionRow.run_id)
         )
-        return {row.run_id: row.swaps for row in await self._all(statement)}
+        return {row.run_id: row.swaps for row in self._all(statement)}
 
     # Events and keys
 
-    async def events(self, run_id: str, *, after: int, limit: int) -> Sequence[AnyRow]:
+    def events(self, run_id: str, *, after: int, limit: int) -> Sequence[AnyRow]:
         """The newest `limit` of those beyond `after`, newest first."""
         statement = (
             select(EventRow.__table__)
@@ -384,7 +380,7 @@ class OverviewRepository:
             .order_by(EventRow.id.desc())
             .limit(limit)
         )
-        return await self._all(statement)
+        return self._all(statement)
 
 
 def _newest(run_id: str, after: Cursor | None, columns: Iterable[ColumnElement[Any]]) -> Select[*tuple[Any, ...]]:

@@ -16,14 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.policy import MAX_VERSION
 from proxy.contract.states import RunState, TrainingState
-from proxy.database.audits import session_audit
+from proxy.database.audits import SessionAudit, session_audit
 from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFaults
 from proxy.errors import Conflict, InvalidRequest, NotFound
@@ -64,6 +68,36 @@ _FIRST_EVENTS = 20
 _MAX_EVENTS = 200
 _EXPLAINED_BY_TURNS = (TrainingState.PENDING, TrainingState.EXCLUDED)
 _VERSION_DIGITS = len(str(MAX_VERSION))
+
+
+class _SessionRows(NamedTuple):
+    """The rows that one session's page shows, read in one transaction."""
+
+    session: AnyRow
+    run: AnyRow | None
+    turns: Sequence[AnyRow]
+    teaches: bool
+    audit: SessionAudit | None
+    rewards: Sequence[AnyRow]
+    trainings: Sequence[AnyRow]
+    preferences: Sequence[AnyRow]
+
+
+def _session_rows(connection: Connection, *, session_id: str) -> _SessionRows:
+    repository = OverviewRepository(connection)
+    row = repository.session(session_id)
+    if row is None:
+        raise NotFound(f"there is no session {session_id!r}")
+    return _SessionRows(
+        session=row,
+        run=repository.run(row.run_id),
+        turns=repository.turns_of(session_id),
+        teaches=bool(teaching_sessions(connection, [session_id])),
+        audit=session_audit(connection, row.run_id, row.consumed_by, session_id),
+        rewards=repository.rewards_of([session_id]),
+        trainings=repository.trainings_of([session_id]),
+        preferences=LedgerRepository(connection).preferences_of(session_id),
+    )
 
 
 class OverviewService:
@@ -124,14 +158,14 @@ class OverviewService:
     async def look_ahead(self) -> None:
         """To be called every `LOOK_AHEAD_SECONDS`, from the start on: nobody waits then for what takes long to count,
         and nobody is told figures that are more than a minute old."""
-        async with self._database.read() as connection:
-            runs = await OverviewRepository(connection).runs()
+        runs = await self._database.read(lambda connection: OverviewRepository(connection).runs())
         await self._figures.look_ahead(runs)
 
     async def sessions_by_training(self) -> dict[tuple[str, str], int]:
         """(run name, training state) → sessions, without the states that have none."""
-        async with self._database.read() as connection:
-            names = {row.id: row.name for row in await OverviewRepository(connection).runs()}
+        names = await self._database.read(
+            lambda connection: {row.id: row.name for row in OverviewRepository(connection).runs()}
+        )
         counted = await self._figures.sessions_by_training()
         return {
             (names[run_id], training): sessions
@@ -142,8 +176,7 @@ class OverviewService:
 
     async def last_steps(self) -> dict[str, LastStep]:
         """By the run's name. Metrics that the trainer could not tell as finite numbers are left out."""
-        async with self._database.read() as connection:
-            rows = await OverviewRepository(connection).last_steps()
+        rows = await self._database.read(lambda connection: OverviewRepository(connection).last_steps())
         known = {row.name: {name: value for name, value in row.metrics.items() if value is not None} for row in rows}
         return {row.name: LastStep(row.version, row.created_at, known[row.name]) for row in rows}
 
@@ -154,8 +187,7 @@ class OverviewService:
     # Runs
 
     async def runs(self) -> RunList:
-        async with self._database.read() as connection:
-            rows = await OverviewRepository(connection).runs()
+        rows = await self._database.read(lambda connection: OverviewRepository(connection).runs())
         return RunList(runs=tuple([await self._figures.summary(row) for row in rows]))
 
     async def run(self, name_or_id: str) -> RunSummary:
@@ -183,18 +215,18 @@ class OverviewService:
         run = await self._run_row(name_or_id)
         if run.state == RunState.ARCHIVED:
             raise Conflict(f"the run {run.name!r} is archived")
-        async with self._database.write() as connection:
-            if await OverviewRepository(connection).set_run_state(
-                run.id, state.value, unless=RunState.ARCHIVED.value
-            ):
-                await append_event(connection, run_id=run.id, kind=kind, data=data, now=self._clock())
+
+        def switch(connection: Connection) -> None:
+            if OverviewRepository(connection).set_run_state(run.id, state.value, unless=RunState.ARCHIVED.value):
+                append_event(connection, run_id=run.id, kind=kind, data=data, now=self._clock())
+
+        await self._database.commit(switch)
         self._signals.events.notify()
         self._signals.trajectories.notify()
         return await self.run(run.id)
 
     async def _run_row(self, name_or_id: str) -> AnyRow:
-        async with self._database.read() as connection:
-            row = await OverviewRepository(connection).run(name_or_id)
+        row = await self._database.read(lambda connection: OverviewRepository(connection).run(name_or_id))
         if row is None:
             raise NotFound(f"there is no run {name_or_id!r}")
         return row
@@ -212,15 +244,18 @@ class OverviewService:
         run_id = await self.run_id(name_or_id)
         size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
-        async with self._database.read() as connection:
+
+        def read(connection: Connection) -> tuple[Sequence[AnyRow], AnyRow | None, set[str]]:
             repository = OverviewRepository(connection)
-            rows = await repository.sessions(run_id, wanted, after=after, limit=size + 1)
-            last: AnyRow | SessionItem | None = None
-            if len(rows) <= size and wanted.is_searched:
-                last = await repository.searched_to(run_id, after)
-            # Only their explanations depend on the turns, which cost a look into each session's.
-            doubtful = [row.id for row in rows[:size] if row.training in _EXPLAINED_BY_TURNS]
-            teaching = await connection.run_sync(teaching_sessions, doubtful)
+            rows = repository.sessions(run_id, wanted, after=after, limit=size + 1)
+            is_short = len(rows) <= size and wanted.is_searched
+            # Turns cost one query per session, so they are read only where the explanation depends on them.
+            unexplained = [row.id for row in rows[:size] if row.training in _EXPLAINED_BY_TURNS]
+            searched_to = repository.searched_to(run_id, after) if is_short else None
+            return rows, searched_to, teaching_sessions(connection, unexplained)
+
+        rows, searched_to, teaching = await self._database.read(read)
+        last: AnyRow | SessionItem | None = searched_to
         items = tuple(assembly.session_item(row, teaches=row.id in teaching) for row in rows[:size])
         if len(rows) > size:
             last = items[-1]
@@ -230,36 +265,24 @@ class OverviewService:
         )
 
     async def session(self, session_id: str, *, with_tokens: bool = False) -> SessionView:
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            row = await repository.session(session_id)
-            if row is None:
-                raise NotFound(f"there is no session {session_id!r}")
-            run = await repository.run(row.run_id)
-            turns = await repository.turns_of(session_id)
-            teaching = await connection.run_sync(teaching_sessions, [session_id])
-            audit = await connection.run_sync(session_audit, row.run_id, row.consumed_by, session_id)
-            ledger = await repository.rewards_of([session_id])
-            trainings = await repository.trainings_of([session_id])
-            preferences = await LedgerRepository(connection).preferences_of(session_id)
-        skipped = audit.skipped if audit is not None else None
-        item = assembly.session_item(row, teaches=bool(teaching), skipped=skipped)
-        views = tuple(self._turn_view(turn, with_tokens) for turn in turns)
+        found = await self._database.read(partial(_session_rows, session_id=session_id))
+        skipped = found.audit.skipped if found.audit is not None else None
+        item = assembly.session_item(found.session, teaches=found.teaches, skipped=skipped)
+        views = tuple(self._turn_view(turn, with_tokens) for turn in found.turns)
         return SessionView(
             session=item,
-            run=run.name if run is not None else item.run_id,
-            metadata=row._mapping["metadata"],
+            run=found.run.name if found.run is not None else item.run_id,
+            metadata=found.session._mapping["metadata"],
             trainability=Trainability(state=item.training, explanation=item.explanation),
-            trained=assembly.trained(item, trainings),
+            trained=assembly.trained(item, found.trainings),
             turns=views,
-            rewards=tuple(reward_items(ledger, used_by(trainings))),
-            preferences=tuple(preference_view(preference) for preference in preferences),
-            untrained_turns=assembly.untrained(views, item.purpose, audit),
+            rewards=tuple(reward_items(found.rewards, used_by(found.trainings))),
+            preferences=tuple(preference_view(preference) for preference in found.preferences),
+            untrained_turns=assembly.untrained(views, item.purpose, found.audit),
         )
 
     async def turn(self, turn_id: str, *, with_tokens: bool = False) -> TurnView:
-        async with self._database.read() as connection:
-            row = await OverviewRepository(connection).turn(turn_id)
+        row = await self._database.read(lambda connection: OverviewRepository(connection).turn(turn_id))
         if row is None:
             raise NotFound(f"there is no turn {turn_id!r}")
         return self._turn_view(row, with_tokens)
@@ -276,12 +299,13 @@ class OverviewService:
         if cursor is not None and not _is_version(cursor):
             raise InvalidRequest("invalid cursor: take `next_cursor` of the previous page", param="cursor")
         below = int(cursor) if cursor else None
-        async with self._database.read() as connection:
-            repository = OverviewRepository(connection)
-            rows = await repository.versions(run_id, below=below, limit=size + 1)
-            facts = await self._figures.facts_of(repository, run_id, [row.version for row in rows[:size]])
+        rows = await self._database.read(
+            lambda connection: OverviewRepository(connection).versions(run_id, below=below, limit=size + 1)
+        )
+        # A run without history may be deleted between the two reads: its version 0 then has no facts.
+        facts = await self._figures.facts_of(run_id, [row.version for row in rows[:size]])
         return StepPage(
-            steps=tuple(assembly.step_item(row, facts[row.version]) for row in rows[:size]),
+            steps=tuple(assembly.step_item(row, facts[row.version]) for row in rows[:size] if row.version in facts),
             next_cursor=str(rows[size - 1].version) if len(rows) > size else None,
         )
 
@@ -297,13 +321,15 @@ class OverviewService:
 
     async def snapshot(self, run_id: str, *, after: int | None) -> Snapshot:
         """`after` None: with the last few events."""
-        async with self._database.read() as connection:
+        limit = _FIRST_EVENTS if after is None else _MAX_EVENTS
+
+        def read(connection: Connection) -> tuple[AnyRow | None, Sequence[AnyRow]]:
             repository = OverviewRepository(connection)
-            run = await repository.run(run_id)
-            if run is None:
-                raise NotFound(f"there is no run {run_id!r}")
-            limit = _FIRST_EVENTS if after is None else _MAX_EVENTS
-            rows = await repository.events(run_id, after=after or 0, limit=limit)
+            return repository.run(run_id), repository.events(run_id, after=after or 0, limit=limit)
+
+        run, rows = await self._database.read(read)
+        if run is None:
+            raise NotFound(f"there is no run {run_id!r}")
         events = tuple(assembly.event_item(row) for row in reversed(rows))
         return Snapshot(
             run=await self._figures.summary(run),

@@ -20,7 +20,7 @@ from proxy.clock import Clock
 from proxy.contract.states import TrainingState
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
-from proxy.lifecycle.events import add_event
+from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.retention.repository import ErasedReason, KeepingRepository
 from proxy.runs.service import RunDirectory
@@ -100,8 +100,8 @@ class EraseService:
         if not dry_run:
             erased = await self.mark(session_ids, ErasedReason.REQUESTED, by=by)
             await self.empty(session_ids)
-        rows = await self._database.look(lambda found: KeepingRepository(found).account(session_ids))
-        fitted = await self._database.look(lambda found: KeepingRepository(found).fitted_to(session_ids))
+        rows = await self._database.read(lambda found: KeepingRepository(found).account(session_ids))
+        fitted = await self._database.read(lambda found: KeepingRepository(found).fitted_to(session_ids))
         learnt: dict[tuple[str, int], int] = {(run, version): count for run, version, count in fitted}
         for row in rows:
             if row.consumed_by is not None:
@@ -124,7 +124,7 @@ class EraseService:
         if not session_ids:
             return 0
         now = self._clock()
-        marked = await self._database.transact(partial(_mark, session_ids, reason, by, now))
+        marked = await self._database.commit(partial(_mark, session_ids, reason, by, now))
         if marked:
             self._signals.trajectories.notify()
             self._signals.events.notify()
@@ -137,13 +137,13 @@ class EraseService:
         """Removes content of these sessions, or of all that are marked, up to a bound; how many have none left."""
         emptied = 0
         for _ in range(_BATCHES):
-            part = await self._database.look(
+            part = await self._database.read(
                 lambda found: KeepingRepository(found).to_empty(session_ids, _SESSIONS_AT_ONCE)
             )
             if not part:
                 break
             self._scrubbing_due = True
-            emptied += await self._database.transact(partial(_empty, part, self._clock()))
+            emptied += await self._database.commit(partial(_empty, part, self._clock()))
         if self._scrubbing_due:
             self._scrubbing_due = not await self._database.scrub()
         return emptied
@@ -151,7 +151,7 @@ class EraseService:
     async def listen(self) -> None:
         """Tells this process of sessions that others erased."""
         since = max(self._heard.values(), default=self._clock()) - _OVERLAP_SECONDS
-        rows = await self._database.look(lambda found: KeepingRepository(found).marked_since(since))
+        rows = await self._database.read(lambda found: KeepingRepository(found).marked_since(since))
         new = [row for row in rows if row.id not in self._heard]
         self._heard = {row.id: row.erased_at for row in rows}
         requested = [row.id for row in new if row.erased_reason == ErasedReason.REQUESTED.value]
@@ -167,9 +167,9 @@ class EraseService:
         run_id = (await self._runs.by_name_or_id(target.run)).id if target.run is not None else None
         if target.user is not None:
             digest = self._credentials.pseudonym(target.user.strip())
-            return await self._database.look(lambda found: KeepingRepository(found).of_user(digest, run_id=run_id))
+            return await self._database.read(lambda found: KeepingRepository(found).of_user(digest, run_id=run_id))
         name = str(target.session)
-        session_ids = await self._database.look(lambda found: KeepingRepository(found).named(name, run_id=run_id))
+        session_ids = await self._database.read(lambda found: KeepingRepository(found).named(name, run_id=run_id))
         if not session_ids:
             raise NotFound(f"there is no session {name!r}; an erased one is found by its id alone", param="session")
         return session_ids
@@ -179,7 +179,7 @@ def _mark(session_ids: Sequence[str], reason: ErasedReason, by: str, now: float,
     marked = KeepingRepository(connection).mark(session_ids, reason, now)
     for run_id, count in marked.items():
         data = {"count": count, "reason": reason.value, "by": by}
-        add_event(connection, run_id=run_id, kind="sessions.erased", data=data, now=now)
+        append_event(connection, run_id=run_id, kind="sessions.erased", data=data, now=now)
     return sum(marked.values())
 
 

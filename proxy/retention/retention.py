@@ -41,7 +41,7 @@ class RetentionService:
             if kept.max_age_days is None and kept.max_sessions is None:
                 continue
             for _ in range(_BATCHES):
-                overdue = await self._database.look(partial(_overdue, run.id, kept, self._clock()))
+                overdue = await self._database.read(partial(_overdue, run.id, kept, self._clock()))
                 erased += await self._erasing.mark(overdue, ErasedReason.RETENTION, by="retention")
                 if len(overdue) < _AT_ONCE:
                     break

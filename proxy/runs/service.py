@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId, new_run_id
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, ModelNotFound, NotFound
 from proxy.lifecycle.events import append_event
 from proxy.runs.repository import RunRepository
@@ -41,7 +41,6 @@ class RunDirectory:
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
         self._recent: dict[str, tuple[RunSettings, float]] = {}
 
-    @retried
     async def ensure(self, settings: RunSettings) -> RunView:
         """The run of this name, created with version 0 if it is new, reconfigured if its settings changed.
 
@@ -56,11 +55,12 @@ class RunDirectory:
         base_model = _resolved(settings.model)
         config = settings.model_dump(mode="json")
         now = self._clock()
-        async with self._database.write() as connection:
-            row = await connection.run_sync(lambda found: RunRepository(found).by_name(settings.name))
+
+        def create_or_configure(connection: Connection) -> None:
+            row = RunRepository(connection).by_name(settings.name)
             if row is None:
                 if "name" not in settings.model_fields_set:
-                    others = await connection.run_sync(lambda found: RunRepository(found).all_by_age())
+                    others = RunRepository(connection).all_by_age()
                     if others:
                         names = ", ".join(other.name for other in others)
                         raise ConfigurationError(
@@ -68,42 +68,40 @@ class RunDirectory:
                             " set it to one of them, or to the name of a new one"
                         )
                 run_id = new_run_id()
-                await connection.run_sync(
-                    lambda found: RunRepository(found).insert(
-                        run_id=run_id,
-                        name=settings.name,
-                        base_model=base_model,
-                        config=config,
-                        reward_rules=msgspec.to_builtins(settings.reward_rules),
-                        now=now,
-                    )
+                RunRepository(connection).insert(
+                    run_id=run_id,
+                    name=settings.name,
+                    base_model=base_model,
+                    config=config,
+                    reward_rules=msgspec.to_builtins(settings.reward_rules),
+                    now=now,
                 )
                 data = {"name": settings.name, "base_model": base_model}
-                await append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
+                append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
             elif row.base_model != base_model:
                 raise ConfigurationError(
                     f"run.model: the run {settings.name!r} was begun on {row.base_model} and cannot continue on "
                     f"{base_model}; name the first one again, choose another run.name, or another server.data_dir"
                 )
             elif row.config != config:
-                await connection.run_sync(lambda found: RunRepository(found).set_config(row.id, config))
+                RunRepository(connection).set_config(row.id, config)
                 changed = sorted(key for key in config if row.config.get(key) != config[key])
-                await append_event(
-                    connection, run_id=row.id, kind="run.configured", data={"changed": changed}, now=now
-                )
+                append_event(connection, run_id=row.id, kind="run.configured", data={"changed": changed}, now=now)
+
+        await self._database.commit(create_or_configure)
         self._recent.clear()
         return await self.by_name(settings.name)
 
     async def by_name(self, name: str) -> RunView:
         """The run that agents ask for as `model`. Raises ModelNotFound."""
-        row = await self._database.look(lambda connection: RunRepository(connection).by_name(name))
+        row = await self._database.read(lambda connection: RunRepository(connection).by_name(name))
         if row is None:
             raise ModelNotFound(f"there is no run called {name!r}", param="model")
         return self._view(row)
 
     async def by_id(self, run_id: str) -> RunView:
         """Raises NotFound."""
-        row = await self._database.look(lambda connection: RunRepository(connection).by_id(run_id))
+        row = await self._database.read(lambda connection: RunRepository(connection).by_id(run_id))
         if row is None:
             raise NotFound(f"there is no run {run_id!r}")
         return self._view(row)
@@ -115,7 +113,7 @@ class RunDirectory:
             repository = RunRepository(connection)
             return repository.by_name(name_or_id) or repository.by_id(name_or_id)
 
-        row = await self._database.look(find)
+        row = await self._database.read(find)
         if row is None:
             raise NotFound(f"there is no run {name_or_id!r}")
         return self._view(row)
@@ -128,22 +126,25 @@ class RunDirectory:
         run = await self.by_name_or_id(name_or_id)
         if run.id == served:
             raise Conflict(f"the run {run.name!r} is the one that is served here: stop this base-rl to delete it")
-        async with self._database.write() as connection:
-            # Asked in the transaction that deletes, so that no session can begin in between.
-            if await connection.run_sync(lambda found: RunRepository(found).has_history(run.id)):
+
+        def delete(connection: Connection) -> None:
+            # Checked in the transaction that deletes, so that no session can begin in between.
+            if RunRepository(connection).has_history(run.id):
                 raise Conflict(
                     f"the run {run.name!r} has sessions, claims or steps, which are kept; only a run that nothing was"
                     " recorded of can be deleted"
                 )
-            await connection.run_sync(lambda found: RunRepository(found).delete(run.id))
+            RunRepository(connection).delete(run.id)
             data = {"name": run.name, "base_model": run.base_model}
-            await append_event(connection, run_id=None, kind="run.deleted", data=data, now=self._clock())
+            append_event(connection, run_id=None, kind="run.deleted", data=data, now=self._clock())
+
+        await self._database.commit(delete)
         self._recent.pop(run.id, None)
         self._parsed.pop(run.id, None)
 
     async def list_(self) -> list[RunView]:
         """All runs, oldest first."""
-        rows = await self._database.look(lambda connection: RunRepository(connection).all_by_age())
+        rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age())
         return [self._view(row) for row in rows]
 
     async def settings_of(self, run_id: str) -> RunSettings:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat, WeightsReference
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.database.weights import weights_of
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
@@ -48,29 +49,29 @@ class ServingRecords:
 
     async def read_target(self) -> Target:
         """Return the run's head version."""
-        async with self._database.read() as connection:
-            repository = VersionRepository(connection)
-            run = await repository.run(self._run_id)
-            head = await repository.version(self._run_id, run.head_version)
+        run, head = await self._database.read(lambda connection: VersionRepository(connection).head(self._run_id))
         return Target(
             run.head_version, run.base_model, weights_of(head), run.serving_version, int(head.engine_deaths)
         )
 
-    @retried
     async def record_served(self, version: int, *, previous: int, swap_seconds: float | None) -> None:
         """Record that the engine serves `version` in place of `previous`."""
         now = self._clock()
-        async with self._database.write() as connection:
+
+        def record(connection: Connection) -> None:
             repository = VersionRepository(connection)
-            await repository.mark_served(self._run_id, version, swap_seconds=swap_seconds, now=now)
+            repository.mark_served(self._run_id, version, swap_seconds=swap_seconds, now=now)
             data = {"version": version, "previous": previous, "swap_seconds": swap_seconds}
-            await append_event(connection, run_id=self._run_id, kind="version.served", data=data, now=now)
+            append_event(connection, run_id=self._run_id, kind="version.served", data=data, now=now)
+
+        await self._database.commit(record)
         self._signals.versions.notify()
         self._signals.events.notify()
 
-    @retried
     async def append_event(self, kind: str, data: dict[str, object]) -> None:
         """Append to the run's event log."""
-        async with self._database.write() as connection:
-            await append_event(connection, run_id=self._run_id, kind=kind, data=data, now=self._clock())
+        now = self._clock()
+        await self._database.commit(
+            lambda connection: append_event(connection, run_id=self._run_id, kind=kind, data=data, now=now)
+        )
         self._signals.events.notify()

@@ -16,7 +16,7 @@ from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, TurnId,
 from proxy.contract.states import EndReason, Outcome, SessionState
 from proxy.contract.trajectory import Purpose
 from proxy.database.audits import session_audit
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, NotFound, PermissionDenied, StoreUnavailable
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.lifecycle import lock_sessions, settle
@@ -136,7 +136,7 @@ class SessionService:
             keys = [KeyRequest(kind=PrincipalKind.SESSION, run_id=run.id, session_id=row["id"]) for row in rows]
             return rows, self._credentials.create_within(connection, keys)
 
-        rows, keys = await self._database.transact(insert)
+        rows, keys = await self._database.commit(insert)
         if self._observer is not None:
             for _ in rows:
                 self._observer.session_opened(attributed_by=AttributedBy.CREATED.value, attempt=1)
@@ -225,8 +225,8 @@ class SessionService:
         While the store is away it stays, and ends as idle.
         """
         try:
-            is_gone = await self._database.transact(
-                lambda connection: SessionRepository(connection).delete_empty(session.id), about=session.id
+            is_gone = await self._database.commit(
+                lambda connection: SessionRepository(connection).delete_empty(session.id), order_key=session.id
             )
         except (Conflict, StoreUnavailable):
             return False
@@ -239,7 +239,7 @@ class SessionService:
     async def get(self, principal: Principal, name: str) -> SessionView:
         """Return a session by our id or the client's own name. Raises NotFound, PermissionDenied."""
         session_id, _run_id = await self._visible(principal, name)
-        return await self._database.look(lambda connection: _view(connection, session_id))
+        return await self._database.read(lambda connection: _view(connection, session_id))
 
     async def end(self, principal: Principal, name: str, outcome: Outcome) -> SessionView:
         """End a session, once: of one that had ended, only a missing outcome is filled in.
@@ -254,7 +254,7 @@ class SessionService:
             settled = settle(connection, (), now=now, endings={session_id: ending})
             return settled.changed, _view(connection, session_id)
 
-        changed, view = await self._database.transact(end, about=session_id)
+        changed, view = await self._database.commit(end, order_key=session_id)
         self._signals.endings.notify([session_id])
         if changed:
             self._signals.trajectories.notify()
@@ -278,10 +278,9 @@ class SessionService:
 
     async def count_revised(self) -> dict[str, int]:
         """Return how many trained sessions of each run, by name, have other rewards now."""
-        rows = await self._database.look(lambda connection: SessionRepository(connection).count_revised())
+        rows = await self._database.read(lambda connection: SessionRepository(connection).count_revised())
         return {row.name: row.sessions for row in rows}
 
-    @retried
     async def _sweep_batch(self, run: RunView) -> Swept:
         now = self._clock()
         settings = run.settings
@@ -292,23 +291,24 @@ class SessionService:
             idle = repository.idle(run_id=run.id, default_seconds=idle_seconds, now=now, limit=_SWEEP_BATCH)
             return idle, repository.unrewarded(run_id=run.id, ended_before=before, limit=_SWEEP_BATCH)
 
-        idle, overdue = await self._database.look(due)
+        idle, overdue = map(set, await self._database.read(due))
         if not idle and not overdue:
             return Swept(ended=0, expired=0)
-        async with self._database.write() as connection:
-            await connection.run_sync(lock_sessions, [*idle, *overdue])
-            found = set(idle), set(overdue)
-            idle, overdue = await connection.run_sync(due)  # a call or another proxy may have come between
-            idle, overdue = [one for one in idle if one in found[0]], [one for one in overdue if one in found[1]]
-            endings = dict.fromkeys(idle, Ending(EndReason.IDLE))
-            settled = await connection.run_sync(settle, (), now=now, endings=endings)
-            expired = await connection.run_sync(lambda found: SessionRepository(found).expire(overdue))
+
+        def sweep(connection: Connection) -> tuple[list[str], Swept]:
+            lock_sessions(connection, [*idle, *overdue])
+            # A call or another proxy may have changed sessions before they were locked.
+            still_idle, still_overdue = due(connection)
+            ending = [session_id for session_id in still_idle if session_id in idle]
+            settled = settle(connection, (), now=now, endings=dict.fromkeys(ending, Ending(EndReason.IDLE)))
+            expired = SessionRepository(connection).expire([one for one in still_overdue if one in overdue])
             if expired:
-                await append_event(
-                    connection, run_id=run.id, kind="session.expired", data={"count": expired}, now=now
-                )
-        self._signals.endings.notify(idle)
-        return Swept(ended=len(settled.ended), expired=expired)
+                append_event(connection, run_id=run.id, kind="session.expired", data={"count": expired}, now=now)
+            return ending, Swept(ended=len(settled.ended), expired=expired)
+
+        ended, swept = await self._database.commit(sweep)
+        self._signals.endings.notify(ended)
+        return swept
 
     async def _of_session_key(self, session_id: SessionId, run: RunView, hints: SessionHints) -> SessionContext:
         known = self._memory.by_id(session_id)
@@ -365,7 +365,7 @@ class SessionService:
         if not stays_with_ended(name):
             return False
         newest = _newest(hints)
-        return await self._database.look(
+        return await self._database.read(
             lambda connection: goes_on_in(SessionRepository(connection), session_id, newest)
         )
 
@@ -379,7 +379,7 @@ class SessionService:
             return _Answered(known, hints, hints.turns[0])
         look = self._memory.look()
         turn_ids = list(hints.turns)
-        rows = await self._database.look(
+        rows = await self._database.read(
             lambda connection: SessionRepository(connection).of_turns(run_id=run.id, turn_ids=turn_ids)
         )
         for turn_id, row in rows.items():
@@ -430,7 +430,7 @@ class SessionService:
         session_ids = self._memory.holders(key_id, held)
         if not session_ids:
             return False
-        rows = await self._database.look(
+        rows = await self._database.read(
             lambda connection: SessionRepository(connection).contexts(run_id=run.id, session_ids=session_ids)
         )
         for row in rows:
@@ -461,7 +461,7 @@ class SessionService:
     ) -> tuple[bytes, KnownSession] | None:
         """Read from the store who holds the longest of these conversations; return its hash and the first of them."""
         look = self._memory.look()
-        rows = await self._database.look(
+        rows = await self._database.read(
             lambda connection: SessionRepository(connection).of_conversation(
                 run_id=run.id, key_id=key_id, hashes=hashes
             )
@@ -489,9 +489,9 @@ class SessionService:
         by = name.by if name is not None else AttributedBy.NEW
         run, now, look = opening.run, self._clock(), self._memory.look()
         opening = msgspec.structs.replace(opening, hints=_newest(opening.hints))
-        found, row = await self._database.transact(
+        found, row = await self._database.commit(
             Opened(opening, name, now),
-            about=name.text if name is not None else opening.key_id,
+            order_key=name.text if name is not None else opening.key_id,
         )
         if name is not None and found is not None:
             known = self._remember(found, look)
@@ -517,7 +517,7 @@ class SessionService:
 
     async def _look_up(self, run_id: RunId, name: str) -> KnownSession | None:
         look = self._memory.look()
-        row = await self._database.look(
+        row = await self._database.read(
             lambda connection: SessionRepository(connection).context(name=name, run_id=run_id)
         )
         if row is None:
@@ -542,7 +542,7 @@ class SessionService:
 
     async def _visible(self, principal: Principal, name: str) -> tuple[SessionId, RunId]:
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
-        row = await self._database.look(
+        row = await self._database.read(
             lambda connection: SessionRepository(connection).context(name=name, run_id=principal.run_id)
         )
         if principal.session_id is not None and (row is None or row.id != principal.session_id):

@@ -36,7 +36,7 @@ class StepService:
         """The step that made `version`. Raises NotFound, and InvalidRequest for the base model: no step made it."""
         if version == 0:
             raise InvalidRequest("version 0 is the base model: no step made it", param="version")
-        return await self._database.look(lambda connection: _batch(connection, run.id, version))
+        return await self._database.read(lambda connection: _batch(connection, run.id, version))
 
 
 def _batch(connection: Connection, run_id: RunId, version: int) -> StepBatch:

@@ -15,7 +15,7 @@ from proxy.clock import Clock
 from proxy.contract.reward import RewardRules
 from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest
-from proxy.lifecycle.events import add_event
+from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunView
 from proxy.transfer.preferences import (
@@ -67,7 +67,7 @@ class TransferService:
         place: Place | None = None
         rules = run.settings.reward_rules
         while True:
-            records, place = await self._database.look(partial(_page, run.id, wanted, place, rules))
+            records, place = await self._database.read(partial(_page, run.id, wanted, place, rules))
             for record in records:
                 yield record
             if place is None:
@@ -82,7 +82,7 @@ class TransferService:
             read = partial(
                 preference_page, run_id=run.id, wanted=wanted, after=after, rules=rules, limit=_READ_AT_ONCE
             )
-            records, after = await self._database.look(read)
+            records, after = await self._database.read(read)
             for record in records:
                 yield record
 
@@ -100,7 +100,7 @@ class TransferService:
                     raise InvalidRequest(f"line {number}: {error}", param=f"line {number}") from error
             return added
 
-        imported = await self._database.transact(write) if records else 0
+        imported = await self._database.commit(write) if records else 0
         return PreferenceReport(imported=imported, skipped=len(records) - imported)
 
     async def add(self, run: RunView, body: bytes, *, first_line: int, train: bool, keep_ids: bool) -> ImportReport:
@@ -112,7 +112,7 @@ class TransferService:
             part = records[start : start + _WRITTEN_AT_ONCE]
             users = [self._users(record) for record in part]
             write = partial(_add, run, part, users, train, keep_ids, self._clock())
-            added, usable = await self._database.transact(write)
+            added, usable = await self._database.commit(write)
             imported, trainable = imported + added, trainable + usable
         if imported:
             self._signals.trajectories.notify()
@@ -148,7 +148,7 @@ def _add(
     usable = sum(train and is_whole(record, run.head_version) for record in added)
     if added:
         data = {"sessions": len(added), "for_training": usable}
-        add_event(connection, run_id=run.id, kind="sessions.imported", data=data, now=now)
+        append_event(connection, run_id=run.id, kind="sessions.imported", data=data, now=now)
     return len(added), usable
 
 

@@ -40,7 +40,7 @@ class Conversations:
         self._database = database
 
     async def turn(self, turn_id: str) -> RecordedTurn | None:
-        row = await self._database.look(lambda connection: ConversationRepository(connection).turn(turn_id))
+        row = await self._database.read(lambda connection: ConversationRepository(connection).turn(turn_id))
         if row is None:
             return None
         return RecordedTurn(
@@ -57,7 +57,7 @@ class Conversations:
     async def up_to(self, turn_id: str) -> list[Exchange]:
         """The exchanges of the conversation that ends with this turn's answer, oldest first. Empty for an unknown
         turn."""
-        rows = await self._database.look(lambda connection: ConversationRepository(connection).lineage(turn_id))
+        rows = await self._database.read(lambda connection: ConversationRepository(connection).lineage(turn_id))
         return [Exchange(messages=row.messages, response=row.response) for row in _oldest_first(turn_id, rows)]
 
 

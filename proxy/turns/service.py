@@ -91,7 +91,7 @@ class TrajectoryStore:
         turns = [_columns(record, request) for record, request in zip(records, requests, strict=True)]
         users = self._new_users(records[0]) if records and records[0].users else ()
         recording = _Recording(turns, users, self._clock())
-        recorded = await self._database.transact(recording, about=records[0].turn.session_id if records else None)
+        recorded = await self._database.commit(recording, order_key=records[0].turn.session_id if records else None)
         for digest in users:
             self._users.put((records[0].turn.session_id, digest), True)
         for path in paths:
@@ -122,7 +122,7 @@ class TrajectoryStore:
         if recent is not None:
             return None if recent.redacted else _parent(recent)
         # Listed on the database's thread: a long conversation is hashed from its beginning for that.
-        turn_id = await self._database.look(
+        turn_id = await self._database.read(
             lambda connection: TurnRepository(connection).by_conversation(
                 session_id, list(conversation_hashes), tools_hash=tools_hash, named=named
             )
@@ -132,23 +132,23 @@ class TrajectoryStore:
     async def recent_turns(self, session_id: SessionId, limit: int) -> list[ParentTurn]:
         """The last turns of a session, newest first. Of one that only the redacted store has, the path has
         placeholders: it is good for its tokens before the first of them."""
-        turn_ids = await self._database.look(lambda connection: TurnRepository(connection).latest(session_id, limit))
+        turn_ids = await self._database.read(lambda connection: TurnRepository(connection).latest(session_id, limit))
         return [_parent(turn) for turn in await self._load(turn_ids)]
 
     async def answered(self, session_id: SessionId, idempotency_key: str) -> dict[str, Any] | None:
         """The answer that was given under this key, as it was recorded."""
-        return await self._database.look(
+        return await self._database.read(
             lambda connection: TurnRepository(connection).response(session_id, idempotency_key)
         )
 
     async def responses(self, turn_ids: Sequence[TurnId]) -> list[dict[str, Any]]:
         """The answers that these turns gave, as they were recorded, in this order. Unknown turns are left out."""
-        return await self._database.look(lambda connection: TurnRepository(connection).responses(turn_ids))
+        return await self._database.read(lambda connection: TurnRepository(connection).responses(turn_ids))
 
     async def endings(self, run_id: RunId, tools_hash: bytes, limit: int) -> list[bytes]:
         """The conversation hashes of turns of this tools hash, in the run's open sessions; the latest sessions'
         first."""
-        return await self._database.look(
+        return await self._database.read(
             lambda connection: TurnRepository(connection).endings(run_id, tools_hash, limit)
         )
 
@@ -169,7 +169,7 @@ class TrajectoryStore:
     async def _load(self, turn_ids: Sequence[str]) -> list[CachedTurn]:
         """Those that are recorded, in this order."""
         missing = [turn_id for turn_id in turn_ids if self._paths.get(turn_id) is None]
-        loaded = {turn.id: turn for turn in await self._database.look(partial(_read, missing))} if missing else {}
+        loaded = {turn.id: turn for turn in await self._database.read(partial(_read, missing))} if missing else {}
         turns = [loaded.get(turn_id) or self._paths.get(turn_id) for turn_id in turn_ids]
         for turn in loaded.values():
             self._paths.put(turn)

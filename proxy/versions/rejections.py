@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from sqlalchemy import Connection
+
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
 from proxy.log import logger
@@ -28,21 +30,26 @@ class Rejections:
         self._clock = clock
         self._run_id = run_id
 
-    @retried
     async def reject(self, version: int, reason: str) -> None:
         """Mark a version as rejected and make the newest good one the head, which the trainer continues from.
 
         What the version consumed stays consumed: its trajectories may be what made it bad.
         """
         now = self._clock()
-        async with self._database.write() as connection:
+
+        def reject(connection: Connection) -> int | None:
             repository = VersionRepository(connection)
-            await repository.run(self._run_id, lock=True)
-            if not await repository.reject(self._run_id, version, reason, now=now):
-                return  # another proxy was first
-            head = (await repository.run(self._run_id)).head_version
+            repository.run(self._run_id, lock=True)
+            if not repository.reject(self._run_id, version, reason, now=now):
+                return None
+            head = repository.run(self._run_id).head_version
             data = {"version": version, "reason": reason, "head": head}
-            await append_event(connection, run_id=self._run_id, kind="version.rejected", data=data, now=now)
+            append_event(connection, run_id=self._run_id, kind="version.rejected", data=data, now=now)
+            return int(head)
+
+        head = await self._database.commit(reject)
+        if head is None:  # another proxy rejected it first
+            return
         _LOG.error("version rejected", version=version, head=head, reason=reason)
         self._signals.versions.notify()
         self._signals.events.notify()
@@ -68,20 +75,21 @@ class Rejections:
             return
         await self.reject(version, f"the engine stopped {deaths} times while it loaded this version or soon after")
 
-    @retried
     async def engine_survived(self, version: int) -> None:
         """Forget earlier deaths: they had other causes."""
-        async with self._database.write() as connection:
-            await VersionRepository(connection).forget_deaths(self._run_id, version)
+        await self._database.commit(
+            lambda connection: VersionRepository(connection).forget_deaths(self._run_id, version)
+        )
 
     async def _lately_rejected(self) -> int | None:
         since = self._clock() - _ANOTHER_CAUSE_SECONDS
-        async with self._database.read() as connection:
-            return await VersionRepository(connection).rejected_for_deaths(
+        return await self._database.read(
+            lambda connection: VersionRepository(connection).rejected_for_deaths(
                 self._run_id, since=since, deaths=DEATHS_TO_REJECT
             )
+        )
 
-    @retried
     async def _count(self, version: int, deaths_before: int) -> int:
-        async with self._database.write() as connection:
-            return await VersionRepository(connection).count_death(self._run_id, version, before=deaths_before)
+        return await self._database.commit(
+            lambda connection: VersionRepository(connection).count_death(self._run_id, version, before=deaths_before)
+        )

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Row, case, func, insert, select, update
+from sqlalchemy import Connection, Row, case, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from proxy.contract.arrays import pack_ids, pack_logprobs
 from proxy.contract.claim import CommitRequest
@@ -50,33 +49,36 @@ def storable(value: Any) -> Any:
 class VersionRepository:
     """Reads and writes of one transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def run(self, run_id: str, *, lock: bool = False) -> AnyRow:
+    def run(self, run_id: str, *, lock: bool = False) -> AnyRow:
         """Name, base model, head and serving version. With `lock`, nobody else claims or commits meanwhile."""
         statement = select(RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version)
         statement = statement.where(RunRow.id == run_id)
-        return (
-            await self._connection.execute(statement.with_for_update(key_share=True) if lock else statement)
-        ).one()
+        return self._connection.execute(statement.with_for_update(key_share=True) if lock else statement).one()
 
-    async def version(self, run_id: str, version: int) -> AnyRow:
+    def head(self, run_id: str) -> tuple[AnyRow, AnyRow]:
+        """Return the run and the version that is its head, of one moment."""
+        run = self.run(run_id)
+        return run, self.version(run_id, run.head_version)
+
+    def version(self, run_id: str, version: int) -> AnyRow:
         statement = select(PolicyVersionRow.__table__).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
         )
-        return (await self._connection.execute(statement)).one()
+        return self._connection.execute(statement).one()
 
-    async def versions(self, run_id: str) -> list[AnyRow]:
+    def versions(self, run_id: str) -> list[AnyRow]:
         """All versions, newest first, without their audits."""
-        return list((await self._connection.execute(_VERSIONS.where(PolicyVersionRow.run_id == run_id))).all())
+        return list(self._connection.execute(_VERSIONS.where(PolicyVersionRow.run_id == run_id)).all())
 
-    async def newest(self, run_id: str) -> int:
+    def newest(self, run_id: str) -> int:
         """The number of the newest version, rejected ones included."""
         statement = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.run_id == run_id)
-        return int((await self._connection.execute(statement)).scalar_one())
+        return int(self._connection.execute(statement).scalar_one())
 
-    async def reject(self, run_id: str, version: int, reason: str, *, now: float) -> bool:
+    def reject(self, run_id: str, version: int, reason: str, *, now: float) -> bool:
         """Mark a version as rejected, and make the newest good one whose weights are there the head; whether it was
         not rejected before. Version 0 is never rejected: it is the base model."""
         statement = (
@@ -89,29 +91,29 @@ class VersionRepository:
             )
             .values(state=VersionState.REJECTED.value, rejected_because=reason, rejected_at=now)
         )
-        if not (await self._connection.execute(statement)).rowcount:
+        if not self._connection.execute(statement).rowcount:
             return False
         good = select(func.max(PolicyVersionRow.version)).where(
             PolicyVersionRow.run_id == run_id,
             PolicyVersionRow.state != VersionState.REJECTED.value,
             PolicyVersionRow.weights_removed_at.is_(None),
         )
-        head = (await self._connection.execute(good)).scalar_one()
-        await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=head))
+        head = self._connection.execute(good).scalar_one()
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=head))
         return True
 
-    async def count_death(self, run_id: str, version: int, *, before: int) -> int:
+    def count_death(self, run_id: str, version: int, *, before: int) -> int:
         """Count an engine's death with a version if the count is still `before`; return the count."""
         of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
-        await self._connection.execute(
+        self._connection.execute(
             update(PolicyVersionRow)
             .where(of_version, PolicyVersionRow.engine_deaths == before)
             .values(engine_deaths=before + 1)
         )
         statement = select(PolicyVersionRow.engine_deaths).where(of_version)
-        return int((await self._connection.execute(statement)).scalar_one())
+        return int(self._connection.execute(statement).scalar_one())
 
-    async def rejected_for_deaths(self, run_id: str, *, since: float, deaths: int) -> int | None:
+    def rejected_for_deaths(self, run_id: str, *, since: float, deaths: int) -> int | None:
         """Return the newest version that was rejected since then after as many deaths of engines, if there is one."""
         statement = select(func.max(PolicyVersionRow.version)).where(
             PolicyVersionRow.run_id == run_id,
@@ -119,17 +121,17 @@ class VersionRepository:
             PolicyVersionRow.rejected_at >= since,
             PolicyVersionRow.engine_deaths >= deaths,
         )
-        version: int | None = (await self._connection.execute(statement)).scalar_one()
+        version: int | None = self._connection.execute(statement).scalar_one()
         return version
 
-    async def forget_deaths(self, run_id: str, version: int) -> None:
-        await self._connection.execute(
+    def forget_deaths(self, run_id: str, version: int) -> None:
+        self._connection.execute(
             update(PolicyVersionRow)
             .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
             .values(engine_deaths=0)
         )
 
-    async def committed_as(self, run_id: str, claim_ids: Sequence[ClaimId], sha256: str) -> int | None:
+    def committed_as(self, run_id: str, claim_ids: Sequence[ClaimId], sha256: str) -> int | None:
         """The version that just these claims made with just these weights, if there is one."""
         statement = (
             select(PolicyVersionRow.version, PolicyVersionRow.claim_ids)
@@ -140,10 +142,10 @@ class VersionRepository:
             )
             .where(ClaimRow.id == claim_ids[0], ClaimRow.run_id == run_id, PolicyVersionRow.weights_sha256 == sha256)
         )
-        row = (await self._connection.execute(statement)).one_or_none()
+        row = self._connection.execute(statement).one_or_none()
         return row.version if row is not None and set(row.claim_ids) == set(claim_ids) else None
 
-    async def fitted_as(self, run_id: str, parent: int, weights: WeightsReference) -> int | None:
+    def fitted_as(self, run_id: str, parent: int, weights: WeightsReference) -> int | None:
         """The version that was made of that parent with just these weights, if there is one."""
         statement = select(PolicyVersionRow.version).where(
             PolicyVersionRow.run_id == run_id,
@@ -151,9 +153,9 @@ class VersionRepository:
             PolicyVersionRow.weights_uri == weights.uri,
             PolicyVersionRow.weights_sha256 == weights.sha256,
         )
-        return (await self._connection.execute(statement.limit(1))).scalar_one_or_none()
+        return self._connection.execute(statement.limit(1)).scalar_one_or_none()
 
-    async def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
+    def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
         """Those that are not this run's, or not leased any more, or past their lease."""
         statement = (
             select(ClaimRow.id)
@@ -165,14 +167,14 @@ class VersionRepository:
             )
             .with_for_update(key_share=True)
         )
-        live = set((await self._connection.execute(statement)).scalars())
+        live = set(self._connection.execute(statement).scalars())
         return [claim_id for claim_id in claim_ids if claim_id not in live]
 
-    async def insert_version(self, run_id: RunId, version: int, request: CommitRequest, *, now: float) -> None:
+    def insert_version(self, run_id: RunId, version: int, request: CommitRequest, *, now: float) -> None:
         """Raises Conflict if the version exists."""
         weights, step = request.weights, request.step
         try:
-            await self._connection.execute(
+            self._connection.execute(
                 insert(PolicyVersionRow).values(
                     run_id=run_id,
                     version=version,
@@ -195,44 +197,42 @@ class VersionRepository:
         except IntegrityError as error:
             raise Conflict(f"version {version} has been committed by somebody else") from error
         if step.tokens:
-            erased = await self._erased({audit.session_id for audit in step.tokens})
+            erased = self._erased({audit.session_id for audit in step.tokens})
             kept = [audit for audit in step.tokens if audit.session_id not in erased]
             if kept:
-                await self._connection.execute(
+                self._connection.execute(
                     insert(TokenAuditRow), [_token_columns(run_id, version, audit) for audit in kept]
                 )
 
-    async def _erased(self, session_ids: Collection[str]) -> set[str]:
+    def _erased(self, session_ids: Collection[str]) -> set[str]:
         """Those whose content was erased while a trainer had them."""
         statement = select(SessionRow.id).where(SessionRow.id.in_(session_ids), SessionRow.erased_at.is_not(None))
-        return set((await self._connection.execute(statement)).scalars())
+        return set(self._connection.execute(statement).scalars())
 
-    async def consume(self, run_id: str, claim_ids: Sequence[ClaimId], version: int, *, now: float) -> int:
+    def consume(self, run_id: str, claim_ids: Sequence[ClaimId], version: int, *, now: float) -> int:
         """The claims and their sessions belong to `version` from now on, which is the head. How many sessions.
 
         Raises Conflict unless every session that was handed out is still leased.
         """
         claims = ClaimRow.id.in_(claim_ids)
-        await self._connection.execute(
+        self._connection.execute(
             update(ClaimRow).where(claims).values(state=ClaimState.COMMITTED.value, committed_version=version)
         )
-        consumed = await self._connection.execute(
+        consumed = self._connection.execute(
             update(SessionRow)
             .where(SessionRow.claim_id.in_(claim_ids), SessionRow.training == TrainingState.LEASED.value)
             .values(training=TrainingState.CONSUMED.value, consumed_by=version)
         )
-        handed_out = (
-            await self._connection.execute(
-                select(func.count()).select_from(ClaimedSessionRow).where(ClaimedSessionRow.claim_id.in_(claim_ids))
-            )
+        handed_out = self._connection.execute(
+            select(func.count()).select_from(ClaimedSessionRow).where(ClaimedSessionRow.claim_id.in_(claim_ids))
         ).scalar_one()
         if consumed.rowcount != handed_out:
             raise Conflict(f"of {handed_out} claimed sessions only {consumed.rowcount} are still leased")
-        await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=version))
-        await self._connection.run_sync(settle, await self._rewarded_meanwhile(claim_ids), now=now)
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(head_version=version))
+        settle(self._connection, self._rewarded_meanwhile(claim_ids), now=now)
         return int(handed_out)
 
-    async def _rewarded_meanwhile(self, claim_ids: Sequence[ClaimId]) -> list[str]:
+    def _rewarded_meanwhile(self, claim_ids: Sequence[ClaimId]) -> list[str]:
         """The claims' sessions with rewards that came after they were handed out: these were not trained on."""
         statement = (
             select(SessionRow.id)
@@ -240,19 +240,19 @@ class VersionRepository:
             .join(RewardRow, RewardRow.session_id == SessionRow.id)
             .where(SessionRow.claim_id.in_(claim_ids), RewardRow.after_training)
         )
-        return list((await self._connection.execute(statement)).scalars())
+        return list(self._connection.execute(statement).scalars())
 
-    async def weights_at(self, run_id: str, uris: Sequence[str]) -> list[tuple[str, int]]:
+    def weights_at(self, run_id: str, uris: Sequence[str]) -> list[tuple[str, int]]:
         """(uri, version) of those of the uris that are weights of the run, oldest version first."""
         found: list[tuple[str, int]] = []
         for part in _chunks(uris):
             statement = select(PolicyVersionRow.weights_uri, PolicyVersionRow.version).where(
                 PolicyVersionRow.run_id == run_id, PolicyVersionRow.weights_uri.in_(part)
             )
-            found += [(str(row.weights_uri), row.version) for row in await self._connection.execute(statement)]
+            found += [(str(row.weights_uri), row.version) for row in self._connection.execute(statement)]
         return sorted(found, key=lambda each: each[1])
 
-    async def mark_removed(self, run_id: str, versions: Sequence[int], *, now: float) -> list[int]:
+    def mark_removed(self, run_id: str, versions: Sequence[int], *, now: float) -> list[int]:
         """Which of them were not marked before."""
         marked: list[int] = []
         for part in _chunks(versions):
@@ -266,10 +266,10 @@ class VersionRepository:
                 .values(weights_removed_at=now)
                 .returning(PolicyVersionRow.version)
             )
-            marked += (await self._connection.execute(statement)).scalars()
+            marked += self._connection.execute(statement).scalars()
         return marked
 
-    async def removed(self, run_id: str, versions: Sequence[int]) -> set[int]:
+    def removed(self, run_id: str, versions: Sequence[int]) -> set[int]:
         """Which of them are marked."""
         found: set[int] = set()
         for part in _chunks(versions):
@@ -278,24 +278,24 @@ class VersionRepository:
                 PolicyVersionRow.version.in_(part),
                 PolicyVersionRow.weights_removed_at.is_not(None),
             )
-            found.update((await self._connection.execute(statement)).scalars())
+            found.update(self._connection.execute(statement).scalars())
         return found
 
-    async def mark_served(self, run_id: str, version: int, *, swap_seconds: float | None, now: float) -> None:
+    def mark_served(self, run_id: str, version: int, *, swap_seconds: float | None, now: float) -> None:
         """`version` is what the engine holds. Earlier ones are retired, those that were skipped as well."""
         of_run = PolicyVersionRow.run_id == run_id
-        await self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(serving_version=version))
-        await self._connection.execute(
+        self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(serving_version=version))
+        self._connection.execute(
             update(PolicyVersionRow)
             .where(of_run, PolicyVersionRow.version < version, PolicyVersionRow.state.not_in(_ENDED))
             .values(state=VersionState.RETIRED.value)
         )
-        await self._connection.execute(
+        self._connection.execute(
             update(PolicyVersionRow)
             .where(of_run, PolicyVersionRow.version > version, PolicyVersionRow.state == VersionState.SERVING.value)
             .values(state=VersionState.COMMITTED.value)
         )
-        await self._connection.execute(
+        self._connection.execute(
             update(PolicyVersionRow)
             .where(of_run, PolicyVersionRow.version == version, PolicyVersionRow.state != VersionState.REJECTED.value)
             .values(

@@ -6,9 +6,11 @@ marked of that is told again, so a trainer that died between the two finishes th
 
 from __future__ import annotations
 
+from sqlalchemy import Connection
+
 from proxy.clock import Clock
 from proxy.contract.policy import PruneReply, PruneRequest
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
@@ -26,7 +28,6 @@ class WeightRetention:
         self._clock = clock
         self._signals = signals
 
-    @retried
     async def prune(self, run: RunView, request: PruneRequest) -> PruneReply:
         """Marks those of the present versions that are beyond the newest `keep`. Never the head, nor what engines
         hold or should hold; a mark is never taken back. Raises InvalidRequest."""
@@ -35,21 +36,25 @@ class WeightRetention:
         if len(request.present) > MAX_PRESENT:
             raise InvalidRequest(f"present names at most {MAX_PRESENT} weights at once", param="present")
         now = self._clock()
-        async with self._database.write() as connection:
+
+        def mark(connection: Connection) -> tuple[list[int], tuple[str, ...]]:
             repository = VersionRepository(connection)
-            row = await repository.run(run.id, lock=True)
+            row = repository.run(run.id, lock=True)
             newest_to_go = row.head_version - request.keep
-            uris = dict(await repository.weights_at(run.id, request.present))
+            uris = dict(repository.weights_at(run.id, request.present))
             old = [
                 version
                 for version in uris.values()
                 if version <= newest_to_go and version not in (row.head_version, row.serving_version)
             ]
-            marked = await repository.mark_removed(run.id, old, now=now)
+            marked = repository.mark_removed(run.id, old, now=now)
             if marked:
                 data = {"versions": sorted(marked), "keep": request.keep}
-                await append_event(connection, run_id=run.id, kind="weights.removed", data=data, now=now)
-            removed = await repository.removed(run.id, list(uris.values()))
+                append_event(connection, run_id=run.id, kind="weights.removed", data=data, now=now)
+            removed = repository.removed(run.id, list(uris.values()))
+            return marked, tuple(uri for uri, version in uris.items() if version in removed)
+
+        marked, remove = await self._database.commit(mark)
         if marked:
             self._signals.events.notify()
-        return PruneReply(remove=tuple(uri for uri, version in uris.items() if version in removed))
+        return PruneReply(remove=remove)

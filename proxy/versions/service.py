@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import msgspec
+from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.claim import CommitReply, CommitRequest
 from proxy.contract.policy import Head, VersionState, WeightsReference
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.database.weights import weights_of
 from proxy.errors import Conflict, InvalidRequest
 from proxy.lifecycle.events import append_event
@@ -49,10 +51,7 @@ class VersionService:
 
     async def head(self, run: RunView) -> Head:
         """What the trainer continues from."""
-        async with self._database.read() as connection:
-            repository = VersionRepository(connection)
-            row = await repository.run(run.id)
-            version = await repository.version(run.id, row.head_version)
+        row, version = await self._database.read(lambda connection: VersionRepository(connection).head(run.id))
         return Head(
             run_id=run.id,
             run_name=row.name,
@@ -64,8 +63,7 @@ class VersionService:
 
     async def list_(self, run: RunView) -> list[VersionView]:
         """All versions, newest first."""
-        async with self._database.read() as connection:
-            rows = await VersionRepository(connection).versions(run.id)
+        rows = await self._database.read(lambda connection: VersionRepository(connection).versions(run.id))
         return [
             VersionView(
                 version=row.version,
@@ -82,7 +80,6 @@ class VersionService:
             for row in rows
         ]
 
-    @retried
     async def commit(self, run: RunView, request: CommitRequest) -> CommitReply:
         """Makes the next version and consumes the claims' trajectories, both or neither.
 
@@ -94,54 +91,58 @@ class VersionService:
         is accepted then does not depend on who happened to look meanwhile.
         """
         _check(request)
-        async with self._database.read() as connection:
-            repository = VersionRepository(connection)
-            repeated = await _repetition(repository, run, request)
-            head = (await repository.run(run.id)).head_version
+        repeated = await self._database.read(
+            lambda connection: _repetition(VersionRepository(connection), run, request, lock=False)
+        )
         if repeated is not None:
             return repeated
-        if request.parent_version != head:  # before gigabytes are read for nothing
-            raise _head_moved(request, head)
+        # Gigabytes may have to be read for the check, so it comes before the transaction and after the cheap checks.
         await self._inspector.check(request.weights, run.base_model)
-        async with self._database.write() as connection:
-            repository = VersionRepository(connection)
-            head = (await repository.run(run.id, lock=True)).head_version
-            repeated = await _repetition(repository, run, request)
-            if repeated is not None:
-                return repeated
-            if request.parent_version != head:
-                raise _head_moved(request, head)
-            now = self._clock()
-            dead = await repository.dead_claims(run.id, request.claim_ids, now)
-            if dead:
-                raise Conflict(f"no live lease for {', '.join(dead)}", param="claim_ids")
-            # Beyond the head there may be versions that were rejected.
-            version = await repository.newest(run.id) + 1
-            await repository.insert_version(run.id, version, request, now=now)
-            sessions = await repository.consume(run.id, request.claim_ids, version, now=now)
-            data = {
-                "version": version,
-                "parent": head,
-                "claims": len(request.claim_ids),
-                "sessions": sessions,
-                "metrics": storable(request.step.metrics),
-            }
-            await append_event(connection, run_id=run.id, kind="version.committed", data=data, now=now)
-        self._signals.versions.notify()
-        self._signals.events.notify()
-        return CommitReply(version=version, repeated=False)
+        reply = await self._database.commit(partial(_commit, run=run, request=request, clock=self._clock))
+        if not reply.repeated:
+            self._signals.versions.notify()
+            self._signals.events.notify()
+        return reply
 
 
-async def _repetition(repository: VersionRepository, run: RunView, request: CommitRequest) -> CommitReply | None:
+def _commit(connection: Connection, *, run: RunView, request: CommitRequest, clock: Clock) -> CommitReply:
+    repository = VersionRepository(connection)
+    # Another commit may have come since the checks before: they are made again, now under the run's lock.
+    repeated = _repetition(repository, run, request, lock=True)
+    if repeated is not None:
+        return repeated
+    now = clock()
+    dead = repository.dead_claims(run.id, request.claim_ids, now)
+    if dead:
+        raise Conflict(f"no live lease for {', '.join(dead)}", param="claim_ids")
+    # Rejected versions may lie beyond the head, and a number is never used twice.
+    version = repository.newest(run.id) + 1
+    repository.insert_version(run.id, version, request, now=now)
+    data = {
+        "version": version,
+        "parent": request.parent_version,
+        "claims": len(request.claim_ids),
+        "sessions": repository.consume(run.id, request.claim_ids, version, now=now),
+        "metrics": storable(request.step.metrics),
+    }
+    append_event(connection, run_id=run.id, kind="version.committed", data=data, now=now)
+    return CommitReply(version=version, repeated=False)
+
+
+def _repetition(
+    repository: VersionRepository, run: RunView, request: CommitRequest, *, lock: bool
+) -> CommitReply | None:
+    """Return the reply of the same commit made before, if there was one. Raise Conflict if the head has moved."""
+    head = repository.run(run.id, lock=lock).head_version
     if request.claim_ids:
-        version = await repository.committed_as(run.id, request.claim_ids, request.weights.sha256)
+        version = repository.committed_as(run.id, request.claim_ids, request.weights.sha256)
     else:
-        version = await repository.fitted_as(run.id, request.parent_version, request.weights)
-    return None if version is None else CommitReply(version=version, repeated=True)
-
-
-def _head_moved(request: CommitRequest, head: int) -> Conflict:
-    return Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
+        version = repository.fitted_as(run.id, request.parent_version, request.weights)
+    if version is not None:
+        return CommitReply(version=version, repeated=True)
+    if request.parent_version != head:
+        raise Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
+    return None
 
 
 def _check(request: CommitRequest) -> None:

@@ -100,8 +100,9 @@ async def run_over(model: Path, directory: Path) -> AsyncIterator[World]:
     url = f"sqlite+aiosqlite:///{directory / 'store.sqlite3'}"
     migrate.upgrade(url)
     async with open_world(url) as world:
-        async with world.database.write() as connection:
-            await connection.execute(update(RunRow).values(base_model=str(model)))
+        await world.database.commit(
+            lambda connection: connection.execute(update(RunRow).values(base_model=str(model)))
+        )
         world.run = await world.current_run()
         yield world
 

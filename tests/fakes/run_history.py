@@ -41,15 +41,15 @@ CALL = "<tool_call>\n{}\n</tool_call>"
 
 
 async def create_tables(database: Database) -> None:
-    async with database.write() as connection:
-        await connection.run_sync(Base.metadata.create_all)
+    await database.commit(Base.metadata.create_all)
 
 
 async def add_run(database: Database, *, name: str = "calculator", now: float = NOW) -> str:
     """An empty run with its version 0, as it is after the first start."""
     run_id = new_run_id()
-    async with database.write() as connection:
-        await connection.execute(
+
+    def work(connection: Connection) -> None:
+        connection.execute(
             insert(RunRow).values(
                 id=run_id,
                 name=name,
@@ -61,10 +61,12 @@ async def add_run(database: Database, *, name: str = "calculator", now: float = 
                 created_at=now,
             )
         )
-        await connection.execute(insert(PolicyVersionRow).values(_version_row(run_id, 0, now)))
-        await connection.execute(
+        connection.execute(insert(PolicyVersionRow).values(_version_row(run_id, 0, now)))
+        connection.execute(
             insert(EventRow).values(run_id=run_id, kind="run.created", data={"name": name}, created_at=now)
         )
+
+    await database.commit(work)
     return run_id
 
 
@@ -72,9 +74,8 @@ async def add_history(
     database: Database, run_id: str, *, steps: int = 12, per_step: int = 32, now: float = NOW, seconds: float = 100.0
 ) -> None:
     """`steps` committed versions of `per_step` sessions each, then sessions in every other state; ends at `now`."""
-    async with database.write() as connection:
-        history = _History(run_id, begin=now - seconds, seconds=seconds, steps=steps, per_step=per_step)
-        await connection.run_sync(history.write)
+    history = _History(run_id, begin=now - seconds, seconds=seconds, steps=steps, per_step=per_step)
+    await database.commit(history.write)
 
 
 async def add_session(
@@ -82,24 +83,23 @@ async def add_session(
 ) -> str:
     """One session with one turn; ended and rewarded when there is a reward."""
     session_id = new_session_id()
-    async with database.write() as connection:
 
-        def write(sync: Connection) -> None:
-            row = _session_row(run_id, session_id, created_at=now - 1, ended_at=now if reward is not None else None)
-            row |= {"reward": reward, "training": "ready" if reward is not None else "pending", "last_active_at": now}
-            sync.execute(insert(SessionRow).values(row | {"turn_count": 1} | values))
-            sync.execute(
-                insert(TurnRow), _turns(random.Random(1), run_id, session_id, now - 1, now, 0, good=True)[:1]
+    def write(connection: Connection) -> None:
+        row = _session_row(run_id, session_id, created_at=now - 1, ended_at=now if reward is not None else None)
+        row |= {"reward": reward, "training": "ready" if reward is not None else "pending", "last_active_at": now}
+        connection.execute(insert(SessionRow).values(row | {"turn_count": 1} | values))
+        connection.execute(
+            insert(TurnRow), _turns(random.Random(1), run_id, session_id, now - 1, now, 0, good=True)[:1]
+        )
+        if reward is not None:
+            connection.execute(insert(RewardRow).values(_reward_row(run_id, session_id, reward, now)))
+        connection.execute(
+            insert(EventRow).values(
+                run_id=run_id, kind="session.ended", data={"session_id": session_id}, created_at=now
             )
-            if reward is not None:
-                sync.execute(insert(RewardRow).values(_reward_row(run_id, session_id, reward, now)))
-            sync.execute(
-                insert(EventRow).values(
-                    run_id=run_id, kind="session.ended", data={"session_id": session_id}, created_at=now
-                )
-            )
+        )
 
-        await connection.run_sync(write)
+    await database.commit(write)
     return session_id
 
 

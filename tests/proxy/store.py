@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from proxy.auth.service import Credentials, Principal, PrincipalKind
 from proxy.contract.arrays import pack_ids
@@ -72,13 +72,12 @@ class Store:
         """A finished turn, as the trajectory store would record it."""
         turn_id = new_turn_id()
         now = self.clock() if at is None else at
-        async with self.database.write() as connection:
-            session = (
-                await connection.execute(
-                    select(SessionRow.run_id, SessionRow.turn_count).where(SessionRow.id == session_id)
-                )
+
+        def work(connection: Connection) -> None:
+            session = connection.execute(
+                select(SessionRow.run_id, SessionRow.turn_count).where(SessionRow.id == session_id)
             ).one()
-            await connection.execute(
+            connection.execute(
                 insert(TurnRow).values(
                     id=turn_id,
                     run_id=session.run_id,
@@ -105,28 +104,31 @@ class Store:
                     finished_at=now,
                 )
             )
-            await connection.execute(
+            connection.execute(
                 update(SessionRow)
                 .where(SessionRow.id == session_id)
                 .values(turn_count=SessionRow.turn_count + 1, last_active_at=now)
             )
+
+        await self.database.commit(work)
         return turn_id
 
     async def set_session(self, session_id: str, **values: object) -> None:
         """What claims and commits of other parts would write."""
-        async with self.database.write() as connection:
-            await connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(**values))
+        await self.database.commit(
+            lambda connection: connection.execute(
+                update(SessionRow).where(SessionRow.id == session_id).values(**values)
+            )
+        )
 
     async def training(self, session_id: str) -> str:
-        async with self.database.read() as connection:
-            statement = select(SessionRow.training).where(SessionRow.id == session_id)
-            return (await connection.execute(statement)).scalar_one()
+        statement = select(SessionRow.training).where(SessionRow.id == session_id)
+        return await self.database.read(lambda connection: connection.execute(statement).scalar_one())
 
     async def reward_values(self, session_id: str) -> list[float]:
         """The ledger of a session, in order of arrival."""
-        async with self.database.read() as connection:
-            statement = select(RewardRow.value).where(RewardRow.session_id == session_id).order_by(RewardRow.sequence)
-            return list((await connection.execute(statement)).scalars())
+        statement = select(RewardRow.value).where(RewardRow.session_id == session_id).order_by(RewardRow.sequence)
+        return await self.database.read(lambda connection: list(connection.execute(statement).scalars()))
 
 
 @asynccontextmanager

@@ -214,8 +214,9 @@ class RealProxy:
         """What no client could do."""
 
         async def write() -> None:
-            async with self.world.database.write() as connection:
-                await connection.execute(update(table).where(condition).values(**values))
+            await self.world.database.commit(
+                lambda connection: connection.execute(update(table).where(condition).values(**values))
+            )
 
         self.do(write())
 

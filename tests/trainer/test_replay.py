@@ -155,8 +155,9 @@ def changed(proxy: RealProxy, table: type[Base], condition: Any, **values: Any) 
     """What the store says meanwhile."""
 
     async def read() -> dict[str, Any]:
-        async with proxy.world.database.read() as connection:
-            row = (await connection.execute(select(table.__table__).where(condition))).first()
+        row = await proxy.world.database.read(
+            lambda connection: connection.execute(select(table.__table__).where(condition)).first()
+        )
         assert row is not None
         return {name: getattr(row, name) for name in values}
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, and_, bindparam, func, select, tuple_
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, func, select, tuple_
 
 from proxy.database.prepared import Prepared
 from proxy.database.tables import (
@@ -33,22 +32,22 @@ _BY_ID = Prepared(select(SessionRow.id, SessionRow.run_id).where(SessionRow.id =
 class LedgerRepository:
     """Queries that run within one read transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def run_ids(self) -> list[str]:
-        return list((await self._connection.execute(select(RunRow.id))).scalars())
+    def run_ids(self) -> list[str]:
+        return list(self._connection.execute(select(RunRow.id)).scalars())
 
-    async def session_id(self, run_id: str, name: str) -> str | None:
+    def session_id(self, run_id: str, name: str) -> str | None:
         """By our id or the client's own name: the newest that has it."""
-        row = await self._connection.run_sync(session_called, name, run_id, _BY_ID)
+        row = session_called(self._connection, name, run_id, _BY_ID)
         return row[0] if row is not None else None
 
-    async def session_of_turn(self, turn_id: str) -> str | None:
+    def session_of_turn(self, turn_id: str) -> str | None:
         statement = select(TurnRow.session_id).where(TurnRow.id == turn_id)
-        return (await self._connection.execute(statement)).scalar_one_or_none()
+        return self._connection.execute(statement).scalar_one_or_none()
 
-    async def page(self, run_id: str, wanted: RewardFilter, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
+    def page(self, run_id: str, wanted: RewardFilter, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
         """Entries of the run, newest first; the cursor's key is a sequence number. `wanted.session` is an id."""
         conditions: list[ColumnElement[bool]] = [RewardRow.run_id == run_id]
         for column, value in (
@@ -68,40 +67,40 @@ class LedgerRepository:
             conditions.append(tuple_(RewardRow.created_at, RewardRow.sequence) < (after.at, int(after.key)))
         statement = select(RewardRow.__table__).where(*conditions)
         statement = statement.order_by(RewardRow.created_at.desc(), RewardRow.sequence.desc()).limit(limit)
-        return (await self._connection.execute(statement)).all()
+        return self._connection.execute(statement).all()
 
-    async def ledgers(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
+    def ledgers(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
         """All entries by session, in order of arrival."""
-        return await self._connection.run_sync(ledger_of, session_ids)
+        return ledger_of(self._connection, session_ids)
 
-    async def revised(self, run_id: str, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
+    def revised(self, run_id: str, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
         """Sessions with what they were trained on, the last revised first; the cursor's key is a session's id."""
         conditions = [SessionRow.run_id == run_id, SessionRow.revised_at.is_not(None)]
         if after is not None:
             conditions.append(tuple_(SessionRow.revised_at, SessionRow.id) < (after.at, after.key))
         statement = _REVISED.where(*conditions)
         statement = statement.order_by(SessionRow.revised_at.desc(), SessionRow.id.desc()).limit(limit)
-        return (await self._connection.execute(statement)).all()
+        return self._connection.execute(statement).all()
 
-    async def entries(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
+    def entries(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
         """Whole rows of the sessions' ledgers, in order of arrival."""
         statement = select(RewardRow.__table__).where(RewardRow.session_id.in_(session_ids))
-        return (await self._connection.execute(statement.order_by(RewardRow.sequence))).all()
+        return self._connection.execute(statement.order_by(RewardRow.sequence)).all()
 
-    async def names_of(self, session_ids: Iterable[str]) -> dict[str, str]:
+    def names_of(self, session_ids: Iterable[str]) -> dict[str, str]:
         """The client's own names, by session id; sessions without one are left out."""
         statement = select(SessionRow.id, SessionRow.external_id).where(
             SessionRow.id.in_(set(session_ids)), SessionRow.external_id.is_not(None)
         )
-        return {row.id: row.external_id for row in await self._connection.execute(statement)}
+        return {row.id: row.external_id for row in self._connection.execute(statement)}
 
-    async def preferences_of(self, session_id: str) -> Sequence[AnyRow]:
+    def preferences_of(self, session_id: str) -> Sequence[AnyRow]:
         """In order of arrival."""
-        return list((await self._connection.execute(preferences_about(session_id))).all())
+        return list(self._connection.execute(preferences_about(session_id)).all())
 
-    async def revised_count(self, run_id: str) -> int:
+    def revised_count(self, run_id: str) -> int:
         statement = select(func.count()).where(SessionRow.run_id == run_id, SessionRow.revised_at.is_not(None))
-        return int((await self._connection.execute(statement)).scalar_one())
+        return int(self._connection.execute(statement).scalar_one())
 
 
 _REVISED = (

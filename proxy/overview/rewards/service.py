@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from sqlalchemy import Connection
 
 from proxy.contract.reward import RewardRules
 from proxy.database.unit_of_work import Database
@@ -33,18 +34,20 @@ class LedgerOverview:
         after = Cursor.decode(cursor) if cursor else None
         if after is not None and not after.key.isdecimal():
             raise InvalidRequest("invalid cursor: take `next_cursor` of the previous page", param="cursor")
-        async with self._database.read() as connection:
+
+        def read(
+            connection: Connection,
+        ) -> tuple[list[AnyRow], Sequence[AnyRow], Sequence[AnyRow], dict[str, str]]:
             repository = LedgerRepository(connection)
-            wanted = await _resolved(repository, run_id, wanted)
-            pages = [
-                await repository.page(run, wanted, after=after, limit=size + 1)
-                for run in ([run_id] if run_id is not None else await repository.run_ids())
-            ]
+            resolved = _resolved(repository, run_id, wanted)
+            run_ids = [run_id] if run_id is not None else repository.run_ids()
+            pages = [repository.page(run, resolved, after=after, limit=size + 1) for run in run_ids]
             rows = _newest(pages, size + 1)
             touched = sorted({row.session_id for row in rows[:size]})
-            ledger = await repository.entries(touched)
-            trainings = await OverviewRepository(connection).trainings_of(touched)
-            names = await repository.names_of(touched)
+            trainings = OverviewRepository(connection).trainings_of(touched)
+            return rows, repository.entries(touched), trainings, repository.names_of(touched)
+
+        rows, ledger, trainings, names = await self._database.read(read)
         items = {
             item.id: msgspec.structs.replace(item, external_id=names.get(item.session_id))
             for item in reward_items(ledger, used_by(trainings))
@@ -59,13 +62,17 @@ class LedgerOverview:
         """Trained sessions whose rewards, their own or a turn's, are others now; the last revised first."""
         size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
-        async with self._database.read() as connection:
+
+        def read(
+            connection: Connection,
+        ) -> tuple[Sequence[AnyRow], dict[str, list[LedgerEntry]], Sequence[AnyRow], Sequence[AnyRow]]:
             repository = LedgerRepository(connection)
-            rows = await repository.revised(run_id, after=after, limit=size + 1)
+            rows = repository.revised(run_id, after=after, limit=size + 1)
             touched = [row.id for row in rows[:size]]
-            ledgers = await repository.ledgers(touched)
-            entries = await repository.entries(touched)
-            trainings = await OverviewRepository(connection).trainings_of(touched)
+            trainings = OverviewRepository(connection).trainings_of(touched)
+            return rows, repository.ledgers(touched), repository.entries(touched), trainings
+
+        rows, ledgers, entries, trainings = await self._database.read(read)
         used = used_by(trainings)
         last = rows[size - 1] if len(rows) > size else None
         return RevisedPage(
@@ -74,15 +81,15 @@ class LedgerOverview:
         )
 
 
-async def _resolved(repository: LedgerRepository, run_id: str | None, wanted: RewardFilter) -> RewardFilter:
+def _resolved(repository: LedgerRepository, run_id: str | None, wanted: RewardFilter) -> RewardFilter:
     """With the id of the session that is meant; that of the turn, whose entries are found by it."""
     session = wanted.session
     if session is not None and run_id is not None:
-        session = await repository.session_id(run_id, session)
+        session = repository.session_id(run_id, session)
         if session is None:
             raise NotFound(f"there is no session {wanted.session!r}", param="session")
     if wanted.turn is not None:
-        of_turn = await repository.session_of_turn(wanted.turn)
+        of_turn = repository.session_of_turn(wanted.turn)
         if of_turn is None or session not in (None, of_turn):
             raise NotFound(f"there is no turn {wanted.turn!r}" + (" in it" if session else ""), param="turn")
         session = of_turn

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Row, bindparam, select
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Row, bindparam, select
 
 from proxy.database.tables import (
     ClaimedSessionRow,
@@ -26,38 +25,34 @@ _CHUNK = 500
 class StepRepository:
     """Queries that run within one read transaction."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def version(self, run_id: str, version: int) -> AnyRow | None:
+    def version(self, run_id: str, version: int) -> AnyRow | None:
         statement = select(PolicyVersionRow.__table__).where(
             PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version
         )
-        return (await self._connection.execute(statement)).one_or_none()
+        return self._connection.execute(statement).one_or_none()
 
-    async def handed_out(self, claim_ids: Sequence[str]) -> list[AnyRow]:
+    def handed_out(self, claim_ids: Sequence[str]) -> list[AnyRow]:
         """The sessions of the claims, with their groups and how their rewards stand now."""
-        return [
-            row for part in _chunks(claim_ids) for row in await self._connection.execute(_SESSIONS, {"ids": part})
-        ]
+        return [row for part in _chunks(claim_ids) for row in self._connection.execute(_SESSIONS, {"ids": part})]
 
-    async def rewards_of(self, session_ids: Sequence[str]) -> list[AnyRow]:
+    def rewards_of(self, session_ids: Sequence[str]) -> list[AnyRow]:
         """All entries, in order of arrival."""
-        rows = [
-            row for part in _chunks(session_ids) for row in await self._connection.execute(_LEDGER, {"ids": part})
-        ]
+        rows = [row for part in _chunks(session_ids) for row in self._connection.execute(_LEDGER, {"ids": part})]
         return sorted(rows, key=lambda row: row.sequence)
 
-    async def sampled(self, run_id: str, version: int) -> set[str]:
+    def sampled(self, run_id: str, version: int) -> set[str]:
         """The sessions whose tokens are kept."""
         statement = (
             select(TokenAuditRow.session_id)
             .where(TokenAuditRow.run_id == run_id, TokenAuditRow.version == version)
             .distinct()
         )
-        return set((await self._connection.execute(statement)).scalars())
+        return set(self._connection.execute(statement).scalars())
 
-    async def tokens(self, run_id: str, version: int) -> list[AnyRow]:
+    def tokens(self, run_id: str, version: int) -> list[AnyRow]:
         """Audited turns, each with its `ordinal` and `output_ids` where the turn is still there."""
         statement = (
             select(TokenAuditRow.__table__, TurnRow.ordinal, TurnRow.output_ids)
@@ -65,7 +60,7 @@ class StepRepository:
             .where(TokenAuditRow.run_id == run_id, TokenAuditRow.version == version)
             .order_by(TokenAuditRow.session_id, TurnRow.ordinal, TokenAuditRow.turn_id)
         )
-        return list((await self._connection.execute(statement)).all())
+        return list(self._connection.execute(statement).all())
 
 
 _SESSIONS = (

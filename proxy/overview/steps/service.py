@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+from sqlalchemy import Connection
 
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.claim import TrajectoryAudit
@@ -28,14 +29,18 @@ class StepOverview:
 
     async def step(self, run_id: str, run_name: str, version: int) -> StepView:
         """Raises NotFound."""
-        async with self._database.read() as connection:
+
+        def read(connection: Connection) -> tuple[AnyRow, dict[str, AnyRow], list[AnyRow], set[str]]:
             repository = StepRepository(connection)
-            row = await repository.version(run_id, version)
+            row = repository.version(run_id, version)
             if row is None:
                 raise NotFound(f"the run {run_name!r} has no version {version}")
-            handed_out = {each.session_id: each for each in await repository.handed_out(row.claim_ids)}
-            rewards = _used(handed_out, await repository.rewards_of(list(handed_out)))
-            sampled = await repository.sampled(run_id, version)
+            handed_out = {each.session_id: each for each in repository.handed_out(row.claim_ids)}
+            ledger = repository.rewards_of(list(handed_out))
+            return row, handed_out, ledger, repository.sampled(run_id, version)
+
+        row, handed_out, ledger, sampled = await self._database.read(read)
+        rewards = _used(handed_out, ledger)
         inputs = None if row.inputs is None else msgspec.convert(row.inputs, StepInputs)
         audit = audit_of(row.audit)
         trajectories = tuple(
@@ -55,11 +60,14 @@ class StepOverview:
 
     async def tokens(self, run_id: str, run_name: str, version: int) -> StepTokens:
         """Raises NotFound."""
-        async with self._database.read() as connection:
+
+        def read(connection: Connection) -> list[AnyRow]:
             repository = StepRepository(connection)
-            if await repository.version(run_id, version) is None:
+            if repository.version(run_id, version) is None:
                 raise NotFound(f"the run {run_name!r} has no version {version}")
-            rows = await repository.tokens(run_id, version)
+            return repository.tokens(run_id, version)
+
+        rows = await self._database.read(read)
         return StepTokens(version=version, turns=tuple(self._turn(row) for row in rows))
 
     def _turn(self, row: AnyRow) -> AuditedTurn:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from proxy.admin.sign_in import COOKIE, SignIn, local_path
 from proxy.auth.service import PrincipalKind
@@ -147,8 +147,8 @@ async def test_records_of_sign_outs_go_with_their_cookies(tmp_path: Path) -> Non
             await _enter(site)
             await site.client.post("/admin/logout", headers=OWN)
             now[0] += 13 * 3600
-        async with site.database.read() as connection:
-            assert len((await connection.execute(select(SignOutRow.sign_in))).all()) == 1
+        rows = await site.database.read(lambda connection: connection.execute(select(SignOutRow.sign_in)).all())
+        assert len(rows) == 1
 
 
 async def test_the_cookie_is_secure_behind_a_gateway_that_speaks_https(site: Site) -> None:
@@ -283,13 +283,16 @@ async def test_hostile_content_stays_text_everywhere(site: Site, run_id: str) ->
     )
     late = {"id": "rwd_late", "run_id": run_id, "session_id": session, "after_training": True, "created_at": NOW}
     preferred = {"id": "prf_1", "run_id": run_id, "chosen_session_id": session, "rejected_session_id": session}
-    async with site.database.write() as connection:
-        await connection.execute(insert(RewardRow).values(late | {"name": "late", "value": -1.0, "source": "x"}))
-        await connection.execute(
+
+    def work(connection: Connection) -> None:
+        connection.execute(insert(RewardRow).values(late | {"name": "late", "value": -1.0, "source": "x"}))
+        connection.execute(
             insert(PreferenceRow).values(preferred | {"source": HOSTILE, "comment": HOSTILE, "created_at": NOW})
         )
         for table, values in changes:
-            await connection.execute(update(table.__table__).values(values))
+            connection.execute(update(table.__table__).values(values))
+
+    await site.database.commit(work)
     await _enter(site)
     for path in [*await _pages(site, run_id), f"/admin/sessions/{session}?tokens=1"]:
         text = (await site.client.get(path)).text
@@ -308,11 +311,14 @@ async def test_a_revision_is_told_wherever_the_session_is_shown(site: Site, run_
         late | {"id": "rwd_1", "session_id": one.id, "value": 0.25, "comment": "the tests were wrong"},
         late | {"id": "rwd_2", "session_id": other.id, "value": -1.0, "turn_id": turn},
     )
-    async with site.database.write() as connection:
+
+    def work(connection: Connection) -> None:
         for row in rows:
-            await connection.execute(insert(RewardRow).values(row))
-        await connection.run_sync(settle, [one.id, other.id], now=NOW)
-        await connection.execute(insert(PreferenceRow).values(preferred | {"source": "ada", "created_at": NOW}))
+            connection.execute(insert(RewardRow).values(row))
+        settle(connection, [one.id, other.id], now=NOW)
+        connection.execute(insert(PreferenceRow).values(preferred | {"source": "ada", "created_at": NOW}))
+
+    await site.database.commit(work)
     await _enter(site)
 
     async def text(path: str) -> str:
@@ -379,9 +385,8 @@ async def test_an_empty_run_teaches_how_to_begin(site: Site) -> None:
 async def test_how_calls_were_attributed_is_shown_and_explained(site: Site, run_id: str) -> None:
     await _enter(site)
     session = await add_session(site.database, run_id, now=NOW, attributed_by="agent_header")
-    async with site.database.write() as connection:
-        ours = update(TurnRow).where(TurnRow.session_id == session)
-        await connection.execute(ours.values(attributed_by="prompt_cache_key"))
+    ours = update(TurnRow).where(TurnRow.session_id == session)
+    await site.database.commit(lambda connection: connection.execute(ours.values(attributed_by="prompt_cache_key")))
     page = (await site.client.get(f"/admin/sessions/{session}")).text
     for rule in (AttributedBy.AGENT_HEADER, AttributedBy.PROMPT_CACHE_KEY):
         label = rule.value.replace("_", " ")
@@ -394,8 +399,11 @@ async def test_a_run_says_how_many_calls_told_nothing_and_what_to_do(site: Site,
     await _enter(site)
     silent = await add_run(site.database, name="silent")
     await add_session(site.database, silent, now=NOW)
-    async with site.database.write() as connection:
-        await connection.execute(update(TurnRow).where(TurnRow.run_id == silent).values(attributed_by="new"))
+    await site.database.commit(
+        lambda connection: connection.execute(
+            update(TurnRow).where(TurnRow.run_id == silent).values(attributed_by="new")
+        )
+    )
     page = (await site.client.get("/admin/runs/silent")).text
     assert "unattributed</span>" in page
     assert "X-Base-RL-Session" in page

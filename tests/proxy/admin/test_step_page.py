@@ -6,7 +6,7 @@ import re
 
 import msgspec
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from proxy.auth.service import PrincipalKind
 from proxy.contract.arrays import pack_ids, pack_logprobs, unpack_ids
@@ -31,22 +31,21 @@ async def sampled_step(site: Site, run_id: str) -> str:
         fresh_optimizer=False,
     )
     of_step = (PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == 6)
-    async with site.database.write() as connection:
-        await connection.execute(
+
+    def audited(connection: Connection) -> str:
+        connection.execute(
             update(PolicyVersionRow)
             .where(*of_step)
             .values(inputs=msgspec.to_builtins(inputs), weights_removed_at=NOW - 60, metrics={"loss": None})
         )
-        turn = (
-            await connection.execute(
-                select(TurnRow.id, TurnRow.session_id, TurnRow.output_ids)
-                .join(SessionRow, SessionRow.id == TurnRow.session_id)
-                .where(SessionRow.consumed_by == 6)
-                .limit(1)
-            )
+        turn = connection.execute(
+            select(TurnRow.id, TurnRow.session_id, TurnRow.output_ids)
+            .join(SessionRow, SessionRow.id == TurnRow.session_id)
+            .where(SessionRow.consumed_by == 6)
+            .limit(1)
         ).one()
         count = len(unpack_ids(turn.output_ids))
-        await connection.execute(
+        connection.execute(
             insert(TokenAuditRow).values(
                 run_id=run_id,
                 version=6,
@@ -59,7 +58,9 @@ async def sampled_step(site: Site, run_id: str) -> str:
                 clipped=bytes(count),
             )
         )
-    return str(turn.session_id)
+        return str(turn.session_id)
+
+    return await site.database.commit(audited)
 
 
 @pytest.mark.parametrize(("by", "style"), [("", "h8"), ("?by=gap", "h8"), ("?by=advantage", "d8")])
@@ -83,12 +84,15 @@ async def test_a_fitted_version_is_not_offered_to_be_replayed(site: Site, run_id
     await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
     await sampled_step(site, run_id)
     of_step = (PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == 6)
-    async with site.database.write() as connection:
-        inputs = (await connection.execute(select(PolicyVersionRow.inputs).where(*of_step))).scalar_one()
+
+    def work(connection: Connection) -> None:
+        inputs = connection.execute(select(PolicyVersionRow.inputs).where(*of_step)).scalar_one()
         assert inputs is not None
         fit = Fit(kind="sft", options={}, sessions=(SessionId("ses_1"), SessionId("ses_2")), epochs=1, steps=1)
         values = {"inputs": {**inputs, "fit": msgspec.to_builtins(fit)}, "state": "retired"}
-        await connection.execute(update(PolicyVersionRow).where(*of_step).values(values))
+        connection.execute(update(PolicyVersionRow).where(*of_step).values(values))
+
+    await site.database.commit(work)
     page = (await site.client.get("/admin/runs/calculator/steps/6")).text
     assert "base-rl replay" not in page
     assert "Fitted by <code>base-rl fit sft</code> to 2 sessions" in page
@@ -99,8 +103,9 @@ async def test_a_fitted_version_is_not_offered_to_be_replayed(site: Site, run_id
 async def test_a_rejected_version_says_why_on_its_page_and_in_the_list(site: Site, run_id: str) -> None:
     key = await site.credentials.create(PrincipalKind.ADMIN)
     await site.client.post("/admin/login", data={"key": key.text}, headers={"origin": ORIGIN})
-    async with site.database.write() as connection:
-        await VersionRepository(connection).reject(run_id, 6, "w <b>is not finite</b>", now=NOW)
+    await site.database.commit(
+        lambda connection: VersionRepository(connection).reject(run_id, 6, "w <b>is not finite</b>", now=NOW)
+    )
     page = (await site.client.get("/admin/runs/calculator/steps/6")).text
     assert "<b>Rejected</b>, so no engine is given it: w &lt;b&gt;is not finite" in page
     listed = (await site.client.get("/admin/runs/calculator")).text

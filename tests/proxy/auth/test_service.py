@@ -41,8 +41,9 @@ def stored(store: Store, directory: Path) -> bytes:
 
 async def test_the_text_is_not_in_the_database(store: Store, tmp_path: Path) -> None:
     key = await store.credentials.create(PrincipalKind.ADMIN)
-    async with store.database.read() as connection:
-        row = (await connection.execute(select(ApiKeyRow.__table__).where(ApiKeyRow.id == key.id))).one()
+    row = await store.database.read(
+        lambda connection: connection.execute(select(ApiKeyRow.__table__).where(ApiKeyRow.id == key.id)).one()
+    )
     assert len(row.digest) == 32
     content = stored(store, tmp_path)
     assert key.id.encode() in content

@@ -65,10 +65,9 @@ async def test_only_the_choice_that_is_gone_on_with_is_about_the_reward(world: W
     await world.post({"n": 2, "messages": messages}, x_base_rl_session="job")
     first, *_ = await turns_of(world)
     await world.http.post(f"/v1/sessions/{first.session_id}/end", json={})
-    async with world.store.database.read() as connection:
-        turns = await connection.run_sync(
-            lambda sync: TurnRepository(sync).turns_of({first.session_id: 5})[first.session_id]
-        )
+    turns = await world.store.database.read(
+        lambda connection: TurnRepository(connection).turns_of({first.session_id: 5})[first.session_id]
+    )
     trajectory = assemble(turns, session_id=first.session_id, group_id=None, task=None, reward=1.0, turn_rewards={})
     assert [turn.superseded for turn in trajectory.turns] == [True, False, True, False, False]
     assert all(turn.trainable for turn in trajectory.turns)

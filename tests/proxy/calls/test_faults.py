@@ -86,10 +86,9 @@ async def test_an_attempt_that_timed_out_and_was_sent_again_teaches_once(world: 
     (session,) = await world.sessions()
     rewarded = await world.http.post("/v1/sessions/job/end", json={"outcome": "completed"})
     assert rewarded.status_code == 200
-    async with world.store.database.read() as connection:
-        turns = await connection.run_sync(
-            lambda found: TurnRepository(found).turns_of({session.id: session.turn_count})
-        )
+    turns = await world.store.database.read(
+        lambda connection: TurnRepository(connection).turns_of({session.id: session.turn_count})
+    )
     first, second = turns[session.id]
     assert first.output_ids, "it is kept"
     assert trainable_turns([first, second]) == {second.id}

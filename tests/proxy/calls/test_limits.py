@@ -12,9 +12,7 @@ import httpx
 import openai
 import pytest
 from anthropic import AsyncAnthropic
-from sqlalchemy import update
 
-from proxy.database.tables import SessionRow
 from proxy.errors import EngineFailed
 from proxy.tokens.template import ChatTemplate
 from tests.database import PostgresServer, needs_postgresql
@@ -207,9 +205,8 @@ async def let_wait(world: World, count: int) -> None:
     """So many ended sessions, ready for a trainer."""
     for _ in range(count):
         session_id, _key = await world.session_key(purpose="eval")
-        async with world.store.database.write() as connection:
-            ready = {"state": "ended", "training": "ready", "purpose": "train"}
-            await connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(**ready))
+        ready = {"state": "ended", "training": "ready", "purpose": "train"}
+        await world.store.set_session(session_id, **ready)
     world.store.clock.now += 1.0
 
 

@@ -29,8 +29,9 @@ async def redacting(database_url: str, tmp_path: Path, template: ChatTemplate) -
 async def stored(world: World) -> tuple[list[Any], str]:
     """The turns, and everything that is stored of them as one text, ids decoded."""
     turns = await world.turns()
-    async with world.store.database.read() as connection:
-        paths = await connection.run_sync(lambda found: TurnRepository(found).pieces([turn.id for turn in turns]))
+    paths = await world.store.database.read(
+        lambda connection: TurnRepository(connection).pieces([turn.id for turn in turns])
+    )
     decoded = [
         world.template.tokenizer.decode([*piece.prompt_ids, *piece.output_ids], skip_special_tokens=skipped)
         for piece in paths.values()
@@ -58,8 +59,7 @@ async def test_nothing_of_it_is_stored_and_the_client_is_answered_in_full(redact
 
 
 async def record_of(world: World, turn_id: str) -> Any:
-    async with world.store.database.read() as connection:
-        return (await connection.run_sync(lambda found: TurnRepository(found).pieces([turn_id])))[turn_id]
+    return await world.store.database.read(lambda connection: TurnRepository(connection).pieces([turn_id])[turn_id])
 
 
 async def test_a_conversation_goes_on_from_the_real_tokens(redacting: World) -> None:

@@ -151,14 +151,14 @@ async def test_a_stream_that_cannot_be_recorded_at_its_end_says_so_there(
 ) -> None:
     async with open_world(tmp_path, template, when_unavailable="serve") as world:
         await world.post({}, **SESSION)
-        await world.store.database.transact(bound(0))
+        await world.store.database.commit(bound(0))
         streamed = await world.post({**LONG, "stream": True}, **SESSION)
         assert (streamed.status_code, "x-base-rl-unrecorded" in streamed.headers) == (200, False)
         chunks = events(streamed.text)
         assert [mark(chunk) for chunk in chunks] == [None] * (len(chunks) - 1) + [REASON]
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
         assert world.seen.unrecorded == [(REASON, "chat")]
-        await world.store.database.transact(bound(None))
+        await world.store.database.commit(bound(None))
         await world.post({**LONG, "stream": True}, **SESSION)
         assert len(await world.turns()) == 2
 
@@ -168,13 +168,13 @@ async def test_a_full_disk_refuses_what_does_not_fit_and_nothing_is_half_written
 ) -> None:
     async with open_world(tmp_path, template) as world:
         await world.post({}, **SESSION)
-        await world.store.database.transact(bound(0))
+        await world.store.database.commit(bound(0))
         refused = await world.post(LONG, **SESSION)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, REASON)
         assert "full" in refused.json()["error"]["message"]
         (session,) = await world.sessions()
         assert (session.turn_count, len(await world.turns())) == (1, 1)
-        await world.store.database.transact(bound(None))
+        await world.store.database.commit(bound(None))
         assert (await world.post(LONG, **SESSION)).status_code == 200
         (session,) = await world.sessions()
         assert session.turn_count == 2

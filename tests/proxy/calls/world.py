@@ -137,12 +137,14 @@ class World:
 
     async def turns(self) -> list[Any]:
         """All recorded turns, oldest first."""
-        async with self.store.database.read() as connection:
-            return list((await connection.execute(select(TurnRow.__table__).order_by(TurnRow.id))).all())
+        return await self.store.database.read(
+            lambda connection: list(connection.execute(select(TurnRow.__table__).order_by(TurnRow.id)).all())
+        )
 
     async def sessions(self) -> list[Any]:
-        async with self.store.database.read() as connection:
-            return list((await connection.execute(select(SessionRow.__table__).order_by(SessionRow.id))).all())
+        return await self.store.database.read(
+            lambda connection: list(connection.execute(select(SessionRow.__table__).order_by(SessionRow.id)).all())
+        )
 
     @asynccontextmanager
     async def sdk(self, **options: Any) -> AsyncIterator[openai.AsyncOpenAI]:

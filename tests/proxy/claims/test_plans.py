@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import Connection
 
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimRequest
@@ -26,21 +25,15 @@ def database_url(tmp_path: Path) -> str:
 
 
 async def watched(world: World) -> list[tuple[str, Any]]:
-    """Fills with every statement from now on."""
+    """Return a list that every statement from now on is appended to."""
     statements: list[tuple[str, Any]] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, many: bool) -> None:
-        statements.append((statement, parameters[0] if many else parameters))
-
-    for engine in (world.database._backend.reader, world.database._backend.writer):
-        event.listen(cast("AsyncEngine", engine).sync_engine, "before_cursor_execute", note)
 
     def trace(connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection
         driver.set_trace_callback(lambda statement: statements.append((statement, ())))
 
-    await world.database.transact(trace)
-    await world.database.look(trace)
+    await world.database.commit(trace)
+    await world.database.read(trace)
     return statements
 
 
@@ -91,7 +84,7 @@ async def test_a_turn_scans_nothing(world: World) -> None:
 async def test_sessions_that_may_have_ended_are_read_by_their_ids(world: World) -> None:
     known = await world.session()
     statements = await watched(world)
-    rows = await world.database.look(
+    rows = await world.database.read(
         lambda connection: SessionRepository(connection).contexts(run_id=world.run.id, session_ids=[known, "ses_x"])
     )
     assert [row.id for row in rows] == [known]

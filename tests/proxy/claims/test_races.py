@@ -125,7 +125,7 @@ async def test_what_changes_between_the_look_and_the_lease_is_seen(
 ) -> None:
     first, second = proxies
     oldest, newer = await first.world.ready(), await first.world.ready()
-    transact = first.world.database.transact
+    commit = first.world.database.commit
     changes = iter([change])
 
     async def after_the_change(*args: Any, **kwargs: Any) -> Any:
@@ -138,9 +138,9 @@ async def test_what_changes_between_the_look_and_the_lease_is_seen(
                 await second.world.set_run(head_version=1)
             case "paused":
                 await second.world.set_run(state="paused")
-        return await transact(*args, **kwargs)
+        return await commit(*args, **kwargs)
 
-    monkeypatch.setattr(first.world.database, "transact", after_the_change)
+    monkeypatch.setattr(first.world.database, "commit", after_the_change)
     request = ClaimRequest(trainer="t", want=1, at_least=1, max_staleness=0)
     batch = await first.claims.claim(first.world.run, request)
     handed = {one.session_id: len(one.turns) for group in batch.groups for one in group.trajectories}

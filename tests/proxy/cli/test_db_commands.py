@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 from typer.testing import CliRunner
 
@@ -161,11 +161,15 @@ def in_use(url: str, work: Callable[[Store], Coroutine[Any, Any, None]]) -> None
 async def backed_up_meanwhile(store: Store, run: Callable[..., Any], copy: Path) -> None:
 
     await store.sessions.create(store.run, SessionSpec())
-    async with store.database.write() as connection:
-        await connection.execute(text("UPDATE sessions SET task = 'not committed yet'"))
-        made = await asyncio.to_thread(run, "backup", copy)
-    assert made.exit_code == 0, made.output
-    assert "checked" in made.stdout
+    made: list[Any] = []
+
+    def write(connection: Connection) -> None:
+        connection.execute(text("UPDATE sessions SET task = 'not committed yet'"))
+        made.append(run("backup", copy))
+
+    await store.database.commit(write)
+    assert made[0].exit_code == 0, made[0].output
+    assert "checked" in made[0].stdout
 
 
 def test_a_sqlite_backup_is_a_store(tmp_path: Path) -> None:

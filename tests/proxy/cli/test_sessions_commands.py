@@ -128,10 +128,11 @@ async def test_pages_are_followed_up_to_the_limit(shell: Shell, monkeypatch: pyt
 async def test_a_session_is_shown_by_id_and_by_name(shell: Shell) -> None:
     first, second = await shell.attempts(2)
     (turn,) = (await shell.site.overview.session(second)).turns
-    async with shell.site.database.write() as connection:
-        await connection.execute(
+    await shell.site.database.commit(
+        lambda connection: connection.execute(
             update(TurnRow).where(TurnRow.id == turn.id).values(state="truncated", continuation="edited")
         )
+    )
     shown = await shell.run("show", "attempt-42")
     abandoned = f"turn {turn.ordinal} is not trained: it was abandoned: the agent left"
     for said in ("attempt-42 #2", turn.id, "truncated", abandoned, "edited", "Named by the address", first):

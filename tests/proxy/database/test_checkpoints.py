@@ -98,7 +98,7 @@ def test_a_log_that_is_never_free_of_readers_is_emptied_all_the_same(connection:
 
 async def test_a_log_that_was_long_is_cut_when_it_begins_anew(tmp_path: Path) -> None:
     database = Database(sqlite_database(tmp_path))
-    limit = await database.look(lambda found: found.exec_driver_sql("PRAGMA journal_size_limit").scalar_one())
+    limit = await database.read(lambda found: found.exec_driver_sql("PRAGMA journal_size_limit").scalar_one())
     assert limit == 64 << 20
     await database.aclose()
 
@@ -111,7 +111,7 @@ async def test_a_store_that_is_written_has_it_until_it_is_closed(tmp_path: Path)
     before = set(threading.enumerate())
     database = Database(sqlite_database(tmp_path))
     rows = [{"kind": "k", "data": "{}"}] * ENOUGH
-    await database.transact(
+    await database.commit(
         lambda connection: connection.execute(text("INSERT INTO events (kind, data) VALUES (:kind, :data)"), rows)
     )
     assert checkpointing(before) == ["store-checkpoints"]

@@ -75,24 +75,13 @@ def count(connection: Connection) -> int:
 
 
 async def everything_at_once(database: Database, number: int) -> None:
-    """Functions and blocks that read and write, all at the same time."""
-
-    async def read_block() -> None:
-        async with database.read() as connection:
-            await connection.run_sync(count)
-            await connection.execute(text("SELECT 1"))
-
-    async def write_block(name: int) -> None:
-        async with database.write() as connection:
-            await connection.run_sync(touch(name))
-
+    """Writes with keys, writes without, and reads, all at the same time."""
     await asyncio.gather(
-        *(database.transact(touch(one), about=str(one)) for one in range(number)),
-        *(database.look(count) for _ in range(number)),
-        *(read_block() for _ in range(number)),
-        *(write_block(number + one) for one in range(number)),
+        *(database.commit(touch(one), order_key=str(one)) for one in range(number)),
+        *(database.read(count) for _ in range(number)),
+        *(database.commit(touch(number + one)) for one in range(number)),
     )
-    assert await database.look(count) == 2 * number
+    assert await database.read(count) == 2 * number
 
 
 @pytest.mark.parametrize("connections", [1, 2, 5])
@@ -109,9 +98,9 @@ async def test_two_proxies_share_what_a_role_has(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(postgresql, "_IDLE_SECONDS", 0.2)
     with limited(5) as url:
         first, second = Database(url, busy_timeout_seconds=60), Database(url, busy_timeout_seconds=60)
-        await asyncio.gather(*(first.look(count) for _ in range(50)))
-        await asyncio.gather(*(second.transact(touch(one)) for one in range(50)))
-        await asyncio.gather(*(database.look(count) for database in (first, second) for _ in range(50)))
+        await asyncio.gather(*(first.read(count) for _ in range(50)))
+        await asyncio.gather(*(second.commit(touch(one)) for one in range(50)))
+        await asyncio.gather(*(database.read(count) for database in (first, second) for _ in range(50)))
         await first.aclose()
         await second.aclose()
 
@@ -124,7 +113,7 @@ async def test_no_more_connections_are_made_than_allowed_and_idle_ones_end(
         database = Database(url, connections=3)
 
         def held() -> int:
-            # Named, as the connection of the look before may still be ending.
+            # Named, as the connection of the read before may still be ending.
             with psycopg.connect(url, application_name="looks on") as connection:
                 query = (
                     "SELECT count(*) FROM pg_stat_activity"
@@ -142,7 +131,7 @@ async def test_no_more_connections_are_made_than_allowed_and_idle_ones_end(
         while held() > 0:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
-        assert await database.look(count) == 120
+        assert await database.read(count) == 120
         await database.aclose()
 
 
@@ -151,7 +140,7 @@ async def test_work_that_waits_in_vain_is_told_so_without_the_address_or_the_rol
         role = url.partition("//")[2].partition("@")[0]
         database = Database(url, busy_timeout_seconds=0.3)
         with pytest.raises(StoreUnavailable, match="all connections are in use") as raised:
-            await database.look(count)
+            await database.read(count)
         assert role not in raised.value.message
         await database.aclose()
 
@@ -160,7 +149,7 @@ async def test_errors_name_neither_the_server_nor_the_user() -> None:
     away = Database("postgresql://somebody:secret@127.0.0.1:1/hidden")
     nobody = Database(shared_server().url("postgres").replace("postgres@", "nobody_at_all@"))
     for database, hidden in ((away, ("somebody", "127.0.0.1", "secret")), (nobody, ("nobody_at_all", "/tmp"))):
-        for use in (database.look(count), database.transact(touch(1))):
+        for use in (database.read(count), database.commit(touch(1))):
             with pytest.raises(StoreUnavailable, match="cannot be reached") as raised:
                 await use
             assert not any(word in raised.value.message for word in hidden)
@@ -170,10 +159,10 @@ async def test_errors_name_neither_the_server_nor_the_user() -> None:
 async def test_model_calls_are_written_while_slow_readers_hold_all_they_may() -> None:
     with postgresql_database() as url:
         database = Database(url, connections=2)
-        slow = asyncio.create_task(database.look(lambda connection: connection.execute(text("SELECT pg_sleep(2)"))))
+        slow = asyncio.create_task(database.read(lambda connection: connection.execute(text("SELECT pg_sleep(2)"))))
         await asyncio.sleep(0.1)
         began = time.monotonic()
-        assert await database.transact(touch(1)) == 1
+        assert await database.commit(touch(1)) == 1
         assert time.monotonic() - began < 1.5
         await slow
         await database.aclose()
@@ -230,8 +219,8 @@ async def test_behind_pgbouncer_in_transaction_mode_nothing_is_different(tmp_pat
             return [str(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names]
 
         for _ in range(10):
-            assert await database.transact(shown) == ["30s", "off", "off", "off"]
-            assert await database.look(shown) == ["30s", "off", "off", "on"]
+            assert await database.commit(shown) == ["30s", "off", "off", "off"]
+            assert await database.read(shown) == ["30s", "off", "off", "on"]
         with psycopg.connect(url, prepare_threshold=None) as connection:
             (left,) = connection.execute("SHOW enable_seqscan").fetchall()[0]
             assert left == "on", "nothing stays behind for others"

@@ -18,7 +18,7 @@ ASK = (
     "from proxy.database.unit_of_work import Database\n"
     "async def ask():\n"
     "    database = Database(sys.argv[1])\n"
-    "    print(await database.transact(lambda found: found.exec_driver_sql('PRAGMA synchronous').scalar_one()))\n"
+    "    print(await database.commit(lambda found: found.exec_driver_sql('PRAGMA synchronous').scalar_one()))\n"
     "    await database.aclose()\n"
     "asyncio.run(ask())\n"
 )
@@ -35,8 +35,6 @@ def test_every_commit_waits_for_the_disk_unless_told_otherwise(tmp_path: Path) -
 async def test_every_connection_waits_for_the_disk_as_asked(tmp_path: Path, asked: str, level: int) -> None:
     database = Database(sqlite_database(tmp_path), synchronous=asked)
     statement = "PRAGMA synchronous"
-    assert await database.transact(lambda found: found.exec_driver_sql(statement).scalar_one()) == level
-    assert await database.look(lambda found: found.exec_driver_sql(statement).scalar_one()) == level
-    async with database.write() as connection:
-        assert (await connection.exec_driver_sql(statement)).scalar_one() == level
+    assert await database.commit(lambda found: found.exec_driver_sql(statement).scalar_one()) == level
+    assert await database.read(lambda found: found.exec_driver_sql(statement).scalar_one()) == level
     await database.aclose()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -55,10 +56,10 @@ class Numbers:
                 raise ValueError(str(number))
             return number * 10
 
-        return await self.database.transact(write)
+        return await self.database.commit(write)
 
     async def stored(self) -> set[int]:
-        return await self.database.look(_stored)
+        return await self.database.read(_stored)
 
 
 def _stored(connection: Connection) -> set[int]:
@@ -68,8 +69,9 @@ def _stored(connection: Connection) -> set[int]:
 @pytest.fixture
 async def numbers(tmp_path: Path) -> AsyncIterator[Numbers]:
     numbers = Numbers(tmp_path / "numbers.sqlite3")
-    async with numbers.database.write() as connection:
-        await connection.execute(text("CREATE TABLE numbers (number INTEGER PRIMARY KEY)"))
+    await numbers.database.commit(
+        lambda connection: connection.execute(text("CREATE TABLE numbers (number INTEGER PRIMARY KEY)"))
+    )
     yield numbers
     await numbers.database.aclose()
 
@@ -87,10 +89,10 @@ async def test_writes_that_come_together_share_transactions(numbers: Numbers) ->
         """SQLite counts those that changed the file."""
         return int(connection.exec_driver_sql("PRAGMA data_version").scalar_one())
 
-    before = await numbers.database.look(transaction_count)
+    before = await numbers.database.read(transaction_count)
     await asyncio.gather(*(numbers.add(number) for number in range(2 * AT_ONCE)))
     # A version for a reader is at least one commit; with one of four readers it may have seen fewer, never more.
-    assert await numbers.database.look(transaction_count) - before <= 3
+    assert await numbers.database.read(transaction_count) - before <= 3
 
 
 async def test_a_failing_write_fails_alone(numbers: Numbers) -> None:
@@ -104,15 +106,15 @@ async def test_a_failing_write_fails_alone(numbers: Numbers) -> None:
 
 
 async def test_writes_of_a_kind_are_made_together(numbers: Numbers) -> None:
-    writes = [numbers.add(1), *(numbers.database.transact(Adding(n, numbers.runs)) for n in (2, 3)), numbers.add(4)]
-    writes.append(numbers.database.transact(Adding(5, numbers.runs)))
+    writes = [numbers.add(1), *(numbers.database.commit(Adding(n, numbers.runs)) for n in (2, 3)), numbers.add(4)]
+    writes.append(numbers.database.commit(Adding(5, numbers.runs)))
     assert await asyncio.gather(*writes) == [10, 20, 30, 40, 50]
     assert numbers.runs == [[2, 3, 5], 1, 4]
     assert await numbers.stored() == {1, 2, 3, 4, 5}
 
 
 async def test_where_writes_cannot_be_made_together_each_is_alone(numbers: Numbers) -> None:
-    writes = [numbers.database.transact(Adding(n, numbers.runs)) for n in (2, 3, 3, 4)]
+    writes = [numbers.database.commit(Adding(n, numbers.runs)) for n in (2, 3, 3, 4)]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [results[0], results[1], results[3]] == [20, 30, 40]
     assert "UNIQUE" in str(results[2])
@@ -133,16 +135,14 @@ async def test_where_writes_fail_they_are_not_tried_together_for_a_while(numbers
     assert await numbers.stored() == {1, 2, 3, 4, *range(100, 100 + CAREFUL)}
 
 
-async def test_a_block_waits_for_the_second_try_of_a_group(numbers: Numbers) -> None:
-    async def block() -> list[int]:
-        async with numbers.database.write() as connection:
-            return list((await connection.execute(text("SELECT number FROM numbers ORDER BY number"))).scalars())
-
+async def test_closing_waits_for_the_second_try_of_a_group(numbers: Numbers) -> None:
     adding = [asyncio.ensure_future(numbers.add(number)) for number in (1, -1, 2)]
     for _ in range(3):  # until their transaction is under way
         await asyncio.sleep(0)
-    assert await block() == [1, 2], "the block is after the group, or both would wait for the other"
-    assert [str(result) for result in await asyncio.gather(*adding, return_exceptions=True)] == ["10", "-1", "20"]
+    await numbers.database.aclose()
+    await asyncio.sleep(0)  # their tasks see the results
+    results = [write.result() if write.exception() is None else write.exception() for write in adding]
+    assert [str(result) for result in results] == ["10", "-1", "20"]
 
 
 async def test_a_write_that_fails_on_its_own_changes_nothing(numbers: Numbers) -> None:
@@ -177,19 +177,18 @@ async def test_closing_waits_for_what_is_being_written(numbers: Numbers) -> None
     assert await asyncio.gather(*tasks) == [0, 10, 20]
 
 
-async def test_blocks_and_functions_write_one_at_a_time(numbers: Numbers) -> None:
-    """Each waits for the other in the process; SQLite's own patience is a tenth of a second here."""
-    inside = asyncio.Event()
+async def test_a_write_that_takes_long_delays_the_others_and_fails_none(numbers: Numbers) -> None:
+    """Writes queue in the process; SQLite's own patience, a tenth of a second here, does not matter."""
+    inside = threading.Event()
 
-    async def block(number: int) -> None:
-        async with numbers.database.write() as connection:
-            inside.set()
-            await connection.execute(text("INSERT INTO numbers VALUES (:number)"), {"number": number})
-            await asyncio.sleep(0.3)
+    def slow(connection: Connection) -> None:
+        inside.set()
+        connection.execute(text("INSERT INTO numbers VALUES (100)"))
+        time.sleep(0.3)
 
-    first = asyncio.create_task(block(100))
-    await inside.wait()
-    await asyncio.gather(first, *(numbers.add(number) for number in range(10)), block(101))
+    first = asyncio.create_task(numbers.database.commit(slow))
+    await asyncio.to_thread(inside.wait, 10)
+    await asyncio.gather(first, *(numbers.add(number) for number in range(10)), numbers.add(101))
     assert await numbers.stored() == {*range(10), 100, 101}
 
 
@@ -205,7 +204,7 @@ async def test_a_database_that_another_process_keeps_locked_is_unavailable(numbe
 
 async def test_a_full_disk_fails_what_does_not_fit_and_nothing_afterwards(numbers: Numbers) -> None:
     async def fill(size: int) -> None:
-        await numbers.database.transact(
+        await numbers.database.commit(
             lambda connection: connection.execute(
                 text("INSERT INTO fillings VALUES (zeroblob(:size))"), {"size": size}
             )
@@ -216,7 +215,7 @@ async def test_a_full_disk_fails_what_does_not_fit_and_nothing_afterwards(number
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 8}")
 
-    await numbers.database.transact(bound)
+    await numbers.database.commit(bound)
     results = await asyncio.gather(fill(10), fill(1 << 20), numbers.add(5), return_exceptions=True)
     assert isinstance(results[1], StoreUnavailable)
     assert await numbers.add(1) == 10
@@ -237,9 +236,9 @@ async def test_who_shares_a_transaction_with_what_a_full_disk_refuses_is_told_wh
     def fill(connection: Connection) -> None:
         connection.execute(text("INSERT INTO fillings VALUES (zeroblob(1 << 20))"))
 
-    await numbers.database.transact(bound)
+    await numbers.database.commit(bound)
     mates = [numbers.add(number) for number in range(1, 11)]
-    filling = numbers.database.transact(fill)
+    filling = numbers.database.commit(fill)
     results = list(await asyncio.gather(*mates[:5], filling, *mates[5:], return_exceptions=True))
     assert isinstance(results.pop(5), StoreUnavailable)
     told = {number for number, result in enumerate(results, start=1) if result == number * 10}

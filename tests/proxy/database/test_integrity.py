@@ -113,7 +113,7 @@ def test_damage_that_a_call_meets_is_told_by_every_call_from_then_on(tmp_path: P
         runs = RunDirectory(database, MovedClock())
         assert (await runs.by_name("policy")).name == "policy", "what is whole is still read"
         with pytest.raises(StoreDamaged, match="malformed"):
-            await database.look(
+            await database.read(
                 lambda connection: connection.exec_driver_sql("SELECT max(messages) FROM turns").all()
             )
         assert database.integrity is IntegrityState.DAMAGED
@@ -122,8 +122,7 @@ def test_damage_that_a_call_meets_is_told_by_every_call_from_then_on(tmp_path: P
         with pytest.raises(StoreDamaged):
             await database.check_writable()
         with pytest.raises(StoreDamaged):
-            async with database.write():
-                pass
+            await database.commit(lambda connection: None)
         with pytest.raises(StoreDamaged):
             await database.scrub()
         await database.aclose()
@@ -140,10 +139,10 @@ def test_an_error_of_another_kind_is_no_damage(tmp_path: Path) -> None:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable, match="locked") as raised:
-                await database.transact(lambda connection: None)
+                await database.commit(lambda connection: None)
         assert not isinstance(raised.value, StoreDamaged)
         assert raised.value.retry_after is not None
-        await database.transact(lambda connection: None)
+        await database.commit(lambda connection: None)
         await database.aclose()
 
     asyncio.run(meet())

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from proxy.claims.repository import ClaimRepository
-from proxy.database.unit_of_work import Database, retried
+from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
 from tests.database import PostgresServer, needs_postgresql, postgresql_database
 
@@ -27,9 +27,12 @@ def url() -> Iterator[str]:
 async def pair(url: str) -> AsyncIterator[tuple[Database, Database]]:
     """Two proxies' views of one database with a table of two accounts."""
     first, second = Database(url), Database(url)
-    async with first.write() as connection:
-        await connection.execute(text("CREATE TABLE accounts (name TEXT PRIMARY KEY, value INTEGER NOT NULL)"))
-        await connection.execute(text("INSERT INTO accounts VALUES ('a', 0), ('b', 0)"))
+
+    def work(connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE accounts (name TEXT PRIMARY KEY, value INTEGER NOT NULL)"))
+        connection.execute(text("INSERT INTO accounts VALUES ('a', 0), ('b', 0)"))
+
+    await first.commit(work)
     yield first, second
     await first.aclose()
     await second.aclose()
@@ -43,7 +46,7 @@ async def values(database: Database) -> dict[str, int]:
     def read(connection: Connection) -> dict[str, int]:
         return {row[0]: row[1] for row in connection.execute(text("SELECT name, value FROM accounts"))}
 
-    return await database.look(read)
+    return await database.read(read)
 
 
 def setting(name: str) -> Callable[[Connection], str]:
@@ -75,7 +78,7 @@ class Crossing:
 
 async def test_of_two_that_lock_each_other_out_both_are_written(pair: tuple[Database, Database]) -> None:
     crossing = Crossing()
-    await asyncio.gather(pair[0].transact(crossing.write("a", "b")), pair[1].transact(crossing.write("b", "a")))
+    await asyncio.gather(pair[0].commit(crossing.write("a", "b")), pair[1].commit(crossing.write("b", "a")))
     assert await values(pair[0]) == {"a": 2, "b": 2}
     assert crossing.begun == 3, "one was run again"
 
@@ -93,10 +96,10 @@ async def test_who_shares_a_transaction_with_one_that_is_locked_out_is_written_o
         return write
 
     results = await asyncio.gather(
-        pair[0].transact(mate(0)),
-        pair[0].transact(crossing.write("a", "b")),
-        pair[0].transact(mate(1)),
-        pair[1].transact(crossing.write("b", "a")),
+        pair[0].commit(mate(0)),
+        pair[0].commit(crossing.write("a", "b")),
+        pair[0].commit(mate(1)),
+        pair[1].commit(crossing.write("b", "a")),
     )
     assert (results[0], results[2]) == (0, 1)
     assert await values(pair[1]) == {"a": 2, "b": 2, "mate 0": 0, "mate 1": 0}
@@ -119,82 +122,64 @@ async def test_of_two_that_insert_the_same_name_the_second_finds_it(pair: tuple[
 
         return write
 
-    results = await asyncio.gather(pair[0].transact(find_or_insert("0")), pair[1].transact(find_or_insert("1")))
+    results = await asyncio.gather(pair[0].commit(find_or_insert("0")), pair[1].commit(find_or_insert("1")))
     assert sorted(result[2:] for result in results) == ["found it", "made it"]
 
 
-async def test_blocks_that_lock_each_other_out_are_run_again_where_that_is_asked_for(
+async def test_a_write_that_always_meets_others_is_unavailable_and_not_tried_forever(
     pair: tuple[Database, Database],
 ) -> None:
-    both, begun = asyncio.Barrier(2), []
-
-    class Mover:
-        def __init__(self, database: Database) -> None:
-            self._database = database
-
-        @retried
-        async def move(self, first: str, second: str) -> None:
-            async with self._database.write() as connection:
-                begun.append(first)
-                await connection.run_sync(add, first)
-                if len(begun) <= 2:
-                    await both.wait()
-                await connection.run_sync(add, second)
-
-    await asyncio.gather(Mover(pair[0]).move("a", "b"), Mover(pair[1]).move("b", "a"))
-    assert await values(pair[0]) == {"a": 2, "b": 2}
-    assert len(begun) == 3
-
-
-async def test_a_block_that_is_always_locked_out_is_unavailable_and_not_tried_forever() -> None:
     begun = 0
 
-    @retried
-    async def contended() -> None:
+    def contended(connection: Connection) -> None:
         nonlocal begun
         begun += 1
-        raise StoreContended("again")
+        connection.execute(text("DO $$ BEGIN RAISE EXCEPTION 'conflict' USING ERRCODE = '40001'; END $$"))
 
-    with pytest.raises(StoreUnavailable):
-        await contended()
+    with pytest.raises(StoreContended):
+        await pair[0].commit(contended)
     assert begun == 5
 
 
-async def test_a_look_sees_one_state_whatever_is_written_meanwhile(pair: tuple[Database, Database]) -> None:
-    async with pair[0].read() as connection:
-        before = (await connection.execute(text("SELECT sum(value) FROM accounts"))).scalar_one()
-        await pair[1].transact(lambda writer: add(writer, "a"))
-        assert (await connection.execute(text("SELECT sum(value) FROM accounts"))).scalar_one() == before
+async def test_a_read_sees_one_state_whatever_is_written_meanwhile(pair: tuple[Database, Database]) -> None:
+    begun, written = threading.Event(), threading.Event()
 
-    looked, written = threading.Event(), threading.Event()
-
-    def look(reader: Connection) -> list[int]:
+    def read_twice(reader: Connection) -> list[int]:
         first = reader.execute(text("SELECT sum(value) FROM accounts")).scalar_one()
-        looked.set()
+        begun.set()
         written.wait(10)
         return [first, reader.execute(text("SELECT sum(value) FROM accounts")).scalar_one()]
 
-    looking = asyncio.create_task(pair[0].look(look))
-    await asyncio.to_thread(looked.wait, 10)
-    await pair[1].transact(lambda writer: add(writer, "a"))
+    reading = asyncio.create_task(pair[0].read(read_twice))
+    await asyncio.to_thread(begun.wait, 10)
+    await pair[1].commit(lambda writer: add(writer, "a"))
     written.set()
-    assert await looking == [1, 1]
+    assert await reading == [0, 0]
 
 
-async def test_a_look_cannot_write(pair: tuple[Database, Database]) -> None:
+async def test_a_read_cannot_write(pair: tuple[Database, Database]) -> None:
     with pytest.raises(StoreUnavailable, match="read-only"):
-        await pair[0].look(lambda connection: add(connection, "a"))
+        await pair[0].read(lambda connection: add(connection, "a"))
     assert await values(pair[0]) == {"a": 0, "b": 0}
 
 
 async def test_waiting_for_a_lock_has_an_end(url: str, pair: tuple[Database, Database]) -> None:
     impatient = Database(url, busy_timeout_seconds=0.05)
     try:
-        async with pair[0].write() as connection:
-            await connection.run_sync(add, "a")
-            with pytest.raises(StoreUnavailable, match="lock timeout"):
-                await impatient.transact(lambda writer: add(writer, "a"))
-        await impatient.transact(lambda writer: add(writer, "a"))
+        locked, done = threading.Event(), threading.Event()
+
+        def hold(connection: Connection) -> None:
+            add(connection, "a")
+            locked.set()
+            done.wait(10)
+
+        holding = asyncio.create_task(pair[0].commit(hold))
+        await asyncio.to_thread(locked.wait, 10)
+        with pytest.raises(StoreUnavailable, match="lock timeout"):
+            await impatient.commit(lambda writer: add(writer, "a"))
+        done.set()
+        await holding
+        await impatient.commit(lambda writer: add(writer, "a"))
     finally:
         await impatient.aclose()
     assert (await values(pair[0]))["a"] == 2
@@ -204,8 +189,8 @@ async def test_a_statement_has_an_end(url: str) -> None:
     impatient = Database(url, statement_timeout_seconds=0.05)
     try:
         with pytest.raises(StoreUnavailable, match="statement timeout"):
-            await impatient.look(lambda connection: connection.execute(text("SELECT pg_sleep(30)")))
-        assert await impatient.look(setting("statement_timeout")) == "50ms"
+            await impatient.read(lambda connection: connection.execute(text("SELECT pg_sleep(30)")))
+        assert await impatient.read(setting("statement_timeout")) == "50ms"
     finally:
         await impatient.aclose()
 
@@ -214,9 +199,7 @@ async def test_a_statement_has_an_end(url: str) -> None:
 async def test_what_a_commit_waits_for(url: str, asked: str | None, waits: str) -> None:
     database = Database(url, synchronous=asked)
     try:
-        assert await database.transact(setting("synchronous_commit")) == waits
-        async with database.write() as connection:
-            assert await connection.run_sync(setting("synchronous_commit")) == waits
+        assert await database.commit(setting("synchronous_commit")) == waits
     finally:
         await database.aclose()
 
@@ -226,14 +209,14 @@ async def test_only_leases_may_be_forgotten(pair: tuple[Database, Database]) -> 
         ClaimRepository(connection).may_be_forgotten()
         return setting("synchronous_commit")(connection)
 
-    assert await pair[0].transact(lease) == "off"
-    assert await pair[0].transact(setting("synchronous_commit")) == "on"
+    assert await pair[0].commit(lease) == "off"
+    assert await pair[0].commit(setting("synchronous_commit")) == "on"
 
 
 async def test_a_value_that_the_database_cannot_hold_is_the_requests_fault(pair: tuple[Database, Database]) -> None:
     for value in (2**40, "text\0more"):
         with pytest.raises(InvalidRequest, match="cannot hold"):
-            await pair[0].transact(
+            await pair[0].commit(
                 lambda connection, value=value: connection.execute(  # type: ignore[misc]
                     text("INSERT INTO accounts VALUES (:name, :value)"),
                     {"name": str(value), "value": value if isinstance(value, int) else 0},
@@ -248,7 +231,7 @@ async def test_after_a_crash_of_the_server_the_first_calls_are_served(url: str) 
     server.start()
     database = Database(server.url("postgres"))
     try:
-        await database.transact(lambda connection: connection.execute(text("CREATE TABLE kept (value INTEGER)")))
+        await database.commit(lambda connection: connection.execute(text("CREATE TABLE kept (value INTEGER)")))
         for acknowledged, end in enumerate((server.stop, server.kill, server.kill), start=1):
             await add_one(database, acknowledged - 1)
             assert await counted(database) == acknowledged
@@ -258,29 +241,28 @@ async def test_after_a_crash_of_the_server_the_first_calls_are_served(url: str) 
             with pytest.raises(StoreUnavailable):
                 await counted(database)
             with pytest.raises(StoreUnavailable):
-                async with database.write() as connection:
-                    await connection.execute(text("INSERT INTO kept VALUES (2000)"))
+                await database.commit(lambda connection: connection.execute(text("INSERT INTO kept VALUES (2000)")))
             server.start()
             assert await counted(database) == acknowledged
-            async with database.read() as connection:
-                rows = (await connection.execute(text("SELECT value FROM kept ORDER BY value"))).scalars().all()
+            rows = await database.read(
+                lambda connection: connection.execute(text("SELECT value FROM kept ORDER BY value")).scalars().all()
+            )
             assert list(rows) == list(range(acknowledged))
-            async with database.write() as connection:
-                await connection.execute(text("SELECT 1"))
+            await database.commit(lambda connection: connection.execute(text("SELECT 1")))
     finally:
         await database.aclose()
         server.remove()
 
 
 async def add_one(database: Database, value: int) -> None:
-    await database.transact(
+    await database.commit(
         lambda connection: connection.execute(text("INSERT INTO kept VALUES (:value)"), {"value": value})
     )
 
 
 async def counted(database: Database) -> int:
     return int(
-        await database.look(lambda connection: connection.execute(text("SELECT count(*) FROM kept")).scalar_one())
+        await database.read(lambda connection: connection.execute(text("SELECT count(*) FROM kept")).scalar_one())
     )
 
 
@@ -288,13 +270,14 @@ async def test_a_connection_that_the_server_closed_is_replaced_without_a_word(
     pair: tuple[Database, Database],
 ) -> None:
     await values(pair[0])
-    await pair[0].transact(lambda connection: add(connection, "a"))
-    async with pair[1].write() as connection:
-        await connection.execute(
+    await pair[0].commit(lambda connection: add(connection, "a"))
+    await pair[1].commit(
+        lambda connection: connection.execute(
             text(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid != pg_backend_pid()"
             )
         )
-    await pair[0].transact(lambda connection: add(connection, "a"))
+    )
+    await pair[0].commit(lambda connection: add(connection, "a"))
     assert (await values(pair[0]))["a"] == 2

@@ -98,7 +98,7 @@ async def test_a_store_on_a_full_disk_is_not_ready(tmp_path: Path) -> None:
 async def test_a_postgresql_that_only_reads_is_not_ready() -> None:
     with postgresql_database() as url:
         database = Database(f"{url}&options=-c%20default_transaction_read_only%3Don")
-        assert await database.look(lambda connection: connection.exec_driver_sql("SELECT 1").scalar_one()) == 1
+        assert await database.read(lambda connection: connection.exec_driver_sql("SELECT 1").scalar_one()) == 1
         with pytest.raises(StoreUnavailable, match="read-only"):
             await database.check_writable()
         await database.aclose()

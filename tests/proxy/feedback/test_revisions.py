@@ -112,8 +112,9 @@ class Account:
     async def _entries(self, session_id: SessionId) -> list[LedgerEntry]:
         columns = [getattr(RewardRow, name) for name in LedgerEntry.__struct_fields__]
         statement = select(*columns).where(RewardRow.session_id == session_id).order_by(RewardRow.sequence)
-        async with self._ledger.world.database.read() as connection:
-            return [LedgerEntry(**row._mapping) for row in await connection.execute(statement)]
+        return await self._ledger.world.database.read(
+            lambda connection: [LedgerEntry(**row._mapping) for row in connection.execute(statement)]
+        )
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -362,13 +362,16 @@ async def test_what_only_explains_is_no_reward(store: Store) -> None:
 async def test_a_session_tells_what_it_was_trained_on(store: Store) -> None:
     session_id, _ = await session_with_turn(store)
     receipt = await record(store, reward(1.0, session_id=session_id))
-    async with store.database.write() as connection:
-        claim = {"id": "clm_1", "run_id": store.run.id, "trainer": "t", "state": "committed", "base_version": 0}
-        await connection.execute(insert(ClaimRow).values(claim | {"created_at": 0.0, "lease_expires_at": 0.0}))
+    claim = {"id": "clm_1", "run_id": store.run.id, "trainer": "t", "state": "committed", "base_version": 0}
+
+    def work(connection: Connection) -> None:
+        connection.execute(insert(ClaimRow).values(claim | {"created_at": 0.0, "lease_expires_at": 0.0}))
         handed = {"claim_id": "clm_1", "session_id": session_id, "position": 0, "turn_count": 1}
-        await connection.execute(
+        connection.execute(
             insert(ClaimedSessionRow).values(handed | {"reward": 1.0, "reward_ids": list(receipt.rewards)})
         )
+
+    await store.database.commit(work)
     await store.set_session(session_id, training="consumed", consumed_by=1, claim_id="clm_1")
     store.clock.now += 1
     await record(store, reward(0.0, session_id=session_id, source="ada"))
@@ -410,9 +413,8 @@ async def test_the_ledger_only_grows(store: Store) -> None:
     await record(store, reward(1.0, session_id=session_id, comment="first"))
 
     async def rows() -> list[tuple[object, ...]]:
-        async with store.database.read() as connection:
-            statement = select(RewardRow.__table__).order_by(RewardRow.sequence)
-            return [tuple(row) for row in await connection.execute(statement)]
+        statement = select(RewardRow.__table__).order_by(RewardRow.sequence)
+        return await store.database.read(lambda connection: [tuple(row) for row in connection.execute(statement)])
 
     before = await rows()
     await record(store, reward(2.0, session_id=session_id))
@@ -428,11 +430,11 @@ async def test_a_full_disk_is_said_and_passes(sqlite_store: Store) -> None:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
         connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + more}")
 
-    await store.database.transact(lambda connection: bound(connection, 0))
+    await store.database.commit(lambda connection: bound(connection, 0))
     with pytest.raises(StoreUnavailable, match="full"):
         await record(store, long)
     assert await store.reward_values(session_id) == []
     assert (await store.sessions.get(store.owner, session_id)).state == "open"
-    await store.database.transact(lambda connection: bound(connection, 1000))
+    await store.database.commit(lambda connection: bound(connection, 1000))
     await record(store, long)
     assert await store.training(session_id) == "ready"

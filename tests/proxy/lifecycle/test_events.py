@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select
 
 from proxy.database.tables import EventRow
 from proxy.database.unit_of_work import Database
-from proxy.lifecycle.events import add_event
+from proxy.lifecycle.events import append_event
 from tests.database import needs_postgresql, postgresql_database
 
 
@@ -23,23 +23,23 @@ async def test_who_has_read_up_to_an_event_has_seen_all_before_it() -> None:
         appended, looked = threading.Event(), threading.Event()
 
         def slow(connection: Connection) -> None:
-            add_event(connection, run_id=None, kind="slow", data={}, now=0.0)
+            append_event(connection, run_id=None, kind="slow", data={}, now=0.0)
             appended.set()
             looked.wait(10)
 
         def quick(connection: Connection) -> None:
-            add_event(connection, run_id=None, kind="quick", data={}, now=0.0)
+            append_event(connection, run_id=None, kind="quick", data={}, now=0.0)
 
         try:
-            appending = asyncio.create_task(first.transact(slow))
+            appending = asyncio.create_task(first.commit(slow))
             assert await asyncio.to_thread(appended.wait, 10)
-            following = asyncio.create_task(second.transact(quick))
+            following = asyncio.create_task(second.commit(quick))
             done, _ = await asyncio.wait((following,), timeout=0.2)
             assert not done
-            assert await second.look(kinds) == []
+            assert await second.read(kinds) == []
             looked.set()
             await asyncio.gather(appending, following)
-            assert await second.look(kinds) == ["slow", "quick"]
+            assert await second.read(kinds) == ["slow", "quick"]
         finally:
             looked.set()
             await first.aclose()

@@ -47,8 +47,9 @@ async def begun(limits: RunLimits, run: RunView, calls: int) -> int:
 
 
 async def rows(store: Store) -> dict[str, float]:
-    async with store.database.read() as connection:
-        found = (await connection.execute(select(RateLimitRow.kind, RateLimitRow.due_at))).all()
+    found = await store.database.read(
+        lambda connection: connection.execute(select(RateLimitRow.kind, RateLimitRow.due_at)).all()
+    )
     return {row.kind: row.due_at for row in found}
 
 
@@ -57,7 +58,7 @@ class Transactions:
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        transact, look = store.database.transact, store.database.look
+        commit, read = store.database.commit, store.database.read
 
         def counted(method: Any) -> Any:
             async def run(*args: Any, **kwargs: Any) -> Any:
@@ -66,8 +67,8 @@ class Transactions:
 
             return run
 
-        monkeypatch.setattr(store.database, "transact", counted(transact))
-        monkeypatch.setattr(store.database, "look", counted(look))
+        monkeypatch.setattr(store.database, "commit", counted(commit))
+        monkeypatch.setattr(store.database, "read", counted(read))
 
 
 async def test_without_limits_nothing_is_asked(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,8 +202,9 @@ async def test_sessions_are_opened_while_the_trainer_keeps_up(database_url: str)
             await limits.check_waiting(store.run)
         assert (told.value.code, told.value.retry_after) == ("trainer_behind", 5)
         assert store.limited.refused == ["max_waiting"]
-        async with store.database.write() as connection:
-            await connection.exec_driver_sql("UPDATE sessions SET training = 'consumed'")
+        await store.database.commit(
+            lambda connection: connection.exec_driver_sql("UPDATE sessions SET training = 'consumed'")
+        )
         store.clock.now += 1
         await limits.check_waiting(store.run)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import msgspec
 from fastapi import FastAPI
-from sqlalchemy import event
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import Connection, Engine, event
 
 from proxy.admin import endpoints as admin_endpoints
 from proxy.admin.sign_in import SignIn
@@ -110,13 +109,15 @@ async def plan_of(site: Site, asked: Callable[[], Awaitable[object]], about: str
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         seen.append((statement, parameters))
 
-    engine = cast("AsyncEngine", site.database._backend.reader).sync_engine
-    event.listen(engine, "before_cursor_execute", note)
+    event.listen(Engine, "before_cursor_execute", note)
     try:
         await asked()
     finally:
-        event.remove(engine, "before_cursor_execute", note)
+        event.remove(Engine, "before_cursor_execute", note)
     statement, parameters = next((text, values) for text, values in seen if about in text)
-    async with site.database.read() as connection:
-        rows = await connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+
+    def work(connection: Connection) -> str:
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
         return "\n".join(row[-1] for row in rows)
+
+    return await site.database.read(work)

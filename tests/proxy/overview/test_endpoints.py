@@ -196,6 +196,7 @@ async def _event(lines: Any) -> dict[str, str]:
 
 
 async def _log(site: Site, run_id: str, kind: str) -> None:
-    async with site.database.write() as connection:
-        await append_event(connection, run_id=run_id, kind=kind, data={}, now=NOW)
+    await site.database.commit(
+        lambda connection: append_event(connection, run_id=run_id, kind=kind, data={}, now=NOW)
+    )
     site.signals.events.notify()

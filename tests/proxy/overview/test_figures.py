@@ -43,9 +43,11 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 async def recounted(store: Store) -> Figures:
     """By going through all rows."""
-    async with store.database.read() as connection:
-        sessions = (await connection.execute(select(SessionRow.__table__))).all()
-        versions = (await connection.execute(select(PolicyVersionRow.__table__))).all()
+    sessions, versions = await store.database.read(
+        lambda connection: [
+            connection.execute(select(table.__table__)).all() for table in (SessionRow, PolicyVersionRow)
+        ]
+    )
     rewarded = sorted(
         (row.ended_at, row.id, row.reward)
         for row in sessions

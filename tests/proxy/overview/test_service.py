@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from proxy.contract.identifiers import least_turn_id, new_reward_id
 from proxy.database.tables import ClaimRow, EventRow, RewardRow, RunRow, SessionRow, TurnRow
@@ -22,16 +22,16 @@ from tests.proxy.overview.site import Site, plan_of
 
 
 async def _one(site: Site, *columns: Any, where: Any) -> Any:
-    async with site.database.read() as connection:
-        return (await connection.execute(select(*columns).where(where).limit(1))).first()
+    return await site.database.read(
+        lambda connection: connection.execute(select(*columns).where(where).limit(1)).first()
+    )
 
 
 async def _reward(site: Site, session_id: str, run_id: str, value: float, **values: Any) -> str:
     reward_id = new_reward_id()
     row = {"run_id": run_id, "session_id": session_id, "name": "reward", "value": value, "source": "checker"}
     row |= {"id": reward_id, "after_training": False, "created_at": NOW} | values
-    async with site.database.write() as connection:
-        await connection.execute(insert(RewardRow).values(row))
+    await site.database.commit(lambda connection: connection.execute(insert(RewardRow).values(row)))
     return reward_id
 
 
@@ -73,12 +73,9 @@ async def test_an_empty_run_has_no_figures_rather_than_zeros(site: Site) -> None
 
 async def test_calls_that_named_nothing_are_a_share_of_the_recent_ones(site: Site) -> None:
     run_id = await add_run(site.database)
-    for index in range(4):
-        session_id = await add_session(site.database, run_id, now=NOW + index)
-        if index == 0:
-            async with site.database.write() as connection:
-                named_nothing = update(TurnRow).where(TurnRow.session_id == session_id).values(attributed_by="new")
-                await connection.execute(named_nothing)
+    first, *_ = [await add_session(site.database, run_id, now=NOW + index) for index in range(4)]
+    named_nothing = update(TurnRow).where(TurnRow.session_id == first).values(attributed_by="new")
+    await site.database.commit(lambda connection: connection.execute(named_nothing))
     assert (await site.overview.run(run_id)).unattributed_share == 0.25
 
 
@@ -116,8 +113,7 @@ async def _add_turns(site: Site, run_id: str, begins: Sequence[float], seconds: 
         {**turn._mapping, "id": least_turn_id(begin), "started_at": begin, "finished_at": begin + seconds}
         for begin in begins
     ]
-    async with site.database.write() as connection:
-        await connection.execute(insert(TurnRow), rows)
+    await site.database.commit(lambda connection: connection.execute(insert(TurnRow), rows))
 
 
 async def test_a_rate_goes_through_so_many_turns_and_shows_what_is_whole(
@@ -125,8 +121,9 @@ async def test_a_rate_goes_through_so_many_turns_and_shows_what_is_whole(
 ) -> None:
     run_id = await add_run(site.database)
     await add_session(site.database, run_id, now=NOW - 100_000)
-    async with site.database.write() as connection:
-        await connection.execute(update(TurnRow).values(id=least_turn_id(NOW - 100_000), parent_id=None))
+    await site.database.commit(
+        lambda connection: connection.execute(update(TurnRow).values(id=least_turn_id(NOW - 100_000), parent_id=None))
+    )
     whole, bounded = RateHistory(run_id), RateHistory(run_id)
     monkeypatch.setattr(bounded, "TURNS", 80)
     shown: list[int] = []
@@ -146,8 +143,11 @@ async def test_a_rate_goes_through_so_many_turns_and_shows_what_is_whole(
 
 
 async def test_sessions_come_page_by_page_each_once_newest_first(site: Site, run_id: str) -> None:
-    async with site.database.write() as connection:
-        await connection.execute(update(SessionRow).values(created_at=NOW // 10 * 10))  # ties: the id decides
+    await site.database.commit(
+        lambda connection: connection.execute(
+            update(SessionRow).values(created_at=NOW // 10 * 10)
+        )  # ties: the id decides
+    )
     seen: list[SessionItem] = []
     cursor: str | None = None
     while True:
@@ -201,8 +201,11 @@ async def test_a_name_finds_its_attempts_in_its_own_run(site: Site, run_id: str)
 
 async def test_a_list_explains_each_session_as_the_session_itself_does(site: Site, run_id: str) -> None:
     greedy = await add_session(site.database, run_id, now=NOW, outcome="failed", training="excluded")
-    async with site.database.write() as connection:
-        await connection.execute(update(TurnRow).where(TurnRow.session_id == greedy).values(state="failed"))
+    await site.database.commit(
+        lambda connection: connection.execute(
+            update(TurnRow).where(TurnRow.session_id == greedy).values(state="failed")
+        )
+    )
     kept = await add_session(site.database, run_id, now=NOW, reward=1.0, attributed_by="import")
     listed = (await site.overview.sessions(run_id, SessionFilter(), limit=200)).sessions
     told = {item.id: item.explanation for item in listed}
@@ -286,7 +289,7 @@ async def test_a_revised_reward_shows_on_ledger_session_step_and_run(site: Site,
     ).sessions
     assert item.consumed_by is not None
     late = await _reward(site, item.id, run_id, 0.25, after_training=True)
-    await site.database.transact(lambda connection: settle(connection, [item.id], now=NOW))
+    await site.database.commit(lambda connection: settle(connection, [item.id], now=NOW))
     view = await site.overview.session(item.id)
     assert view.trained is not None
     assert (view.trained.reward_then, view.trained.reward_now, view.trained.revised) == (1.0, 0.25, True)
@@ -359,13 +362,10 @@ async def test_pausing_is_logged_once_and_an_archived_run_stays_so(site: Site, r
     assert (await site.overview.pause("calculator")).state == "paused"
     assert (await site.overview.pause("calculator")).state == "paused"
     assert (await site.overview.resume("calculator")).state == "active"
-    async with site.database.read() as connection:
-        kinds = (
-            (await connection.execute(select(EventRow.kind).order_by(EventRow.id.desc()).limit(3))).scalars().all()
-        )
+    newest = select(EventRow.kind).order_by(EventRow.id.desc()).limit(3)
+    kinds = await site.database.read(lambda connection: connection.execute(newest).scalars().all())
     assert kinds == ["run.resumed", "run.paused", "version.served"]
-    async with site.database.write() as connection:
-        await connection.execute(update(RunRow).values(state="archived"))
+    await site.database.commit(lambda connection: connection.execute(update(RunRow).values(state="archived")))
     with pytest.raises(Conflict):
         await site.overview.resume("calculator")
 
@@ -385,23 +385,28 @@ async def test_health_says_what_is_wrong(site: Site, run_id: str) -> None:
 async def test_health_says_which_version_was_rejected_until_a_newer_one_is_there(site: Site, run_id: str) -> None:
     (before,) = (await site.overview.health()).runs
     newest = before.head_version
-    async with site.database.write() as connection:
-        await VersionRepository(connection).reject(run_id, newest, "w has values that are not finite", now=NOW)
+    await site.database.commit(
+        lambda connection: VersionRepository(connection).reject(
+            run_id, newest, "w has values that are not finite", now=NOW
+        )
+    )
     health = await site.overview.health()
     (run,) = health.runs
     assert (run.rejected_version, run.rejected_because) == (newest, "w has values that are not finite")
     assert run.head_version < newest
     assert health.status == "degraded"
     assert any("was rejected and is not served: w has values that are not finite" in each for each in health.problems)
-    async with site.database.write() as connection:
-        await connection.execute(update(RunRow).values(head_version=newest + 1))
+    await site.database.commit(lambda connection: connection.execute(update(RunRow).values(head_version=newest + 1)))
     assert (await site.overview.health()).runs[0].rejected_version is None
 
 
 async def test_a_trainer_that_stays_away_is_missed_only_when_something_waits(site: Site, run_id: str) -> None:
-    async with site.database.write() as connection:
-        await connection.execute(update(ClaimRow).values(lease_expires_at=NOW - 500, created_at=NOW - 900))
-        await connection.execute(update(SessionRow).where(SessionRow.training == "ready").values(ready_at=NOW - 300))
+
+    def work(connection: Connection) -> None:
+        connection.execute(update(ClaimRow).values(lease_expires_at=NOW - 500, created_at=NOW - 900))
+        connection.execute(update(SessionRow).where(SessionRow.training == "ready").values(ready_at=NOW - 300))
+
+    await site.database.commit(work)
     health = await site.overview.health()
     assert health.runs[0].trainer == "away"
     assert health.runs[0].trainer_seen_at == NOW - 620
@@ -429,8 +434,9 @@ async def test_snapshots_come_at_once_and_when_something_changes_and_end_with_cl
 
 async def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_else(site: Site, run_id: str) -> None:
     await _log(site, run_id, "one")
-    async with site.database.read() as connection:
-        seen = (await connection.execute(select(EventRow.id).order_by(EventRow.id.desc()).limit(1))).scalar_one()
+    seen = await site.database.read(
+        lambda connection: connection.execute(select(EventRow.id).order_by(EventRow.id.desc()).limit(1)).scalar_one()
+    )
     await _log(site, run_id, "two")
     stream = site.overview.snapshots(run_id, after=seen)
     snapshot = await anext(stream)
@@ -440,5 +446,6 @@ async def test_a_client_that_comes_back_gets_what_it_missed_and_nothing_else(sit
 
 
 async def _log(site: Site, run_id: str, kind: str) -> None:
-    async with site.database.write() as connection:
-        await append_event(connection, run_id=run_id, kind=kind, data={}, now=NOW)
+    await site.database.commit(
+        lambda connection: append_event(connection, run_id=run_id, kind=kind, data={}, now=NOW)
+    )

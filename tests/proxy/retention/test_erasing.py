@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import Connection, select, update
 
 from proxy.auth.service import Credentials
 from proxy.contract.arrays import pack_ids
@@ -45,19 +45,23 @@ async def told(world: World, *, turns: int = 2, user: str | None = None) -> Sess
         )
         await world.store.record(record)
     reward = await world.reward(session_id, 1.0)
-    async with world.database.write() as connection:
-        await connection.execute(update(RewardRow).where(RewardRow.id == reward).values(comment=SECRET))
-        await connection.execute(
+
+    def work(connection: Connection) -> None:
+        connection.execute(update(RewardRow).where(RewardRow.id == reward).values(comment=SECRET))
+        connection.execute(
             update(SessionRow)
             .where(SessionRow.id == session_id)
             .values(task=SECRET, metadata_={"note": SECRET}, external_id=f"{SECRET} {session_id}")
         )
+
+    await world.database.commit(work)
     return session_id
 
 
 async def content(world: World, session_id: str) -> list[Any]:
-    async with world.database.read() as connection:
-        return list((await connection.execute(select(TurnRow).where(TurnRow.session_id == session_id))).all())
+    return await world.database.read(
+        lambda connection: list(connection.execute(select(TurnRow).where(TurnRow.session_id == session_id)).all())
+    )
 
 
 async def test_content_goes_and_the_account_stays(world: World) -> None:
@@ -98,9 +102,10 @@ async def test_nothing_is_left_in_the_files(world: World) -> None:
 @pytest.mark.rows_by_hand
 async def test_again_is_the_same_answer_and_versions_are_listed(world: World) -> None:
     session_id = await told(world)
-    async with world.database.write() as connection:
-        values = {"training": "consumed", "consumed_by": 3}
-        await connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(**values))
+    values = {"training": "consumed", "consumed_by": 3}
+    await world.database.commit(
+        lambda connection: connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(**values))
+    )
     first = await eraser(world).erase(ErasureTarget(session=session_id))
     again = await eraser(world).erase(ErasureTarget(session=session_id))
     assert first.versions == again.versions == (LearntFrom(run="policy", version=3, sessions=1),)
@@ -140,14 +145,20 @@ async def test_an_erased_session_records_nothing_more_and_is_no_parent(world: Wo
 
 async def test_a_leased_session_stays_in_its_claim_and_is_not_handed_out_again(world: World) -> None:
     session_id = await told(world)
-    async with world.database.write() as connection:
-        await connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(training="leased"))
+    await world.database.commit(
+        lambda connection: connection.execute(
+            update(SessionRow).where(SessionRow.id == session_id).values(training="leased")
+        )
+    )
     report = await eraser(world).erase(ErasureTarget(session=session_id))
     assert report.leased == 1
     assert (await world.session_row(session_id)).training == "leased"
-    async with world.database.write() as connection:  # as a claim's end does
-        await connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(training="ready"))
-        await connection.run_sync(settle, [session_id], now=world.clock())
+
+    def work(connection: Connection) -> None:
+        connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(training="ready"))
+        settle(connection, [session_id], now=world.clock())
+
+    await world.database.commit(work)
     assert (await world.session_row(session_id)).training == "excluded"
 
 

@@ -24,9 +24,10 @@ def keeper(world: World) -> RetentionService:
 async def in_state(world: World, training: str, *, ended_days_ago: float | None) -> SessionId:
     session_id = await world.ready()
     ended_at = None if ended_days_ago is None else world.clock() - ended_days_ago * DAY
-    async with world.database.write() as connection:
-        values = {"training": training, "ended_at": ended_at, "state": "open" if ended_at is None else "ended"}
-        await connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(**values))
+    values = {"training": training, "ended_at": ended_at, "state": "open" if ended_at is None else "ended"}
+    await world.database.commit(
+        lambda connection: connection.execute(update(SessionRow).where(SessionRow.id == session_id).values(**values))
+    )
     return session_id
 
 
@@ -77,8 +78,11 @@ async def test_beyond_a_number_those_that_ended_first_go(database_url: str) -> N
 
 async def test_many_are_erased_over_several_sweeps(database_url: str) -> None:
     async with open_world(database_url, retention={"max_age_days": 1}) as world:
-        async with world.database.write() as connection:
-            await connection.execute(insert(SessionRow), [_row(world, number) for number in range(1_100)])
+        await world.database.commit(
+            lambda connection: connection.execute(
+                insert(SessionRow), [_row(world, number) for number in range(1_100)]
+            )
+        )
         assert [await keeper(world).sweep() for _ in range(3)] == [1000, 100, 0]
 
 

@@ -38,8 +38,9 @@ async def test_an_erased_session_is_shown_without_its_content(site: Site, run_id
 async def test_a_turn_says_what_of_it_was_redacted(site: Site, run_id: str) -> None:
     (session,) = (await site.overview.sessions(run_id, SessionFilter(training="consumed"), limit=1)).sessions
     turn_id = (await site.overview.session(session.id)).turns[0].id
-    async with site.database.write() as connection:
-        await connection.execute(update(TurnRow).where(TurnRow.id == turn_id).values(masked=[[1, 3]]))
+    await site.database.commit(
+        lambda connection: connection.execute(update(TurnRow).where(TurnRow.id == turn_id).values(masked=[[1, 3]]))
+    )
     admin = await site.key(PrincipalKind.ADMIN)
     turn = (await site.client.get(f"/api/v1/turns/{turn_id}", headers=admin)).json()
     assert turn["masked"] == [[1, 3]]

@@ -15,9 +15,12 @@ from tests.proxy.store import Store
 
 
 async def test_a_new_run_begins_with_version_0_serving(store: Store) -> None:
-    async with store.database.read() as connection:
-        versions = (await connection.execute(select(PolicyVersionRow.__table__))).all()
-        events = (await connection.execute(select(EventRow.kind, EventRow.data))).all()
+    versions, events = await store.database.read(
+        lambda connection: (
+            connection.execute(select(PolicyVersionRow.__table__)).all(),
+            connection.execute(select(EventRow.kind, EventRow.data)).all(),
+        )
+    )
     assert [(row.run_id, row.version, row.state, row.weights_uri) for row in versions] == [
         (store.run.id, 0, "serving", None)
     ]
@@ -32,16 +35,18 @@ async def test_ensuring_again_is_the_same_run_with_the_new_settings(store: Store
     assert again.id == store.run.id
     assert (await store.runs.by_id(again.id)).settings.lease_seconds == 7
     assert len(await store.runs.list_()) == 1
-    async with store.database.read() as connection:
-        kinds = (await connection.execute(select(EventRow.kind, EventRow.data).order_by(EventRow.id))).all()
+    kinds = await store.database.read(
+        lambda connection: connection.execute(select(EventRow.kind, EventRow.data).order_by(EventRow.id)).all()
+    )
     assert tuple(kinds[-1]) == ("run.configured", {"changed": ["lease_seconds"]})
 
 
 async def test_a_run_that_nobody_named_is_not_begun_beside_others(store: Store) -> None:
     await store.runs.ensure(RunSettings(model="base/model"))  # it is called policy, as the one that is there
     other = await store.runs.ensure(RunSettings(name="other", model="base/model"))
-    async with store.database.write() as connection:
-        await connection.execute(update(RunRow).where(RunRow.id == store.run.id).values(name="shop"))
+    await store.database.commit(
+        lambda connection: connection.execute(update(RunRow).where(RunRow.id == store.run.id).values(name="shop"))
+    )
     with pytest.raises(ConfigurationError, match=r"none called 'policy' but shop, other"):
         await store.runs.ensure(RunSettings(model="base/model"))
     assert len(await store.runs.list_()) == 2
@@ -91,8 +96,9 @@ async def test_a_directory_is_known_by_its_absolute_path(
 
 
 async def test_versions_are_read_anew_every_time(store: Store) -> None:
-    async with store.database.write() as connection:
-        await connection.execute(update(RunRow).values(head_version=3, serving_version=2))
+    await store.database.commit(
+        lambda connection: connection.execute(update(RunRow).values(head_version=3, serving_version=2))
+    )
     run = await store.runs.by_name("policy")
     assert (run.head_version, run.serving_version) == (3, 2)
 

@@ -82,14 +82,15 @@ def transactions(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[list
         return count
 
     with monkeypatch.context() as patch:
-        for kind in ("read", "write", "look", "transact"):
+        for kind in ("read", "commit"):
             patch.setattr(store.database, kind, counting(kind))
         yield opened
 
 
 async def sessions(store: Store) -> int:
-    async with store.database.read() as connection:
-        return (await connection.execute(select(func.count()).select_from(SessionRow))).scalar_one()
+    return await store.database.read(
+        lambda connection: connection.execute(select(func.count()).select_from(SessionRow)).scalar_one()
+    )
 
 
 async def test_names_are_one_namespace(proxy: Proxy) -> None:
@@ -198,14 +199,14 @@ async def test_an_id_of_ours_is_always_that_session(proxy: Proxy) -> None:
 async def test_what_memory_knows_costs_no_look_at_the_store(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     with transactions(proxy.store, monkeypatch) as opened:
         named = await proxy.call(by_name(AttributedBy.HEADER, "mine"))
-        assert opened == ["transact"], "opening is one transaction"
+        assert opened == ["commit"], "opening is one transaction"
         bare = await proxy.call(SessionHints())
-        assert opened == ["transact", "transact"]
+        assert opened == ["commit", "commit"]
         proxy.sessions.answered(bare, ONE, seen_open=None)
         for hints in (by_name(AttributedBy.HEADER, "mine"), SessionHints(path=named.id), goes_on(ONE)):
             for _ in range(3):
                 await proxy.call(hints)
-        assert opened == ["transact", "transact"]
+        assert opened == ["commit", "commit"]
 
 
 async def test_a_session_that_is_answered_stays_known(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +231,7 @@ async def test_a_session_key_costs_one_look(proxy: Proxy, monkeypatch: pytest.Mo
         for _ in range(3):
             await proxy.sessions.identify(who, proxy.store.run, SessionHints())
             proxy.store.clock.now += 10 * FRESH_SECONDS
-        assert opened == ["look"]
+        assert opened == ["read"]
 
 
 async def test_an_end_in_another_process_is_seen_within_a_second(proxy: Proxy) -> None:
@@ -342,10 +343,10 @@ async def test_a_looked_up_turn_costs_one_query_and_a_known_one_none(
     with transactions(proxy.store, monkeypatch) as opened:
         for _ in range(2):
             assert (await proxy.call(hints)).id == context.id
-        assert opened == ["look", "look"], "an unknown id in front may be another process's"
+        assert opened == ["read", "read"], "an unknown id in front may be another process's"
         for _ in range(3):
             await proxy.call(SessionHints(turns=(turn,)))
-        assert opened == ["look", "look"]
+        assert opened == ["read", "read"]
 
 
 @pytest.mark.parametrize("cold", [False, True])
@@ -566,9 +567,9 @@ async def test_a_prompt_that_grew_by_the_answer_stays_in_its_session(
         assert opened == [], "what memory knows costs no query"
         proxy.store.clock.now += FRESH_SECONDS
         await proxy.call(lone(f"Task {THOUGHT} on"))
-        assert opened == ["look"], "one, whether the session is still open"
+        assert opened == ["read"], "one, whether the session is still open"
         await proxy.call(lone("What is 1 + 1"))
-        assert opened == ["look", "transact"], "no query looks for what is not known"
+        assert opened == ["read", "commit"], "no query looks for what is not known"
 
 
 async def test_prompts_that_only_begin_alike_are_apart(proxy: Proxy) -> None:

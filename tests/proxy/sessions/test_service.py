@@ -4,7 +4,7 @@ import asyncio
 import re
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from proxy.auth.service import PrincipalKind
 from proxy.contract.identifiers import new_session_id
@@ -21,8 +21,9 @@ from tests.proxy.store import Store
 
 
 async def count(store: Store, table: type[SessionRow] | type[GroupRow]) -> int:
-    async with store.database.read() as connection:
-        return (await connection.execute(select(func.count()).select_from(table))).scalar_one()
+    return await store.database.read(
+        lambda connection: connection.execute(select(func.count()).select_from(table)).scalar_one()
+    )
 
 
 async def test_a_session_has_a_key_of_its_own(store: Store) -> None:
@@ -44,8 +45,7 @@ async def test_n_sessions_are_one_group_of_that_size(store: Store) -> None:
     sessions = await store.sessions.create(store.run, SessionSpec(), 8)
     assert len({session.id for session in sessions}) == len({session.api_key for session in sessions}) == 8
     (group_id,) = {session.group_id for session in sessions}
-    async with store.database.read() as connection:
-        group = (await connection.execute(select(GroupRow.__table__))).one()
+    group = await store.database.read(lambda connection: connection.execute(select(GroupRow.__table__)).one())
     assert (group.id, group.name, group.size) == (group_id, group_id, 8)
 
 
@@ -58,8 +58,11 @@ async def test_a_named_group_is_joined_and_keeps_its_size(store: Store) -> None:
         await store.sessions.create(store.run, SessionSpec(group="task-1", group_size=8))
     assert error.value.param == "group_size"
     assert await count(store, SessionRow) == 4
-    async with store.database.read() as connection:
-        assert (await connection.execute(select(GroupRow.size))).scalar_one() == 4
+
+    def work(connection: Connection) -> None:
+        assert connection.execute(select(GroupRow.size)).scalar_one() == 4
+
+    await store.database.read(work)
 
 
 async def test_groups_asked_for_at_once_are_one(store: Store) -> None:
@@ -279,8 +282,9 @@ async def test_without_a_reward_a_session_expires_visibly_and_a_late_reward_revi
     assert await store.sessions.sweep() == Swept(ended=0, expired=1)
     view = await store.sessions.get(store.owner, session.id)
     assert (view.training, view.trainable) == ("expired", False)
-    async with store.database.read() as connection:
-        events = (await connection.execute(select(EventRow.kind, EventRow.data))).all()
+    events = await store.database.read(
+        lambda connection: connection.execute(select(EventRow.kind, EventRow.data)).all()
+    )
     assert tuple(events[-1]) == ("session.expired", {"count": 1})
     await store.feedback.record(store.owner, [FeedbackItem(entries=(("reward", 0.0),), session_id=session.id)])
     assert await store.training(session.id) == "ready"

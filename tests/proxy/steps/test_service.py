@@ -99,8 +99,11 @@ async def test_a_parent_has_its_weights(world: World, training: Training) -> Non
 async def test_a_session_that_is_not_whole_is_named(world: World, training: Training) -> None:
     whole, broken = await world.ready(), await conversation(world, 1.0, 1.0)
     await training.commit(await training.claim(2))
-    async with world.database.write() as connection:
-        await connection.execute(delete(TurnRow).where(TurnRow.session_id == broken, TurnRow.ordinal == 2))
+    await world.database.commit(
+        lambda connection: connection.execute(
+            delete(TurnRow).where(TurnRow.session_id == broken, TurnRow.ordinal == 2)
+        )
+    )
     batch = await training.steps.batch(world.run, 1)
     assert batch.missing == (broken,)
     assert whole in {found.session_id for group in batch.claims[0].groups for found in group.trajectories}

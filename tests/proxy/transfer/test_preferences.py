@@ -37,8 +37,7 @@ async def preferred(world: World, chosen: Any, rejected: Any, **columns: Any) ->
         "created_at": world.clock(),
         **columns,
     }
-    async with world.database.write() as connection:
-        await connection.execute(insert(PreferenceRow).values(**values))
+    await world.database.commit(lambda connection: connection.execute(insert(PreferenceRow).values(**values)))
     return str(values["id"])
 
 
@@ -98,8 +97,11 @@ async def test_what_is_about_an_erased_session_is_left_out(world: World) -> None
     one, other, third = [await world.ready() for _ in range(3)]
     await preferred(world, one, other)
     kept = await preferred(world, one, third)
-    async with world.database.write() as connection:
-        await connection.execute(update(SessionRow).where(SessionRow.id == other).values(erased_at=world.clock()))
+    await world.database.commit(
+        lambda connection: connection.execute(
+            update(SessionRow).where(SessionRow.id == other).values(erased_at=world.clock())
+        )
+    )
     assert [record.id for record in await all_of(world)] == [kept]
 
 

@@ -116,8 +116,7 @@ async def drawn_turns(world: World, draw: random.Random, *, refused: bool) -> li
         records.append(msgspec.structs.replace(record, turn=turn, messages=said, users=users))
     if refused:
         erased = update(SessionRow).where(SessionRow.id == sessions[5]).values(erased_at=world.clock())
-        async with world.database.write() as connection:
-            await connection.execute(erased)
+        await world.database.commit(lambda connection: connection.execute(erased))
         keyed = [world.record(sessions[6], idempotency_key="a") for _ in range(2)]
         records += [*keyed, records[7], world.record(SessionId("ses_unknown"))]
     return records

@@ -35,8 +35,9 @@ async def _random_session(world: World, dice: random.Random) -> tuple[SessionId,
 async def test_the_store_and_the_assembly_agree(world: World) -> None:
     dice = random.Random(5)
     sessions = [await _random_session(world, dice) for _ in range(120)]
-    async with world.database.read() as connection:
-        found = await connection.run_sync(teaching_sessions, [session_id for session_id, _ in sessions])
+    found = await world.database.read(
+        lambda connection: teaching_sessions(connection, [session_id for session_id, _ in sessions])
+    )
     expected = {
         session_id for session_id, records in sessions if trainable_turns([record.turn for record in records])
     }

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from proxy.contract.identifiers import (
     GroupId,
@@ -51,15 +51,16 @@ class World:
 
     async def group(self, *, size: int | None) -> GroupId:
         group_id = new_group_id()
-        async with self.database.write() as connection:
-            values = {"id": group_id, "run_id": self.run_id, "name": group_id, "size": size}
-            await connection.execute(insert(GroupRow).values(**values, created_at=self.clock()))
+        values = {"id": group_id, "run_id": self.run_id, "name": group_id, "size": size}
+        await self.database.commit(
+            lambda connection: connection.execute(insert(GroupRow).values(**values, created_at=self.clock()))
+        )
         return group_id
 
     async def session(self, *, group: GroupId | None = None, purpose: str = "train") -> SessionId:
         session_id = new_session_id()
-        async with self.database.write() as connection:
-            await connection.execute(
+        await self.database.commit(
+            lambda connection: connection.execute(
                 insert(SessionRow).values(
                     id=session_id,
                     run_id=self.run_id,
@@ -73,6 +74,7 @@ class World:
                     last_active_at=self.clock(),
                 )
             )
+        )
         return session_id
 
     def record(self, session_id: SessionId, **changes: Any) -> TurnRecord:
@@ -96,8 +98,9 @@ class World:
     ) -> str:
         reward_id = new_reward_id()
         now = self.clock()
-        async with self.database.write() as connection:
-            await connection.execute(
+
+        def work(connection: Connection) -> None:
+            connection.execute(
                 insert(RewardRow).values(
                     id=reward_id,
                     run_id=self.run_id,
@@ -111,15 +114,16 @@ class World:
                 )
             )
             endings: dict[str, Ending] = {session_id: Ending(EndReason.REWARD)} if final else {}
-            await connection.run_sync(settle, [session_id], now=now, endings=endings)
+            settle(connection, [session_id], now=now, endings=endings)
+
+        await self.database.commit(work)
         self.signals.trajectories.notify()
         return reward_id
 
     async def end(self, session_id: SessionId, outcome: Outcome | None = None) -> None:
         now = self.clock()
-        async with self.database.write() as connection:
-            endings: dict[str, Ending] = {session_id: Ending(EndReason.EXPLICIT, outcome)}
-            await connection.run_sync(settle, (), now=now, endings=endings)
+        endings: dict[str, Ending] = {session_id: Ending(EndReason.EXPLICIT, outcome)}
+        await self.database.commit(lambda connection: settle(connection, (), now=now, endings=endings))
 
     async def ready(self, value: float = 1.0, *, group: GroupId | None = None, version: int = 0) -> SessionId:
         """A session with one turn and a reward."""
@@ -130,25 +134,25 @@ class World:
 
     async def hold_ready(self, *session_ids: SessionId) -> None:
         """Sessions that the store holds ready, though nothing in them can be trained: older stores have some."""
-        async with self.database.write() as connection:
-            ready = {"training": "ready", "ready_at": self.clock()}
-            await connection.execute(update(SessionRow).where(SessionRow.id.in_(session_ids)).values(ready))
+        ready = {"training": "ready", "ready_at": self.clock()}
+        await self.database.commit(
+            lambda connection: connection.execute(
+                update(SessionRow).where(SessionRow.id.in_(session_ids)).values(ready)
+            )
+        )
 
     async def session_row(self, session_id: SessionId) -> Any:
-        async with self.database.read() as connection:
-            statement = select(SessionRow.__table__).where(SessionRow.id == session_id)
-            return (await connection.execute(statement)).one()
+        statement = select(SessionRow.__table__).where(SessionRow.id == session_id)
+        return await self.database.read(lambda connection: connection.execute(statement).one())
 
     async def rows(self, table: type[Base]) -> list[Any]:
-        async with self.database.read() as connection:
-            return list((await connection.execute(select(table.__table__))).all())
+        return await self.database.read(lambda connection: list(connection.execute(select(table.__table__)).all()))
 
     async def events(self, kind: str) -> list[dict[str, Any]]:
         return [row.data for row in await self.rows(EventRow) if row.kind == kind]
 
     async def set_run(self, **values: Any) -> None:
-        async with self.database.write() as connection:
-            await connection.execute(update(RunRow).values(**values))
+        await self.database.commit(lambda connection: connection.execute(update(RunRow).values(**values)))
 
 
 @asynccontextmanager

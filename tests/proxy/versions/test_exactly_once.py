@@ -363,8 +363,7 @@ class TrainingAccounts(RuleBasedStateMachine):
         self.run_(self._check_accounts())
 
     async def _query(self, statement: str) -> list[Any]:
-        async with self.world.database.read() as connection:
-            return list((await connection.execute(text(statement))).all())
+        return await self.world.database.read(lambda connection: list(connection.execute(text(statement)).all()))
 
     async def _check_accounts(self) -> None:
         in_claims = await self._query(

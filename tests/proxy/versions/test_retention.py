@@ -65,8 +65,7 @@ async def test_the_same_again_tells_the_same_and_marks_nothing_anew(
 
 async def test_what_engines_hold_and_the_head_stay(world: World, retention: WeightRetention, tmp_path: Path) -> None:
     uris = await commit_versions(world, tmp_path, 4)
-    async with world.database.write() as connection:
-        await connection.execute(update(RunRow).values(serving_version=2))
+    await world.database.commit(lambda connection: connection.execute(update(RunRow).values(serving_version=2)))
     reply = await retention.prune(world.run, PruneRequest(keep=1, present=tuple(uris)))
     assert reply.remove == (uris[0], uris[2])
 

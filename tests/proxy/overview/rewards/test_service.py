@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import Connection, insert, select
 
 from proxy.contract.identifiers import new_reward_id
 from proxy.database.tables import RewardRow, TurnRow
@@ -26,9 +26,12 @@ async def say(site: Site, session: SessionItem, value: float, **values: Any) -> 
         "name": "reward",
     }
     row |= {"value": value, "source": "checker", "after_training": True, "created_at": NOW}
-    async with site.database.write() as connection:
-        await connection.execute(insert(RewardRow).values(row | values))
-        await connection.run_sync(settle, [session.id], now=NOW)
+
+    def work(connection: Connection) -> None:
+        connection.execute(insert(RewardRow).values(row | values))
+        settle(connection, [session.id], now=NOW)
+
+    await site.database.commit(work)
     return str((row | values)["id"])
 
 
@@ -51,9 +54,8 @@ async def everything(site: Site, run_id: str | None, wanted: RewardFilter, limit
 
 
 async def turns_of(site: Site, session_id: str) -> list[str]:
-    async with site.database.read() as connection:
-        statement = select(TurnRow.id).where(TurnRow.session_id == session_id).order_by(TurnRow.ordinal)
-        return list((await connection.execute(statement)).scalars())
+    statement = select(TurnRow.id).where(TurnRow.session_id == session_id).order_by(TurnRow.ordinal)
+    return await site.database.read(lambda connection: list(connection.execute(statement).scalars()))
 
 
 async def test_each_filter_finds_its_entries_and_all_of_them(site: Site, run_id: str) -> None:

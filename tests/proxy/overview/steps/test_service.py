@@ -113,8 +113,9 @@ async def test_tokens_outlive_the_texts_of_their_turns(world: World, steps: Step
     await world.reward(session, 1.0)
     request = commit_request([await claim(world, 1)], 0, publish(tmp_path))
     await commit(world, request, tokens=(tokens_of(session, turn.turn.id),))
-    async with world.database.write() as connection:
-        await connection.execute(delete(TurnRow).where(TurnRow.id == turn.turn.id))
+    await world.database.commit(
+        lambda connection: connection.execute(delete(TurnRow).where(TurnRow.id == turn.turn.id))
+    )
     (told,) = (await steps.tokens(world.run_id, "policy", 1)).turns
     assert (told.output_ids, told.texts, told.ordinal) == (None, None, None)
     assert told.logprobs == (-1.0, -0.25)
