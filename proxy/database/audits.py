@@ -1,4 +1,4 @@
-"""The audit of one session in the step that consumed it, read without the rest of the step."""
+"""One session's audit in the step that consumed it, read without the rest of the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from proxy.database.tables import PolicyVersionRow
 
 
 class SessionAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a `TrajectoryAudit` that says what was not trained. With `skipped`, the session taught nothing."""
+    """The part of a `TrajectoryAudit` about what was not trained: `masked` turns, or the whole session for the reason
+    `skipped`."""
 
     session_id: str
     skipped: str | None = None
@@ -18,7 +19,7 @@ class SessionAudit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reasons(self) -> dict[str, str]:
-        """The reasons for which answers were left out, by the turn's id."""
+        """The reasons why turns were left out, by turn id."""
         return {turn.turn_id: turn.reason for turn in self.masked}
 
 
@@ -26,7 +27,7 @@ _AUDITS = msgspec.json.Decoder(tuple[SessionAudit, ...])
 
 
 def session_audit(connection: Connection, run_id: str, version: int | None, session_id: str) -> SessionAudit | None:
-    """Return the session's audit in the step that made `version`; None if no step consumed it, or none tells."""
+    """Return the session's audit in the step that made `version`; None if there is no step or no audit in it."""
     if version is None:
         return None
     stored = connection.execute(

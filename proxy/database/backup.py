@@ -1,6 +1,6 @@
-"""A copy of the store while it is in use: whole, on the disk, and read once before it has its name.
+"""Backups of a store in use: complete, flushed to disk, and verified before the file gets its name.
 
-What is begun and not finished has another name and is removed, at the next backup to that name at the latest.
+An unfinished backup has a name of its own and is removed, by the next backup to the same name at the latest.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from proxy.errors import StoreUnavailable
 from proxy.settings import ConfigurationError
 
 _PAGES = 1024
-"""Copied at once: writers wait for no more."""
+"""Pages copied at once. Writers wait while a part is copied, so it is small (16 MiB)."""
 
 _LIST_SECONDS = 60.0
 
 
 def backup(url: str, target: Path) -> int:
-    """Writes `target` and says how large it is. Raises ConfigurationError where it exists or cannot be written, where
-    there is no store, or where PostgreSQL's programs are missing; StoreUnavailable when the store cannot be read."""
+    """Write a backup to `target` and return its size in bytes.
+
+    Raise ConfigurationError if `target` exists or cannot be written, if there is no store, or if PostgreSQL's
+    programs are missing. Raise StoreUnavailable if the store cannot be read.
+    """
     source = make_url(url)
     if target.exists():
         raise ConfigurationError(f"{target} exists, and a backup never overwrites: name another file")
@@ -39,7 +42,7 @@ def backup(url: str, target: Path) -> int:
             _copy_sqlite(Path(str(source.database)), unfinished)
         else:
             _dump_postgresql(source, unfinished)
-        _keep(unfinished, target)
+        _publish(unfinished, target)
     except OSError as error:
         raise ConfigurationError(f"the backup {target} cannot be written: {error.strerror or error}") from error
     finally:
@@ -58,7 +61,7 @@ def _copy_sqlite(store: Path, unfinished: Path) -> None:
             closing(sqlite3.connect(unfinished)) as copy,
         ):
             source.backup(copy, pages=_PAGES)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the store has beside it
+            copy.execute("PRAGMA journal_mode = DELETE")  # the backup is one file, without a log beside it
             damage = copy.execute("PRAGMA integrity_check").fetchall()
     except sqlite3.Error as error:
         raise StoreUnavailable(f"the store {store} cannot be copied: {error}") from error
@@ -70,7 +73,7 @@ def _dump_postgresql(source: URL, unfinished: Path) -> None:
     dump, restore = _program("pg_dump"), _program("pg_restore")
     unfinished.touch(mode=0o600)
     environment = dict(os.environ)
-    if source.password is not None:  # not among the arguments, which other users can see
+    if source.password is not None:  # in the environment, as other users can see arguments
         environment["PGPASSWORD"] = str(source.password)
     address = source.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
     command = [dump, "--format=custom", "--no-password", f"--file={unfinished}", f"--dbname={address}"]
@@ -94,12 +97,12 @@ def _program(name: str) -> str:
     return found
 
 
-def _keep(unfinished: Path, target: Path) -> None:
-    """Gives it its name once it is on the disk; never over another file, even one that came meanwhile."""
+def _publish(unfinished: Path, target: Path) -> None:
+    """Flush the backup to disk, then give it its name."""
     with unfinished.open("rb+") as file:
         os.fsync(file.fileno())
     try:
-        target.hardlink_to(unfinished)
+        target.hardlink_to(unfinished)  # unlike a rename, never replaces a file that was created meanwhile
     except FileExistsError as error:
         raise ConfigurationError(f"{target} exists, and a backup never overwrites: name another file") from error
     directory = os.open(target.parent, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""SQLite's write-ahead log, written back into the database file beside those who write, and kept short."""
+"""Checkpoints: write SQLite's write-ahead log back into the database file in the background, and bound its length."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from contextlib import closing, suppress
 from sqlalchemy import Connection
 
 _CHANGES = 256
-"""Rows changed between two checkpoints: some hundred pages of the log."""
+"""Rows changed between two checkpoints; they fill some hundred pages of the log."""
 
 LONG_LOG = 4000
-"""Pages (64 MiB) beyond which the log is emptied even if that makes others wait: readers that overlap without a gap
-would otherwise let it grow for ever, as it starts again only in a moment in which nobody reads from it."""
+"""Pages (64 MiB) beyond which the log is emptied even if others must wait. The log restarts only while nobody reads
+from it, so readers that overlap without a gap would let it grow without bound."""
 
 _EMPTYING_WAITS_SECONDS = 0.2
 """How long emptying the log may wait for readers. Nothing is written meanwhile."""
 
 _EMPTYING_PAUSE_SECONDS = 5.0
-"""The least time between two attempts: behind a reader that stays for minutes, writers lose at most 4 % to them."""
+"""The least time between two attempts. While a reader stays for minutes, writers lose at most 4 % of their time."""
 
 
 class Checkpoints:
-    """Checkpoints on a thread of their own, which starts when the first is due. A commit that makes one waits for
-    the disk, twice; beside a checkpoint, others read and write on."""
+    """Makes checkpoints on its own thread, which starts when the first is due."""
+
+    # Without it, a commit makes the checkpoint itself and waits for the disk twice. On another thread, reads and
+    # writes continue during the checkpoint.
 
     def __init__(self, path: str, *, long_log: int = LONG_LOG, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -39,9 +41,9 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
 
     def committed(self, connection: Connection) -> None:
-        """Hear of a commit; to be called after every one, on one connection at a time."""
+        """Count a commit's changes. Call it after every commit, on one connection at a time."""
         changes = connection.connection.driver_connection.total_changes  # type: ignore[union-attr]
-        if changes < self._changes:  # another connection
+        if changes < self._changes:  # a new connection counts from 0
             self._changes = 0
         if changes - self._changes < _CHANGES:
             return
@@ -52,7 +54,7 @@ class Checkpoints:
         self._due.set()
 
     def close(self) -> None:
-        """Make a last checkpoint if there were any, and wait for it."""
+        """Make a last checkpoint if any was made before, and wait for it."""
         if self._thread is not None:
             self._closed = True
             self._due.set()
@@ -66,7 +68,7 @@ class Checkpoints:
                 self._due.wait()
                 self._due.clear()
                 last = self._closed
-                with suppress(sqlite3.Error):  # then a commit makes one, once the log is long
+                with suppress(sqlite3.Error):  # without one, a commit makes it once the log is long
                     _busy, pages, _written = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                     if pages > self._long_log and self._now() - self._emptied_at >= _EMPTYING_PAUSE_SECONDS:
                         self._emptied_at = self._now()

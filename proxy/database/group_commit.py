@@ -1,8 +1,8 @@
-"""Many small writes in one transaction: those that arrive while one is being committed share the next.
+"""Group commit: writes that arrive while a transaction is being committed share the next one.
 
-Each is whole or not at all. Those of a kind that knows how to (`Together`) are made at once. As they mostly succeed,
-they run with nothing between them; when one fails, the transaction is undone and the same writes run again with a
-savepoint before each, so that it fails alone.
+Each write is applied whole or not at all. Writes of a `Together` kind run as one. Writes rarely fail, so a group
+first runs without savepoints; if one write fails, the transaction is rolled back and the group runs again with a
+savepoint before each write, so that only the failing one is lost.
 """
 
 from __future__ import annotations
@@ -20,30 +20,34 @@ from proxy.database.prepared import run_plain
 _Result = TypeVar("_Result")
 
 AT_ONCE = 64
-"""Writes in one transaction. It bounds how long a write waits: for the transaction under way, and for one of these
-for every 64 writes before it."""
+"""The largest number of writes in one transaction. A write waits for the transaction under way, and for one more for
+every 64 writes queued before it."""
 
 CAREFUL = 64
-"""Transactions with savepoints after a write failed. Where many fail, few are run in vain."""
+"""The number of transactions that use savepoints from the start after a write failed. A client that sends only faulty
+writes would otherwise make every group run twice."""
 
 ATTEMPTS = 5
-"""How often a write is begun that others get in the way of."""
+"""The number of times a write is started in all, if conflicts with other proxies make it fail."""
 
 Write = Callable[[Connection], _Result]
 
 
 class Together(ABC, Generic[_Result]):
-    """A write of a kind of which many at once cost less than one after the other."""
+    """A write of a kind that is cheaper to run as a batch."""
 
     @abstractmethod
     def __call__(self, connection: Connection) -> _Result:
-        """Writes it alone."""
+        """Run this write alone."""
 
     @classmethod
     @abstractmethod
     def together(cls, connection: Connection, writes: Sequence[Self]) -> Sequence[_Result]:
-        """Writes them all and returns what each alone would, in their order. Where one would fail, or this cannot
-        tell, it raises, whatever was written: all are undone, and each is written alone."""
+        """Run all writes as one and return their results in order.
+
+        Raise any exception if one of them would fail, whatever was written so far: the caller rolls all of them back
+        and runs each alone.
+        """
 
 
 Transaction = Callable[[Callable[[Connection], Any]], "asyncio.Future[Any]"]
@@ -51,7 +55,7 @@ Transaction = Callable[[Callable[[Connection], Any]], "asyncio.Future[Any]"]
 
 @dataclass
 class _Waiting:
-    """A write, who waits for it, and how often it was begun."""
+    """A queued write, the future of its caller, and the number of times it was started."""
 
     write: Write[Any]
     outcome: asyncio.Future[Any]
@@ -59,9 +63,11 @@ class _Waiting:
 
 
 class GroupCommit:
-    """Writes in the order of their arrival, one transaction at a time. `transaction` runs a function in a transaction
-    and commits it. `may_retry` says of an error whether the write that failed by it, and so changed nothing, may
-    succeed when it is run once more."""
+    """Runs writes in order of arrival, one transaction at a time.
+
+    `transaction` runs a function in a transaction and commits it. `may_retry` returns whether a write that failed
+    with the error, and so changed nothing, may succeed if it runs again.
+    """
 
     def __init__(self, transaction: Transaction, *, may_retry: Callable[[BaseException], bool]) -> None:
         self._transaction = transaction
@@ -73,19 +79,20 @@ class GroupCommit:
         self._scheduled = False
 
     async def commit(self, write: Write[_Result]) -> _Result:
-        """What `write` returned, once that is durable; or what it raised, and then it changed nothing.
+        """Return the result of `write` once it is durable, or raise its exception after it changed nothing.
 
-        Of writes that wait at the same time, those of one `Together` kind are made first; else they keep their order.
-        `write` may be run several times, of which one is committed: it must change nothing but the database. What may
-        be done again is, up to `ATTEMPTS` times in all, before what has not been begun. A caller that is cancelled
-        does not undo the write. When the transaction cannot be begun or committed, all writes in it fail.
+        `write` may run several times, and one of the runs is committed, so it must change nothing but the database.
+        In a group, `Together` kinds run first; other writes keep their order. A write that may be retried runs up to
+        `ATTEMPTS` times, ahead of writes that have not started. If the transaction cannot start or commit, all of its
+        writes fail. Cancelling the caller does not undo the write.
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
         self._waiting.append(_Waiting(write, outcome))
         if not self._scheduled and self._under_way is None:
             self._scheduled = True
-            loop.call_soon(self._begin)  # what else this round of the loop brings shares the transaction
+            # Not started at once: other writes of this iteration of the loop then share the transaction.
+            loop.call_soon(self._begin)
         return await outcome
 
     async def aclose(self) -> None:
@@ -120,12 +127,13 @@ class GroupCommit:
         self._under_way = None
         group, self._group = self._group, []
         results = [_Failure(failure)] * len(group) if failure is not None else transaction.result()
-        again = [one for one, result in zip(group, results, strict=True) if not self._is_told(one, result)]
-        self._waiting[:0] = again
+        retries = [one for one, result in zip(group, results, strict=True) if not self._resolve(one, result)]
+        self._waiting[:0] = retries  # first, or newer writes could overtake them without end
         self._begin()
 
-    def _is_told(self, waiting: _Waiting, result: Any) -> bool:
-        """Tells its caller; unless the write is to be run once more, whether anybody still waits for it or not."""
+    def _resolve(self, waiting: _Waiting, result: Any) -> bool:
+        """Pass the result to the caller. Return False instead if the write must run again, even if its caller was
+        cancelled."""
         waiting.attempts += 1
         failure = result.error if isinstance(result, _Failure) else None
         if failure is not None and waiting.attempts < ATTEMPTS and self._may_retry(failure):
@@ -148,12 +156,14 @@ class _Failure:
 
 
 class _OneFailed(Exception):
-    """One of several writes failed, and nothing of any of them was committed."""
+    """One of several writes failed, and the transaction was rolled back."""
 
 
 class _Group:
-    """Writes one after the other, each whole or not at all; their results, or how they failed. Unless `each_alone`,
-    raises _OneFailed when one of several fails."""
+    """The work of one transaction: runs the writes and returns their results, a `_Failure` for each that failed.
+
+    Without `each_alone`, raises _OneFailed when one of several writes fails.
+    """
 
     def __init__(self, writes: Sequence[Write[Any]], *, each_alone: bool) -> None:
         self._writes = writes
@@ -186,10 +196,10 @@ class _Group:
         run_plain(connection, "SAVEPOINT write")
         try:
             result = write(connection)
-        except Exception as error:  # noqa: BLE001  (handed to the caller)
+        except Exception as error:  # noqa: BLE001  (raised in the caller)
             try:
                 run_plain(connection, "ROLLBACK TO SAVEPOINT write")
-            except Exception:  # noqa: BLE001  (the whole transaction is gone, for the first error's reason)
+            except Exception:  # noqa: BLE001  (the whole transaction failed; the first error has the reason)
                 raise error from None
             result = _Failure(error)
         run_plain(connection, "RELEASE SAVEPOINT write")

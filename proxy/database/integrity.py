@@ -1,9 +1,9 @@
-"""Whether a SQLite file is whole, as far as this process knows.
+"""The integrity of the SQLite file, as far as this process knows it.
 
-`PRAGMA quick_check` reads the whole file, which takes minutes for a store of many gigabytes. It runs on a thread of
-its own: a small file is judged before the proxy starts serving, a large one while it serves. Damage that a call meets
-in between is remembered as well. A damaged store is used no further: what SQLite reads from one may be wrong without
-an error, and what it writes may destroy more.
+`PRAGMA quick_check` reads the whole file, which takes minutes for a store of many gigabytes. It runs on its own
+thread: a small file is checked before the proxy starts serving, a large one while it serves. Damage that a call meets
+meanwhile is recorded as well. A damaged store is not used any further: SQLite may read wrong data from it without an
+error, and its writes may destroy more.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from proxy.errors import StoreDamaged
 from proxy.log import logger
 
 _INSTRUCTIONS = 100_000
-"""Virtual-machine steps between two looks at whether the check should stop: some ten milliseconds."""
+"""SQLite's virtual-machine steps (about ten milliseconds) between two tests of whether the check should stop."""
 
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _PRIMARY_CODE = 0xFF
-"""SQLite's extended codes carry the primary one in their lowest byte."""
+"""SQLite's extended error codes have the primary code in their lowest byte."""
 
 _HEADING = "*** in database main ***"
-"""Stands before what `quick_check` finds: there is no other database."""
+"""The first line of `quick_check`'s findings, left out as there is no other database."""
 
 _LOG = logger(__name__)
 
@@ -39,13 +39,13 @@ class IntegrityState(StrEnum):
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Return whether SQLite says by this error that its file is damaged, or is no database at all."""
+    """Return whether the error means that SQLite's file is damaged, or is no database at all."""
     code = getattr(error, "sqlite_errorcode", None)
     return isinstance(code, int) and code & _PRIMARY_CODE in _DAMAGE
 
 
 class Integrity:
-    """The state of one file. `begin` starts the check, `close` stops it; both may be left out."""
+    """The integrity of one file. `begin` starts the check and `close` stops it; both are optional."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class Integrity:
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Return when the check has finished, after this time at the latest."""
+        """Wait until the check has finished, for `seconds` at most."""
         self._finished.wait(seconds)
 
     def close(self) -> None:
@@ -74,13 +74,13 @@ class Integrity:
             self._thread.join()
 
     def report(self, reason: str) -> None:
-        """Remember damage, whoever found it. Only the first report is logged."""
+        """Record damage. Only the first report is logged."""
         if self._damage is None:
             self._damage = reason
             _LOG.error("the store is damaged", file=self._path, reason=reason)
 
     def raise_if_damaged(self) -> None:
-        """Raise StoreDamaged once damage is known."""
+        """Raise StoreDamaged if damage was recorded."""
         if self._damage is not None:
             raise StoreDamaged(
                 f"the trajectory store is damaged ({self._damage}): stop base-rl, see `base-rl db check`, and "

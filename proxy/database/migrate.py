@@ -1,6 +1,6 @@
-"""Brings a database to the tables of this version of base-rl. Synchronous: call it in a thread.
+"""Migrations: bring a database to the tables of this version of base-rl. Synchronous; call it in a thread.
 
-The scripts are the `migrations` package; nothing needs an alembic.ini. All steps of one call are one transaction.
+The scripts are the `migrations` package, and no alembic.ini is needed. All steps of one call run in one transaction.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from proxy.settings import ConfigurationError
 
 HEAD = "head"
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
-_ADVISORY_LOCK = 0x6261_7365_2D72_6C  # "base-rl": who migrates a PostgreSQL database holds it
+_ADVISORY_LOCK = 0x6261_7365_2D72_6C  # "base-rl" in ASCII: locked while a PostgreSQL database is migrated
 _CONNECT_SECONDS = 10.0
 _UNPREPARED = {**connect_arguments(_CONNECT_SECONDS), "prepare_threshold": None}
-"""Behind a pooler in transaction mode, the next transaction may find a prepared statement gone, or its name taken."""
+"""No prepared statements: behind a pooler in transaction mode, the next transaction runs in another session."""
 _FULL_SECONDS = 20.0
-"""How long a server without a free connection is waited for: twice as long as proxies keep idle ones."""
+"""How long to wait for a server without a free connection: twice the time after which proxies close idle ones."""
 _FULL_PAUSE_SECONDS = 0.5
 
 _NOT_OURS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
-"""Errors of a file or directory that belongs to somebody else, or of a file system that is mounted read-only."""
+"""Errors of a file or directory without write permission, or of a file system that is mounted read-only."""
 
 _REFUSED = {
     "28P01": "the password is wrong",
-    "28000": "the server does not let this user in (pg_hba.conf)",
+    "28000": "the server refuses this user (pg_hba.conf)",
     "3D000": "there is no such database: make it with `createdb`",
     "42501": "the user may not make tables there: make it the owner of the database or its schema",
     "3F000": "there is no schema to make tables in",
@@ -52,9 +52,12 @@ _REFUSED = {
 
 
 def upgrade(url: str, revision: str = HEAD) -> None:
-    """Raises ConfigurationError for a database that a newer base-rl has migrated further, for a damaged one, and for
-    one that lets us do nothing; StoreUnavailable while it cannot be reached."""
-    with _errors_told(url), _connection(url) as connection:
+    """Migrate the database to `revision`.
+
+    Raise ConfigurationError if a newer base-rl has migrated it further, if it is damaged, or if it refuses access.
+    Raise StoreUnavailable if it cannot be reached.
+    """
+    with _clear_errors(url), _connection(url) as connection:
         command.upgrade(_config(connection), revision)
         if revision == HEAD:
             missing = missing_columns(connection)
@@ -66,24 +69,24 @@ def upgrade(url: str, revision: str = HEAD) -> None:
 
 
 def downgrade(url: str, revision: str) -> None:
-    """`base` removes every table."""
+    """Migrate the database back to `revision`; `base` removes every table."""
     with _connection(url) as connection:
         command.downgrade(_config(connection), revision)
 
 
 def current(url: str) -> str | None:
-    """The revision that the database is at; None for one that was never migrated. Raises like `upgrade`."""
-    with _errors_told(url), _connection(url) as connection:
+    """Return the database's revision; None if it was never migrated. Raise like `upgrade`."""
+    with _clear_errors(url), _connection(url) as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 def newest() -> str:
-    """The revision that this version of base-rl works with."""
+    """Return the revision that this version of base-rl works with."""
     return str(ScriptDirectory(str(_scripts())).get_current_head())
 
 
 def missing_columns(connection: Connection) -> list[str]:
-    """Declared tables and columns that are not there."""
+    """Return the declared tables and columns that the database lacks."""
     found = {
         table: {column["name"] for column in columns}
         for (_schema, table), columns in inspect(connection).get_multi_columns().items()
@@ -98,17 +101,17 @@ def missing_columns(connection: Connection) -> list[str]:
 
 @contextmanager
 def opened(url: str) -> Iterator[Connection]:
-    """A look at one committed state of the database, which keeps nobody from writing. Raises like `upgrade`."""
+    """Open a read transaction, which sees a single committed state and blocks no writer. Raise like `upgrade`."""
     target = make_url(url)
     target = target.set(drivername=_DRIVERS[target.get_backend_name()])
     if target.get_backend_name() == "sqlite":
         engine = create_engine(target, poolclass=NullPool)
         event.listen(engine, "connect", _on_sqlite_connect)
-        event.listen(engine, "begin", _on_sqlite_look)
+        event.listen(engine, "begin", _on_sqlite_read)
     else:
         level = "REPEATABLE READ"
         engine = create_engine(target, poolclass=NullPool, connect_args=_UNPREPARED, isolation_level=level)
-    with _errors_told(url), _connected(engine) as connection:
+    with _clear_errors(url), _connected(engine) as connection:
         yield connection
 
 
@@ -124,7 +127,8 @@ def _config(connection: Connection) -> Config:
 
 
 @contextmanager
-def _errors_told(url: str) -> Iterator[None]:
+def _clear_errors(url: str) -> Iterator[None]:
+    """Turn errors of the driver and of alembic into errors that say what to do."""
     shown = _shown(url)
     try:
         yield
@@ -164,11 +168,12 @@ def _errors_told(url: str) -> Iterator[None]:
 
 
 def _refusal(error: DatabaseError) -> str | None:
-    """What is wrong with the address. Of a refused connection, the driver tells only the server's message."""
+    """Return why the server refused us, if it did."""
     state = sqlstate(error)
     if state in _REFUSED:
         return _REFUSED[state]
     message = str(error.orig)
+    # A refused connection has no error code in psycopg, only the server's message.
     for state, telling in (("28P01", "password authentication failed"), ("28000", "pg_hba.conf")):
         if telling in message:
             return _REFUSED[state]
@@ -185,7 +190,7 @@ def _shown(url: str) -> str:
 
 @contextmanager
 def _connection(url: str) -> Iterator[Connection]:
-    """One transaction on a synchronous connection, which no other process migrates beside."""
+    """Open a write transaction while no other process migrates the database."""
     target = make_url(url)
     target = target.set(drivername=_DRIVERS[target.get_backend_name()])
     if target.get_backend_name() == "sqlite":
@@ -205,7 +210,7 @@ def _connection(url: str) -> Iterator[Connection]:
 
 
 def _connected(engine: Engine) -> Connection:
-    """Return a connection; wait for one while other programs hold all that the server gives."""
+    """Return a connection; wait for one while other programs use all that the server has."""
     deadline = time.monotonic() + _FULL_SECONDS
     while True:
         try:
@@ -217,17 +222,16 @@ def _connected(engine: Engine) -> Connection:
 
 
 def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
-    """Tables are made and dropped inside the transaction, and the file is in WAL mode before anybody reads it."""
-    connection.isolation_level = None
-    connection.execute("PRAGMA page_size = 16384").close()  # of a new file: a page holds seven turns, and not one
-    connection.execute("PRAGMA journal_mode = WAL").close()
+    connection.isolation_level = None  # so that the driver does not commit before it changes tables
+    connection.execute("PRAGMA page_size = 16384").close()  # for a new file: a page then has room for seven turns
+    connection.execute("PRAGMA journal_mode = WAL").close()  # before anybody reads the file
 
 
 def _on_sqlite_begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _on_sqlite_look(connection: Connection) -> None:
+def _on_sqlite_read(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN")
 
 
@@ -242,7 +246,8 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _sole_process(url: URL) -> Iterator[None]:
-    """Holds a lock file beside the database; the kernel frees it with the process, however that ends."""
+    """Lock a file beside the database."""
+    # A lock of the kernel's: it is released when the process ends, however that happens.
     path = Path(f"{url.database}.lock")
     make_directory(path.parent)
     make_file(Path(str(url.database)))

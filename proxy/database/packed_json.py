@@ -1,8 +1,7 @@
-"""JSON of the store's largest columns in a third of its space.
+"""Packed JSON: the store's largest columns in a third of the space.
 
-A packed value is one byte that says how, then the JSON as UTF-8: `0` as it is, `1` as a raw deflate stream that
-starts from the dictionary below. A dictionary is part of what it packed: mend it by adding another number, never by
-changing it.
+A packed value is one byte for the encoding, then the JSON as UTF-8: `0` plain, `1` a raw deflate stream with the
+dictionary below. Stored values need their dictionary to be read: never change it, add another encoding instead.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from sqlalchemy import Dialect, LargeBinary
 from sqlalchemy.types import TypeDecorator
 
 _PLAIN, _DEFLATED = b"\x00", b"\x01"
-_LEVEL = 1
-_RAW = -15
-_MEMORY = 9
+_LEVEL = 1  # zlib's fastest
+_RAW = -15  # a window of 2^15 bytes; negative leaves out zlib's header and checksum
+_MEMORY = 9  # zlib's largest hash table, which is faster
 
 _DICTIONARY_1 = (
     b'"Error: No such file or directory""success":true,"error":null,"result":"path":"name":"content":"query":"value":'
@@ -37,20 +36,21 @@ _DICTIONARY_1 = (
 
 
 def json_bytes(value: Any) -> bytes:
-    """As UTF-8. What is no UTF-8 or no 64 bits is written by the slower way that can."""
+    """Return `value` as JSON in UTF-8."""
     try:
         return msgspec.json.encode(value)
     except (UnicodeEncodeError, OverflowError, TypeError):
+        # Lone surrogates and integers beyond 64 bits: the standard library, which is slower, can write them.
         return json.dumps(value).encode()
 
 
 def json_text(value: Any) -> str:
-    """For JSON columns."""
+    """Return `value` as JSON text, for JSON columns."""
     return json_bytes(value).decode()
 
 
 def pack_json(value: Any) -> bytes:
-    """A JSON value in as little space as a few dozen microseconds can."""
+    """Return `value` as packed JSON. Takes a few dozen microseconds."""
     text = json_bytes(value)
     packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY, zlib.Z_DEFAULT_STRATEGY, _DICTIONARY_1)
     deflated = packer.compress(text) + packer.flush()
@@ -58,7 +58,7 @@ def pack_json(value: Any) -> bytes:
 
 
 def unpack_json(packed: bytes) -> Any:
-    """Raises ValueError for what `pack_json` did not make."""
+    """Return the value that `pack_json` packed. Raise ValueError for anything else."""
     how, body = packed[:1], packed[1:]
     if how == _DEFLATED:
         try:
@@ -71,7 +71,7 @@ def unpack_json(packed: bytes) -> Any:
 
 
 class PackedJson(TypeDecorator[Any]):
-    """A column of packed JSON; null stays null."""
+    """A column type for packed JSON; None is stored as null."""
 
     impl = LargeBinary
     cache_ok = True

@@ -1,8 +1,8 @@
-"""PostgreSQL's side of the store, by psycopg 3. Several proxies write at once; rows are locked where that matters.
+"""The PostgreSQL backend, on psycopg 3. Several proxies write at the same time and lock the rows they change.
 
-All work of a proxy shares a few connections, so none is idle while other work waits, and a server with few to give is
-enough. A pooler in transaction mode (PgBouncer) may stand between: it is noticed when a connection is made. Behind
-one nothing may be kept in the server's session, so settings are given with each transaction, and statements are not
+All work of a proxy shares a few connections, so that a server with a low connection limit is enough. A pooler in
+transaction mode (PgBouncer) may stand in between; it is detected when a connection is made. Behind a pooler the
+server's session changes with every transaction, so settings are sent with each transaction and statements are not
 prepared.
 """
 
@@ -26,38 +26,39 @@ from proxy.database.prepared import run_script
 from proxy.database.threads import Begin, ConnectionThreads
 
 _LANES = 3
-"""Transactions of functions that write at once: while the server works on one group of them, the proxy does on
-another. The last is for those about no single session."""
+"""Write transactions at the same time: while the server works on one group, the proxy prepares another. The last
+lane is for writes without an order key (`Database.commit`)."""
 
 _FEW_ROWS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-"""For functions that write, which name the few rows that they are about: of tables that it has not analysed yet,
-PostgreSQL would go through all rows to find them."""
+"""Planner settings for writes. Each names the few rows it changes, so an index finds them; before a table is
+analysed for the first time, PostgreSQL would scan all of its rows instead."""
 
 _IDLE_SECONDS = 10.0
-"""A connection that was idle for so long is closed: other proxies, and `base-rl db`, may need it."""
+"""An idle connection is closed after this time: other proxies, and `base-rl db`, may need it."""
 
 _IDLE_IN_TRANSACTION_SECONDS = 60
-"""A transaction that its proxy says nothing in for so long is ended by the server: its locks would stay."""
+"""The server ends a transaction whose proxy sent nothing for this long: a hung proxy would keep its locks."""
 
 _SILENCE_SECONDS = 15
-"""A server that acknowledges nothing for so long is gone, though no connection was closed: its machine, or the
-network between."""
+"""A connection whose peer acknowledged nothing for this long is given up: the server's machine or the network failed,
+and nobody closed the connection."""
 
-_AGAIN = frozenset({"40001", "40P01", "23505"})
-"""Serialization failure and deadlock. And a unique value that another transaction inserted first: had this one begun
-a moment later it would have found the row, so it looks again."""
+_RETRIED = frozenset({"40001", "40P01", "23505"})
+"""Serialization failure, deadlock, and a unique value that another transaction inserted first: a second run finds
+that row and uses it."""
 
 _UNAVAILABLE = frozenset({"25006", "25P03"})
-"""Read-only (a standby, while another takes over) and ended for its silence: no OperationalErrors to the driver."""
+"""Read-only (a standby during a failover) and ended while idle in a transaction. Both mean "unavailable", and the
+driver does not raise them as OperationalError."""
 
 _FULL_STATE = "53300"
 _FULL = re.compile(r"too many (clients|connections)|remaining connection slots|no more connections allowed")
-"""By the server's words, and PgBouncer's: of a refused connection the driver tells no code."""
+"""Messages of the server and of PgBouncer: the driver has no code for a refused connection."""
 
-_TELLABLE = frozenset(
+_SAFE_TO_SHOW = frozenset(
     {"25006", "25P03", "40001", "40P01", "53100", "53200", "55P03", "57014", "57P01", "57P02", "57P03"}
 )
-"""Errors whose message says nothing of the server, its users or its tables."""
+"""Errors whose message does not reveal the server, its users or its tables to an agent."""
 
 _COMMIT_WAITS = {"normal": "off", "full": "on"}
 
@@ -73,11 +74,11 @@ def open_postgresql(
     statement_timeout_seconds: float,
     connections: int,
 ) -> Backend:
-    """Open nothing yet: connections are made when they are needed, `connections` at most."""
+    """Return the backend. Connections are made on demand, `connections` at most."""
     settings = _settings(
         url,
         {
-            "jit": "off",  # which takes longer than what it would make faster here
+            "jit": "off",  # compiling takes longer than these short statements run
             "synchronous_commit": _COMMIT_WAITS[synchronous] if synchronous is not None else None,
             "lock_timeout": f"{_milliseconds(busy_timeout_seconds)}",
             "statement_timeout": f"{_milliseconds(statement_timeout_seconds)}",
@@ -87,7 +88,7 @@ def open_postgresql(
     engine = create_engine(
         url.set(drivername="postgresql+psycopg"),
         poolclass=NullPool,
-        isolation_level="AUTOCOMMIT",  # transactions begin when we say so
+        isolation_level="AUTOCOMMIT",  # `ConnectionThreads` starts transactions, not the driver
         connect_args=connect_arguments(connect_timeout_seconds),
         json_serializer=json_text,
     )
@@ -109,7 +110,7 @@ def open_postgresql(
         read=lambda work: shares.run(work, begin_read),
         lanes=min(_LANES, max(1, connections - 1)),
         is_unavailable=lambda error: sqlstate(error) in _UNAVAILABLE,
-        may_retry=lambda error: sqlstate(error) in _AGAIN,
+        may_retry=lambda error: sqlstate(error) in _RETRIED,
         reason=_reason,
         close=threads.close,
     )
@@ -139,9 +140,9 @@ class _Shares:
 
 
 def connect_arguments(connect_timeout_seconds: float) -> dict[str, Any]:
-    """Arguments of psycopg by which a server that is away is noticed."""
+    """Return psycopg's arguments that bound how long a missing server goes unnoticed."""
     return {
-        "connect_timeout": max(2, math.ceil(connect_timeout_seconds)),  # the driver takes whole seconds, two at least
+        "connect_timeout": max(2, math.ceil(connect_timeout_seconds)),  # libpq takes whole seconds, two at least
         "application_name": "base-rl",
         "keepalives_idle": _SILENCE_SECONDS,
         "keepalives_interval": 5,
@@ -151,14 +152,14 @@ def connect_arguments(connect_timeout_seconds: float) -> dict[str, Any]:
 
 
 def sqlstate(error: BaseException) -> str | None:
-    """PostgreSQL's own code of what went wrong; None for an error of another origin."""
+    """Return PostgreSQL's error code; None for an error of another origin."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     state = getattr(origin, "sqlstate", None)
     return state if isinstance(state, str) else None
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether the server, or its limit for this role, has no connection to give now."""
+    """Return whether the server, or the role's limit, has no free connection now."""
     if not isinstance(error, DBAPIError):
         return False
     return sqlstate(error) == _FULL_STATE or (sqlstate(error) is None and _FULL.search(str(error.orig)) is not None)
@@ -166,7 +167,7 @@ def is_full(error: BaseException) -> bool:
 
 def _reason(error: DBAPIError) -> str:
     state = sqlstate(error)
-    if state in _TELLABLE and isinstance(error.orig, psycopg.Error):
+    if state in _SAFE_TO_SHOW and isinstance(error.orig, psycopg.Error):
         return str(error.orig.diag.message_primary)
     if state is None or state.startswith(("08", "28", "3D")):
         return "the database cannot be reached; the proxy's log says why"
@@ -174,7 +175,7 @@ def _reason(error: DBAPIError) -> str:
 
 
 def _settings(url: URL, own: Mapping[str, str | None]) -> dict[str, str]:
-    """Settings of every transaction; those that the URL gives itself (`options=-c …`) stay as they are there."""
+    """Return the settings of every transaction, without those that the URL sets itself (`options=-c …`)."""
     given = url.query.get("options", "")
     text = given if isinstance(given, str) else " ".join(given)
     named = set(re.findall(r"-c\s*([a-z_.]+)\s*=", text))
@@ -184,12 +185,13 @@ def _settings(url: URL, own: Mapping[str, str | None]) -> dict[str, str]:
 def _set_up_connections(engine: Engine, settings: Mapping[str, str]) -> None:
     @event.listens_for(engine, "connect")
     def on_connect(connection: psycopg.Connection[Any], entry: ConnectionPoolEntry) -> None:
-        """Find out who answers: a pooler makes up the process that it names, as each transaction may have another."""
+        # A pooler reports an invented process id when the connection is made, as the real one changes with every
+        # transaction. The server's own answer then differs.
         connection.autocommit = True
         (pid,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone() or (None,)
         entry.info[_POOLED] = pid != connection.info.backend_pid
         if entry.info[_POOLED]:
-            connection.prepare_threshold = None  # another transaction may find the same name taken, or missing
+            connection.prepare_threshold = None  # another session may lack the statement, or have its name in use
         else:
             connection.execute(_setting("SET", settings).encode(), prepare=False)
 

@@ -1,8 +1,8 @@
 """Statements of the hot path, compiled once and run on the driver's cursor.
 
-SQLAlchemy spends about 100 µs on a statement before and after SQLite works on it, an insert of a turn's row even
-more; run so, 15 µs. It pays where a model call waits: recording a turn, opening a session. Everywhere else
-`connection.execute` is the way.
+SQLAlchemy spends about 100 µs on a statement around SQLite's own work, and more on the insert of a turn's row; a
+prepared statement takes 15 µs. Use it where a model call waits: recording a turn, opening a session. Everywhere else
+use `connection.execute`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ _Convert = Callable[[Any], Any]
 
 
 class Prepared:
-    """`statement` is Core's, with `among` where values vary in number. Of an insert, `columns` are those that every
-    row gives.
+    """A statement of SQLAlchemy Core, compiled at its first use. Raises SQLAlchemy's exceptions.
 
-    What it returns are the driver's own tuples: select columns whose types need no conversion, so none of JSON.
-    Raises SQLAlchemy's exceptions.
+    Use `among` for a condition on a list of values. For an insert, `columns` names the columns that every row has.
+    Rows are the driver's own tuples, so select only columns that need no conversion (no JSON).
     """
 
     def __init__(self, statement: Executable, columns: Sequence[str] | None = None) -> None:
@@ -55,7 +54,7 @@ class Prepared:
         self._texts: dict[tuple[str, str], _Text] = {}
 
     def run(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Within a transaction; the rows that it returns, if it returns any."""
+        """Run the statement within a transaction and return its rows, if it has any."""
         dialect = connection.dialect
         text = self._texts.get((dialect.name, dialect.driver))
         if text is None:
@@ -64,8 +63,9 @@ class Prepared:
 
 
 class NewRows:
-    """Rows to be added to a table: several at once by COPY where there is one, at half the cost of inserts. `filled`
-    are the columns that the database fills."""
+    """Inserts rows into a table, leaving out the columns `filled`, which the database fills."""
+
+    # Several rows use PostgreSQL's COPY, which costs half as much as inserts.
 
     def __init__(self, table: Table, *, filled: Collection[str] = ()) -> None:
         self._columns = [column for column in table.columns if column.name not in filled]
@@ -75,8 +75,10 @@ class NewRows:
         self._types: list[str] = []
 
     def add(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Within a transaction, in order; each row gives every column that is not filled, None for null. Raises
-        SQLAlchemy's exceptions."""
+        """Insert the rows in order, within a transaction. Each has every column that is not filled, None for null.
+
+        Raise SQLAlchemy's exceptions.
+        """
         if len(rows) > 1 and _is_psycopg(connection):
             self._copy(connection, rows)
             return
@@ -100,7 +102,7 @@ class NewRows:
 
 
 class _TextList(TypeDecorator[Sequence[str]]):
-    """Values of a parameter that is a list: an array where there are arrays, else JSON."""
+    """A list of texts as one parameter: an array on PostgreSQL, JSON on SQLite."""
 
     impl = Text
     cache_ok = True
@@ -130,23 +132,26 @@ def _in_list(element: _Among, compiler: SQLCompiler, **kwargs: Any) -> str:
 
 
 def among(column: ColumnElement[Any] | InstrumentedAttribute[Any], parameter: str) -> ColumnElement[Any]:
-    """The condition that a column of text is one of the values of a parameter, however many they are: one statement
-    for all numbers of them, and no bound but memory's."""
+    """Return the condition that a text column has one of the values in a list parameter.
+
+    The list is a single parameter, so the statement is the same for every length and no limit on parameters applies.
+    """
     return _Among(column, bindparam(parameter, type_=_TextList()))
 
 
 def given_rows(**types: TypeEngine[Any]) -> TableValuedAlias:
-    """Rows that a statement of PostgreSQL is given: each parameter is the list of a column's values."""
+    """Return a table of given rows for a statement of PostgreSQL: each parameter is the list of a column's values."""
     lists = [bindparam(name, type_=ARRAY(type_)) for name, type_ in types.items()]
     columns = [column(name, type_) for name, type_ in types.items()]
     return func.unnest(*lists).table_valued(*columns, name="given").render_derived()
 
 
 def unindexed(column: ColumnElement[Any] | InstrumentedAttribute[Any]) -> ColumnElement[Any]:
-    """`column` in a form that no index is about: for a condition beside one that names a row by its id.
+    """Return `column` as an expression that no index covers, for a condition next to one that names a row by its id.
 
-    Of a table that it has not analysed yet, PostgreSQL takes every index for as good as another, and may go through
-    all of one that is about such a condition. It keeps to it until the table has been analysed: a minute and more.
+    Before a table is analysed for the first time, PostgreSQL considers all of its indexes equally good, and may scan
+    a whole index that covers the extra condition. It keeps that plan until the table is analysed, after a minute or
+    more.
     """
     if isinstance(column.type, String):
         return column.op("||", return_type=column.type)(literal_column("''"))
@@ -154,7 +159,7 @@ def unindexed(column: ColumnElement[Any] | InstrumentedAttribute[Any]) -> Column
 
 
 def run_plain(connection: Connection, sql: str) -> None:
-    """A statement without parameters that every database knows, such as SAVEPOINT."""
+    """Run a statement without parameters that every database has, such as SAVEPOINT."""
     _run(connection, sql, ())
 
 
@@ -165,15 +170,16 @@ def run_script(connection: Connection, sql: str) -> None:
 
 
 def _sent_as(type_: TypeEngine[Any], dialect: Dialect) -> str:
-    """PostgreSQL's name of a type of which the driver sends a value in the form that the column reads."""
+    """Return PostgreSQL's name of the type in which the driver sends a column's values."""
     if isinstance(type_, JSON):
-        return "text"  # so our own JSON is sent as it is: both types read the same form
+        return "text"  # our JSON is already text, and a json column reads the same binary form
     name = str(type_.compile(dialect=dialect)).partition("(")[0].partition(" COLLATE ")[0].lower()
     return "float8" if name == "float" else name
 
 
 def _converter(type_: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
-    """To what the driver sends as it is. SQLAlchemy's own wrap what a statement's text is to say of the type."""
+    """Return the function that converts a value to what the driver sends; None if the driver takes it as it is."""
+    # SQLAlchemy's own bind processors do not fit here: they wrap values for a cast in the statement's text.
     if isinstance(type_, JSON):
         return json_text
     if isinstance(type_, TypeDecorator):
@@ -182,20 +188,19 @@ def _converter(type_: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
 
 
 def _run(connection: Connection, sql: str, parameters: Any) -> Sequence[tuple[Any, ...]]:
-    binary = {"binary": True} if _is_psycopg(connection) else {}  # long values in half the bytes
+    binary = {"binary": True} if _is_psycopg(connection) else {}  # binary results: blobs take half the bytes
     with _cursor(connection, sql) as cursor:
         cursor.execute(sql, parameters, **binary)
         return cursor.fetchall() if cursor.description is not None else ()
 
 
 def _is_psycopg(connection: Connection) -> bool:
-    """And not its asynchronous side, of which SQLAlchemy hands out less."""
-    return connection.dialect.driver == "psycopg" and not connection.dialect.is_async
+    return connection.dialect.driver == "psycopg"
 
 
 @contextmanager
 def _cursor(connection: Connection, sql: str) -> Iterator[Any]:
-    """The driver's own, with errors told as SQLAlchemy's, of `sql`."""
+    """Open the driver's own cursor, and raise its errors as SQLAlchemy's, with the statement `sql`."""
     cursor = connection.connection.cursor()
     try:
         yield cursor
@@ -207,14 +212,14 @@ def _cursor(connection: Connection, sql: str) -> Iterator[Any]:
 
 
 class _Text:
-    """A statement as one driver takes it."""
+    """A statement compiled for one driver."""
 
     def __init__(self, statement: Executable, columns: Sequence[str] | None, dialect: Dialect) -> None:
         element = cast("ClauseElement", statement)
         names = None if columns is None else list(columns)
         compiled = cast("SQLCompiler", element.compile(dialect=dialect, column_keys=names))
         if compiled.prefetch or compiled.post_compile_params or compiled.literal_execute_params:
-            raise ValueError(f"every value must be given, and none may vary in number: {compiled}")
+            raise ValueError(f"every value must be a parameter, and a list needs `among`: {compiled}")
         self.sql = str(compiled)
         self._given: Mapping[str, Any] = compiled.params
         self._order = compiled.positiontup
@@ -226,7 +231,7 @@ class _Text:
                 self._convert[name] = convert
 
     def parameters(self, values: Mapping[str, Any]) -> Any:
-        """`values` as the driver takes them; what the statement itself brings is added."""
+        """Return `values`, with the statement's own constants, in the form that the driver takes."""
         found = {**self._given, **values}
         for name, convert in self._convert.items():
             found[name] = convert(found[name])

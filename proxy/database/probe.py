@@ -1,4 +1,4 @@
-"""Whether the store takes writes now, found out by making a small one."""
+"""A probe that tells whether the store accepts writes now, by making a small one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from proxy.errors import StoreUnavailable
 
 FRESH_SECONDS = 1.0
-"""An answer this old is given again: however often readiness is asked for, the store sees one write a second."""
+"""How long a result is reused: the store sees one write a second, however many readiness probes arrive."""
 
 PATIENCE_SECONDS = 2.0
-"""A write that takes longer than this means that the store is not ready; probes of Kubernetes wait a second or so."""
+"""The store is not ready if a write takes longer than this. Kubernetes probes time out after a second or so."""
 
 
 class WriteProbe:
-    """Makes one write at a time, so that callers never pile up behind a lock that somebody else holds."""
+    """Makes one write at a time, so that callers do not queue behind a lock that another program holds."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class WriteProbe:
         self._failure: StoreUnavailable | None = None
 
     async def check(self) -> None:
-        """Return if a write succeeded within the last second; raise StoreUnavailable if it failed or still waits."""
+        """Return if a write succeeded within the last second. Raise StoreUnavailable if it failed or still waits."""
         if self._under_way is None and not self._is_fresh():
             self._begun_at = self._now()
             self._under_way = asyncio.create_task(self._run(), name="store-probe")

@@ -1,4 +1,4 @@
-"""SQLite's side of the store: one writer at a time, and readers that see the last committed state (WAL)."""
+"""The SQLite backend: one writer at a time, and readers that see the last committed state (WAL mode)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from proxy.private_files import make_directory, make_file
 from proxy.settings import ConfigurationError
 
 DEFAULT_SYNCHRONOUS = "full"
-"""Every commit waits for the disk. Writes that arrive together share it, so calls per second are the same within what
-can be measured; a call that comes alone waits one flush longer."""
+"""Every commit waits for the disk. Writes that arrive together share one flush, so the rate of calls does not suffer;
+a call that comes alone waits one flush longer."""
 
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 _BEGIN_READING = "BEGIN"
 _READERS = 4
-"""Connections that read at once."""
+"""The number of connections that read at the same time."""
 _LOG_BYTES = 64 << 20
-"""The log's file is cut to this when the log starts again from its beginning, however long it had become."""
+"""The write-ahead log's file is truncated to this size when the log restarts, however long it had become."""
 _SCRUB_PATIENCE_SECONDS = 0.2
-"""Writers wait meanwhile."""
+"""How long `scrub` waits for readers. Writers wait meanwhile, so it is short."""
 
 
 def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: float) -> Backend:
-    """Open the store's file, which is made if it is missing. Raises ValueError for an in-memory database, and
-    ConfigurationError if the file's directory cannot be made."""
+    """Open the store's file; create it if it is missing.
+
+    Raise ValueError for an in-memory database, and ConfigurationError if the file or its directory cannot be created.
+    """
     if url.database in (None, "", ":memory:"):
         raise ValueError("the store needs a SQLite file: an in-memory one is not shared between connections")
     try:
@@ -77,8 +79,10 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
 
 
 def scrub(path: str) -> bool:
-    """Writes the log back into the file and empties it: what was erased is then in neither. Whether that could be
-    done now; not while somebody reads what was before."""
+    """Write the log back into the file and empty it, so that erased content is in neither.
+
+    Return False if a reader of an older state prevents it now.
+    """
     connection = sqlite3.connect(path, timeout=_SCRUB_PATIENCE_SECONDS)
     try:
         busy, _written, _moved = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -88,30 +92,33 @@ def scrub(path: str) -> bool:
 
 
 def is_unavailable(error: DBAPIError) -> bool:
-    """Of errors that are not OperationalErrors: a damaged file. The subclasses are other things."""
+    """Return whether the error, which is no OperationalError, means a damaged file."""
+    # sqlite3 raises the bare class for SQLITE_CORRUPT and SQLITE_NOTADB; its subclasses mean other things.
     return type(error.orig) is sqlite3.DatabaseError
 
 
 def _is_never_lost(_connection: Connection) -> bool:
-    """A file does not hang up."""
-    return False
+    return False  # a file does not close the connection
 
 
 def _configure(engine: Engine, *, synchronous: str) -> None:
-    """WAL, foreign keys, and transactions that begin when we say so (the driver's own late BEGIN is switched off)."""
+    """Set the pragmas of every new connection."""
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: sqlite3.Connection, _record: object) -> None:
-        connection.isolation_level = None
+        connection.isolation_level = (
+            None  # the driver's own late BEGIN is off: `ConnectionThreads` starts transactions
+        )
         cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA journal_mode = WAL")  # readers and the writer do not wait for each other
         cursor.execute(f"PRAGMA synchronous = {synchronous.upper()}")
         cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.execute("PRAGMA secure_delete = ON")  # what is erased is overwritten
-        cursor.execute("PRAGMA temp_store = MEMORY")
-        cursor.execute("PRAGMA cache_size = -32768")  # KiB: of the indexes that each turn adds to at a random place
-        # A commit that finds so much in the log writes it back itself and waits for the disk; mostly `Checkpoints`
-        # were there before.
+        cursor.execute("PRAGMA secure_delete = ON")  # erased content is overwritten with zeros
+        cursor.execute("PRAGMA temp_store = MEMORY")  # temporary sorts and indexes do not touch the disk
+        # 32 MiB: each turn adds to several indexes at random places, whose pages must stay in memory.
+        cursor.execute("PRAGMA cache_size = -32768")
+        # A commit that finds this many pages in the log writes them back itself and waits for the disk. `Checkpoints`
+        # normally does so before, on its own thread; this is the bound if it cannot keep up.
         cursor.execute(f"PRAGMA wal_autocheckpoint = {LONG_LOG}")
         cursor.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
         cursor.close()

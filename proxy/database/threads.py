@@ -1,4 +1,4 @@
-"""Database work on threads with connections of their own that stay open while they are used."""
+"""Threads that each keep a database connection and run functions on it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from proxy.database.prepared import run_plain
 
-_LONG_SECONDS = 0.5
-_NOT_ASKED_SECONDS = 1.0
+_SLOW_CONNECT_SECONDS = 0.5
+"""A failed connection attempt that took longer than this counts as timed out."""
+_FAIL_FAST_SECONDS = 1.0
+"""How long new work fails at once after a connection attempt timed out: waiting again would stall every call."""
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
-"""Between two attempts of one thread to get a connection from a server that has none to give."""
+"""Pauses of one thread between attempts to connect to a server that has no free connection; doubled each time."""
 
 _Result = TypeVar("_Result")
 
 Begin = Callable[[Connection], None]
-"""Begins a transaction on a connection."""
+"""Starts a transaction on a connection."""
 
 
 def begin_by(statement: str) -> Begin:
@@ -34,7 +36,7 @@ def begin_by(statement: str) -> Begin:
 
 
 class _Job(NamedTuple):
-    """Work, how its transaction begins, who waits for it, and until when it waits for a connection."""
+    """A function to run, how its transaction starts, the caller's future, and the deadline for a connection."""
 
     work: Callable[[Connection], Any]
     begin: Begin
@@ -44,17 +46,18 @@ class _Job(NamedTuple):
 
 
 class ConnectionThreads:
-    """Runs functions of a connection, each in a transaction of its own, on up to `count` threads, which start when
-    they are needed. Half the cost of the standard library's executor, which serves more purposes.
+    """Runs functions of a connection, each in its own transaction, on up to `count` threads, started on demand.
 
-    The driver must begin no transaction by itself. `is_lost` says whether a connection is of no use any more: it is
-    replaced, and where that is found out before anything was done on it, nobody notices. `committed` hears of every
-    transaction on its thread, before whoever asked for it.
+    The driver must not start transactions by itself. `is_lost` returns whether a connection is unusable; it is then
+    replaced, unnoticed by the caller if its transaction had not started. `committed` is called after each commit on
+    the thread, before the caller sees the result.
 
-    `is_full` says of an error that the server has no connection to give. The work then waits, `patience_seconds` at
-    most, and goes to whichever thread has a connection first. A connection that was idle for `idle_seconds` is
-    closed, so that others who share the server's limit can have it.
+    `is_full` returns whether an error means that the server has no free connection. The work then waits, for
+    `patience_seconds` at most, for the first thread that has one. A connection that was idle for `idle_seconds` is
+    closed, so that other programs can have it within the server's limit.
     """
+
+    # concurrent.futures.ThreadPoolExecutor costs twice as much per job: it wraps every result in a second future.
 
     def __init__(
         self,
@@ -82,8 +85,10 @@ class ConnectionThreads:
         self._threads: list[threading.Thread] = []
 
     def run(self, work: Callable[[Connection], _Result], begin: Begin) -> asyncio.Future[_Result]:
-        """Return what `work` returned, once its transaction is committed; it is rolled back if `work` raises.
-        Cancelling the future changes nothing of that."""
+        """Run `work` in a transaction that `begin` starts and return its result once committed.
+
+        The transaction is rolled back if `work` raises. Cancelling the future does not stop it.
+        """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
         self._under_way += 1
@@ -94,7 +99,7 @@ class ConnectionThreads:
         return outcome
 
     def close(self) -> None:
-        """Wait for all work that was asked for."""
+        """Wait for the work under way and queued, then close all connections."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -124,32 +129,32 @@ class ConnectionThreads:
                     continue
                 if job is None:
                     return
-                tell: Callable[[Any], None]
+                deliver: Callable[[Any], None]
                 try:
                     connection = self._begun(connection, job.begin)
                     pause = _FIRST_PAUSE_SECONDS
-                    result, tell = self._in_transaction(connection, job.work), job.outcome.set_result
-                except BaseException as error:  # noqa: BLE001  (handed to the caller)
+                    result, deliver = self._in_transaction(connection, job.work), job.outcome.set_result
+                except BaseException as error:  # noqa: BLE001  (raised in the caller)
                     connection = self._usable(connection)
                     if connection is None and self._is_full(error) and time.monotonic() < job.deadline:
-                        self._jobs.put(job)  # a thread that has a connection takes it meanwhile
+                        self._jobs.put(job)  # back to the queue: a thread that has a connection may take it
                         time.sleep(pause)
                         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                         continue
                     if self._is_full(error):
                         error = PoolExhausted(str(error))
-                    result, tell = error, job.outcome.set_exception
-                with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits
-                    job.loop.call_soon_threadsafe(_tell, job.outcome, tell, result)
-                del job, result, tell  # an idle thread keeps nothing of its last job alive
+                    result, deliver = error, job.outcome.set_exception
+                with suppress(RuntimeError):  # the loop was closed meanwhile, so nobody waits
+                    job.loop.call_soon_threadsafe(_deliver, job.outcome, deliver, result)
+                del job, result, deliver  # an idle thread must not keep its last job's objects alive
         finally:
             if connection is not None:
                 _give_up(connection)
 
     def _begun(self, connection: Connection | None, begin: Begin) -> Connection:
-        """Return a connection with a transaction begun: a new one if the old one was lost since it was last used."""
-        # Not SQLAlchemy's `begin`, which costs a third of what a turn's statements do. It begins one of its own all
-        # the same where `work` uses its `execute`: in its mind only, as nothing in the driver begins by itself.
+        """Return a connection with a transaction started: a new one if the old one was lost since its last use."""
+        # SQLAlchemy's own `begin` costs a third of a turn's statements, so it is not used. If `work` calls `execute`,
+        # SQLAlchemy records a transaction of its own; nothing reaches the database, as the driver starts none.
         if connection is not None:
             try:
                 begin(connection)
@@ -176,8 +181,8 @@ class ConnectionThreads:
             return self._engine.connect()
         except DBAPIError as error:
             failed = time.monotonic()
-            timed_out = failed - begun > _LONG_SECONDS and not self._is_full(error)
-            self._failure = (error, failed + _NOT_ASKED_SECONDS) if timed_out else None
+            timed_out = failed - begun > _SLOW_CONNECT_SECONDS and not self._is_full(error)
+            self._failure = (error, failed + _FAIL_FAST_SECONDS) if timed_out else None
             raise
 
     def _in_transaction(self, connection: Connection, work: Callable[[Connection], _Result]) -> _Result:
@@ -188,8 +193,8 @@ class ConnectionThreads:
                 self._committed(connection)
         finally:
             if not self._is_lost(connection):
-                connection.connection.rollback()  # nothing to do after the commit
-                connection.rollback()
+                connection.connection.rollback()  # the driver's transaction, if `work` raised; no effect after COMMIT
+                connection.rollback()  # SQLAlchemy's record of one
         return result
 
     def _usable(self, connection: Connection | None) -> Connection | None:
@@ -200,13 +205,13 @@ class ConnectionThreads:
 
 
 def _give_up(connection: Connection) -> None:
-    """Close a connection; one that broke may refuse even that."""
+    """Close a connection. A broken one may fail to close, so errors are ignored."""
     with suppress(Exception):
         connection.close()
     with suppress(Exception):
         connection.invalidate()
 
 
-def _tell(outcome: asyncio.Future[Any], tell: Callable[[Any], None], result: Any) -> None:
-    if not outcome.done():
-        tell(result)
+def _deliver(outcome: asyncio.Future[Any], deliver: Callable[[Any], None], result: Any) -> None:
+    if not outcome.done():  # the caller may have been cancelled
+        deliver(result)

@@ -1,4 +1,4 @@
-"""The weights of a policy version as its row has them."""
+"""The reference to a policy version's weights, from its row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from proxy.contract.policy import WeightsFormat, WeightsReference
 
 
 def weights_of(row: Row[*tuple[Any, ...]], *, with_files: bool = True) -> WeightsReference | None:
-    """Return where a version's weights are; None for the base model. Without `with_files` the row needs no
-    checksums, and people who list versions do not see them."""
+    """Return the version's weights; None for the base model, which has none of its own.
+
+    Without `with_files` the row needs no `weights_files` column: lists of versions leave the checksums out.
+    """
     if row.weights_uri is None:
         return None
     return WeightsReference(

@@ -1,0 +1,35 @@
+"""The tables of the trajectory store. Times are seconds since the epoch, UTC; ids come from `contract.identifiers`.
+
+Token ids are int32 and log-probabilities float32, little-endian, packed into blobs (`contract/arrays.py`).
+
+Import tables from this package, not from its modules: only then does `Base.metadata` have all of them.
+"""
+
+from proxy.database.tables.base import Base, Big
+from proxy.database.tables.rewards import PreferenceRow, RewardRow
+from proxy.database.tables.runs import ApiKeyRow, EventRow, RateLimitRow, RunRow, SignOutRow, WriteProbeRow
+from proxy.database.tables.sessions import GroupRow, SessionRow, SessionUserRow
+from proxy.database.tables.training import ClaimedSessionRow, ClaimRow, PolicyVersionRow, TokenAuditRow
+from proxy.database.tables.turns import NO_CONVERSATION, TurnRow
+
+__all__ = [
+    "NO_CONVERSATION",
+    "ApiKeyRow",
+    "Base",
+    "Big",
+    "ClaimRow",
+    "ClaimedSessionRow",
+    "EventRow",
+    "GroupRow",
+    "PolicyVersionRow",
+    "PreferenceRow",
+    "RateLimitRow",
+    "RewardRow",
+    "RunRow",
+    "SessionRow",
+    "SessionUserRow",
+    "SignOutRow",
+    "TokenAuditRow",
+    "TurnRow",
+    "WriteProbeRow",
+]

@@ -1,0 +1,103 @@
+"""Tables of runs, keys, limits and events, and two small ones of the server itself."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    text,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from proxy.database.tables.base import Base, Big, Identifier, Json
+
+
+class RunRow(Base):
+    """A policy being trained. `head_version` is the version that the trainer continues from, `serving_version` the
+    one that the engines serve (`serving/reconciler.py`)."""
+
+    __tablename__ = "runs"
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    state: Mapped[str] = mapped_column(String(16))  # active | paused | archived
+    base_model: Mapped[str] = mapped_column(Text)
+    config: Mapped[Json]
+    head_version: Mapped[int] = mapped_column(Integer)
+    serving_version: Mapped[int] = mapped_column(Integer)
+    created_at: Mapped[float] = mapped_column(Float)
+    reward_rules: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """The rules by which rewards of untrained sessions are combined (`contract.reward.RewardRules`). If they differ
+    from those in `config`, `feedback/rules.py` has yet to apply the new ones to the sessions."""
+
+
+class ApiKeyRow(Base):
+    """A bearer key, stored as the HMAC of its text. A session key names its session."""
+
+    __tablename__ = "api_keys"
+    __table_args__ = (Index(None, "run_id"),)
+
+    id: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16))  # admin | run | session | trainer
+    digest: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
+    run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
+    session_id: Mapped[str | None] = mapped_column(ForeignKey("sessions.id"))
+    label: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Float)
+    last_used_at: Mapped[float | None] = mapped_column(Float)
+    """Up to a minute late; null for session keys, whose use is not recorded."""
+    revoked_at: Mapped[float | None] = mapped_column(Float)
+    """In the future while a rotated key still works."""
+
+
+class RateLimitRow(Base):
+    """The part of a run's rate limit that is used, by all proxies (`limits/bucket.py`). `kind`: calls | tokens."""
+
+    __tablename__ = "rate_limits"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    due_at: Mapped[float] = mapped_column(Float)
+    """The time at which the allowance will be full again."""
+    moved_at: Mapped[float] = mapped_column(Float)
+    per_minute: Mapped[float] = mapped_column(Float)
+    """The limit at the last use."""
+
+
+class EventRow(Base):
+    """The event log, for the admin page and audits. Each row is appended in the transaction of the change it
+    reports."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "run_id", "id"),)
+
+    id: Mapped[int] = mapped_column(Big, primary_key=True, autoincrement=True)
+    run_id: Mapped[str | None] = mapped_column(ForeignKey("runs.id"))
+    kind: Mapped[str] = mapped_column(String(48))
+    data: Mapped[Json]
+    created_at: Mapped[float] = mapped_column(Float, server_default=text("0"))
+
+
+class SignOutRow(Base):
+    """A sign-in to the admin page that ended before its cookie expires (`admin/sign_in.py`)."""
+
+    __tablename__ = "sign_outs"
+
+    sign_in: Mapped[str] = mapped_column(Identifier, primary_key=True)
+    until: Mapped[float] = mapped_column(Float)
+    """When the cookie expires; the row may be deleted then."""
+
+
+class WriteProbeRow(Base):
+    """A single row, written to test whether the store accepts writes (`database/probe.py`)."""
+
+    __tablename__ = "write_probes"
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    at: Mapped[float] = mapped_column(Float)
