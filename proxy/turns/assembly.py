@@ -28,7 +28,7 @@ from proxy.contract.turn import (
 
 
 class BrokenTree(Exception):
-    """Turns that do not form a tree: a parent is missing, or is shorter than what its child shares with it."""
+    """Turns do not form a tree: a parent is missing, or is shorter than the prefix that its child shares with it."""
 
 
 class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +43,14 @@ class PathPiece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """A turn and its ancestors. `start`: how many tokens of its path are its parent's; its own follow."""
+    """A turn and its ancestors. `start` is the number of tokens shared with the parent; the turn's own follow."""
 
     id: str
     start: int
     parent: Lineage | None
 
     def owner(self, tokens: int) -> str:
-        """The turn whose own tokens hold, or precede, the end of the path's first `tokens`."""
+        """Return the turn to whose own tokens the last of the path's first `tokens` belongs."""
         found = self
         while found.parent is not None and tokens <= found.start:
             found = found.parent
@@ -58,7 +58,7 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 def lineage_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> Lineage:
-    """Raises BrokenTree."""
+    """Return the turn with its ancestors. Raise BrokenTree."""
     lineage: Lineage | None = None
     for piece in _ancestry(turn_id, pieces):
         lineage = Lineage(piece.id, piece.prefix_tokens, lineage)
@@ -67,19 +67,19 @@ def lineage_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> Lineage:
 
 
 def is_redacted(turn_id: str, pieces: Mapping[str, PathPiece]) -> bool:
-    """Whether placeholders may be on the turn's path. Raises BrokenTree."""
+    """Return whether a turn on the path is redacted. Raise BrokenTree."""
     return any(piece.redacted for piece in _ancestry(turn_id, pieces))
 
 
 def extend_path(parent_path: TokenIds, piece: PathPiece) -> TokenIds:
-    """The path up to and including `piece`. Raises BrokenTree."""
+    """Return the path up to and including `piece`. Raise BrokenTree."""
     if piece.prefix_tokens > len(parent_path):
         raise BrokenTree(f"turn {piece.id} shares {piece.prefix_tokens} tokens with a path of {len(parent_path)}")
     return parent_path[: piece.prefix_tokens] + piece.prompt_ids + piece.output_ids
 
 
 def path_of(turn_id: str, pieces: Mapping[str, PathPiece]) -> TokenIds:
-    """The path from the root to the end of `turn_id`'s output. Raises BrokenTree."""
+    """Return the path from the root to the end of the turn's output. Raise BrokenTree."""
     path = TokenIds()
     for piece in _ancestry(turn_id, pieces):
         path = extend_path(path, piece)
@@ -100,7 +100,7 @@ def _ancestry(turn_id: str, pieces: Mapping[str, PathPiece]) -> list[PathPiece]:
 
 
 class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The columns of a turn that a trajectory is made of, arrays packed as in the store (`contract.arrays`)."""
+    """The columns of a turn that a trajectory needs, with arrays packed as in the store (`contract.arrays`)."""
 
     id: TurnId
     parent_id: TurnId | None
@@ -119,14 +119,14 @@ class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def is_trainable(turn: Turn | StoredTurn) -> bool:
-    """Whether the turn's tokens were drawn from the policy's own distribution: greedy and failed ones were not."""
+    """Return whether the turn's tokens were sampled from the policy: greedy and failed ones were not."""
     return turn.state is not TurnState.FAILED and bool(turn.output_ids) and not turn.sampling.is_greedy
 
 
 def trainable_turns(turns: Sequence[Turn] | Sequence[StoredTurn]) -> frozenset[TurnId]:
-    """The turns of one session that can be trained: drawn from the policy, and not abandoned by the agent.
+    """Return the turns of one session that can be trained: sampled from the policy and not abandoned by the agent.
 
-    `proxy.lifecycle.trainable` asks the store the same.
+    `proxy.lifecycle.trainable` is the same rule as a query.
     """
     abandoned = abandoned_turns(
         TurnPlace(turn.id, turn.parent_id, turn.prefix_tokens, turn.prefix_tokens + _prompt_length(turn), turn.state)
@@ -140,7 +140,7 @@ def _prompt_length(turn: Turn | StoredTurn) -> int:
 
 
 def _superseded(turns: Sequence[StoredTurn]) -> frozenset[str]:
-    """Return the superseded ones of a session's turns, whose parents are all among them."""
+    """Return the superseded turns of a session. `turns` must contain all parents."""
     places = {turn.id: place for place, turn in enumerate(turns)}
     return superseded_turns(
         [
@@ -170,7 +170,8 @@ def assemble(
     reward: float | None,
     turn_rewards: Mapping[TurnId, float],
 ) -> Trajectory:
-    """One session's turns as a trajectory, parents before children, else in the given order. Raises BrokenTree."""
+    """Return a session's turns as a trajectory, in the given order but with parents before children. Raise
+    BrokenTree."""
     trainable = trainable_turns(turns)
     ordered = _parents_first(turns)
     superseded = _superseded(ordered)

@@ -1,4 +1,4 @@
-"""Recorded turns as clients see them: what was asked, what was answered, and the conversation that led there."""
+"""Recorded turns as clients see them: the request, the answer, and the conversation before them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from proxy.turns.conversations_repository import CONTINUES, AnyRow, Conversation
 
 
 class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """`messages` are those that the call added to the conversation of `continues`, whole where that is None;
-    `request` is the body without them, `response` the answer as it was sent."""
+    """A turn as it was recorded.
+
+    `messages` are those that the call added to the conversation of the turn `continues`, or the whole conversation if
+    that is None. `request` is the body without them, `response` the answer as it was sent.
+    """
 
     id: TurnId
     run_id: RunId
@@ -27,14 +30,14 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What one turn added to its conversation: messages, and the answer to them."""
+    """The messages that one turn added to its conversation, and the answer."""
 
     messages: list[dict[str, Any]]
     response: dict[str, Any]
 
 
 class Conversations:
-    """Reads turns of any proxy on this store."""
+    """Reads recorded turns, of all proxies on this store."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -55,8 +58,8 @@ class Conversations:
         )
 
     async def up_to(self, turn_id: str) -> list[Exchange]:
-        """The exchanges of the conversation that ends with this turn's answer, oldest first. Empty for an unknown
-        turn."""
+        """Return the exchanges of the conversation that ends with this turn's answer, oldest first; none for an
+        unknown turn."""
         rows = await self._database.read(lambda connection: ConversationRepository(connection).lineage(turn_id))
         return [Exchange(messages=row.messages, response=row.response) for row in _oldest_first(turn_id, rows)]
 

@@ -1,4 +1,4 @@
-"""Rows of turns, as conversations are read out of them."""
+"""Queries that read conversations from turns."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from proxy.database.tables import SessionRow, TurnRow
 from proxy.lifecycle.turn_requests import request_as_sent
 
 CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
-"""Whose messages are only those that the call added to its parent's conversation."""
+"""Continuations of turns that store only the messages added to the parent's conversation; others store all of
+them."""
 
 AnyRow = Row[*tuple[Any, ...]]
 
 
 class ConversationRepository:
-    """Reads of one transaction."""
+    """Reads within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -26,7 +27,7 @@ class ConversationRepository:
         return self._connection.execute(_TURN, {"id": turn_id}).one_or_none()
 
     def lineage(self, turn_id: str) -> list[AnyRow]:
-        """The turn, and the turns before it whose conversation it continues; in no order."""
+        """Return the turn and the ancestors whose conversation it continues, in no particular order."""
         return list(self._connection.execute(_LINEAGE, {"id": turn_id}))
 
 

@@ -1,4 +1,4 @@
-"""The full token paths of recent turns, so that continuing a conversation does not walk its history."""
+"""A cache of recent turns with their full token paths, so that continuing a conversation reads no history."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from proxy.contract.token_ids import TokenIds
 from proxy.turns.assembly import Lineage
 
 _TOKENS = 4_000_000
+"""The default size, for example 500 paths of 8,000 tokens."""
 _TURN_TOKENS = 128
-"""What a turn costs beside its path, in the memory of tokens: short ones are many."""
+"""The weight of a turn beside its path, in tokens: it bounds the number of short turns."""
 
 
-class KeptRequest(msgspec.Struct, frozen=True):
-    """A request as the store has it: `digest` is over its JSON, `turn_id` the turn it is kept with."""
+class StoredRequest(msgspec.Struct, frozen=True):
+    """A request in the store. `digest` is over its JSON, `turn_id` names the turn whose row has it."""
 
     digest: bytes
     turn_id: str
 
 
 class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that may become a parent. `redacted`: the path was read from the store, and placeholders are in it."""
+    """A turn that may become a parent. `redacted`: the path was read from the store and has placeholders."""
 
     id: str
     session_id: str
@@ -34,12 +35,12 @@ class CachedTurn(msgspec.Struct, frozen=True, kw_only=True):
     path: TokenIds
     lineage: Lineage
     redacted: bool = False
-    request: KeptRequest | None = None
+    request: StoredRequest | None = None
 
 
 class PathCache:
-    """Least recently used turns leave first. `tokens` bounds the sum of the kept paths' lengths, of which every turn
-    adds 128 for itself."""
+    """Turns by id and by conversation. The least recently used are evicted once the paths, with 128 tokens added for
+    each turn, exceed `tokens`."""
 
     def __init__(self, tokens: int = _TOKENS) -> None:
         self._turns: BoundedCache[str, CachedTurn] = BoundedCache(
@@ -54,7 +55,8 @@ class PathCache:
         self._turns.put(turn.id, turn)
 
     def forget(self, session_ids: Collection[str]) -> None:
-        """Of these sessions, nothing stays. Walks all that is kept."""
+        """Remove all turns of these sessions."""
+        # A walk over the whole cache: erasures are rare, and an index by session would cost every turn.
         for turn in [turn for _, turn in self._turns.items() if turn.session_id in session_ids]:
             self._turns.drop(turn.id)
             self._by_conversation.pop((turn.session_id, turn.conversation_hash), None)
@@ -63,12 +65,12 @@ class PathCache:
         return self._turns.get(turn_id)
 
     def of_conversation(self, session_id: str, conversation_hash: bytes) -> CachedTurn | None:
-        """The newest kept turn of a session that ended with this conversation."""
+        """Return the session's newest cached turn that ended with this conversation."""
         turn_id = self._by_conversation.get((session_id, conversation_hash))
         return self.get(turn_id) if turn_id is not None else None
 
     def _forget(self, turn: CachedTurn) -> None:
-        """Forget which conversation the turn ended with, unless a newer turn ended with the same."""
+        """Remove the turn from the index of conversations, unless a newer turn has its place there."""
         key = (turn.session_id, turn.conversation_hash)
         if self._by_conversation.get(key) == turn.id:
             del self._by_conversation[key]

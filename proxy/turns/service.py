@@ -1,4 +1,4 @@
-"""The store of turns: recorded once and durably, found again as parents of later ones."""
+"""The store of turns: records each once and durably, and finds the parents of later ones."""
 
 from __future__ import annotations
 
@@ -21,22 +21,27 @@ from proxy.database.packed_json import json_bytes
 from proxy.database.unit_of_work import Database
 from proxy.lifecycle.signals import Signals
 from proxy.turns.assembly import Lineage, PathPiece, extend_path, is_redacted, lineage_of, path_of
-from proxy.turns.path_cache import CachedTurn, KeptRequest, PathCache
-from proxy.turns.repository import RecordedTurn, TurnRepository
+from proxy.turns.path_cache import CachedTurn, PathCache, StoredRequest
+from proxy.turns.recording_repository import RecordingRepository, RecordingResult
+from proxy.turns.repository import TurnRepository
 
 _KNOWN_USERS = 16_384
+"""Pairs of session and user whose row is known to exist, so that not every turn writes it again."""
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn with everything that is stored of it.
+    """A turn with everything that is stored about it.
 
-    `conversation_hash` is over the conversation including the answer, `settled_hash` over that without a message that
-    may not be there next time (`tables.TurnRow`), `tools_hash` over what else the template
-    renders. `attributed_by` is how the call came to its session. `messages` are those the call added to its parent's
-    conversation, the answer not among them; `request` is the body without its messages; `response` is the answer as
-    it was sent. `prompt_token_count` counts the full prompt, shared tokens included; `prompt_ids` is that prompt,
-    where it is at hand. `users` are the pseudonyms of those on whose behalf the call was made.
-    `path_ids` is the path of a redacted turn as it really was.
+    - `conversation_hash`: over the conversation including the answer.
+    - `settled_hash`: the same without a message that the next request may not repeat (`tables.TurnRow`).
+    - `tools_hash`: over the tools and template arguments, which the template renders too.
+    - `attributed_by`: what identified the call's session.
+    - `messages`: those that the call added to its parent's conversation, without the answer.
+    - `request`: the body without its messages. `response`: the answer as it was sent.
+    - `prompt_token_count`: the length of the full prompt, including the tokens shared with the parent.
+    - `prompt_ids`: the full prompt, if the caller has it.
+    - `users`: pseudonyms of the users on whose behalf the call was made.
+    - `path_ids`: the unredacted path of a redacted turn.
     """
 
     turn: Turn
@@ -68,7 +73,7 @@ class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrajectoryStore:
-    """Turns in, parents out. Failed turns are kept and are nobody's parent."""
+    """Records turns and finds the parents of calls. Failed turns are recorded and never become parents."""
 
     def __init__(self, *, database: Database, clock: Clock, signals: Signals, paths: PathCache | None = None) -> None:
         self._database = database
@@ -79,12 +84,11 @@ class TrajectoryStore:
         signals.erasures.listen(self._paths.forget)
 
     async def record(self, *records: TurnRecord) -> bool:
-        """Commits turns of one session, durably, before it returns: all or none. The same turn again changes nothing.
-        Whether the session is known to be open still.
+        """Commit turns of one session, all or none, and return whether the session is known to be open.
 
-        A turn of a session that has ended meanwhile is recorded all the same, and so is one whose caller is
-        cancelled while it waits. Raises NotFound for an unknown session, Gone for an erased one, Conflict when its
-        idempotency key belongs to another turn of the session, StoreUnavailable.
+        A turn that was recorded before changes nothing. Turns of a session that has ended meanwhile are recorded too,
+        and so are turns whose caller is cancelled. Raise NotFound for an unknown session, Gone for an erased one,
+        Conflict if the idempotency key belongs to another turn of the session, and StoreUnavailable.
         """
         requests = self._requests(records)
         paths = [self._path(record, request) for record, request in zip(records, requests, strict=True)]
@@ -109,19 +113,19 @@ class TrajectoryStore:
         tools_hash: bytes | None = None,
         named: Sequence[str] = (),
     ) -> ParentTurn | None:
-        """Return the turn of the session that a call extends: one that ended with one of these conversations.
+        """Return the turn of the session that a call continues: one that ended with one of these conversations.
 
-        The hashes are those of prefixes that end in an answer, longest first. A turn of this `tools_hash` goes before
-        one with a longer conversation, because only tokens that were rendered with the same tools can be reused. Of
-        turns with equal conversations, one of `named` is taken, else the newest. Costs no query if a recent turn is
-        certain to be the one.
+        The hashes are those of the call's prefixes that end in an answer, longest first. A turn with this
+        `tools_hash` is preferred to one with a longer conversation, because tokens rendered with other tools cannot
+        be reused. Of turns with equal conversations, return one of `named`, else the newest. A parent in the cache
+        costs no query.
         """
         if not conversation_hashes:
             return None
         recent = self._recent_parent(session_id, conversation_hashes[0], tools_hash, named)
         if recent is not None:
             return None if recent.redacted else _parent(recent)
-        # Listed on the database's thread: a long conversation is hashed from its beginning for that.
+        # The list is made on the database's thread: each element hashes the conversation up to there.
         turn_id = await self._database.read(
             lambda connection: TurnRepository(connection).by_conversation(
                 session_id, list(conversation_hashes), tools_hash=tools_hash, named=named
@@ -130,24 +134,27 @@ class TrajectoryStore:
         return await self._whole(turn_id) if turn_id is not None else None
 
     async def recent_turns(self, session_id: SessionId, limit: int) -> list[ParentTurn]:
-        """The last turns of a session, newest first. Of one that only the redacted store has, the path has
-        placeholders: it is good for its tokens before the first of them."""
+        """Return the last turns of a session, newest first.
+
+        The path of a redacted turn that is not in the cache has placeholders; only its tokens before the first one
+        can be reused.
+        """
         turn_ids = await self._database.read(lambda connection: TurnRepository(connection).latest(session_id, limit))
         return [_parent(turn) for turn in await self._load(turn_ids)]
 
     async def answered(self, session_id: SessionId, idempotency_key: str) -> dict[str, Any] | None:
-        """The answer that was given under this key, as it was recorded."""
+        """Return the recorded answer to the call with this idempotency key, if there is one."""
         return await self._database.read(
             lambda connection: TurnRepository(connection).response(session_id, idempotency_key)
         )
 
     async def responses(self, turn_ids: Sequence[TurnId]) -> list[dict[str, Any]]:
-        """The answers that these turns gave, as they were recorded, in this order. Unknown turns are left out."""
+        """Return the recorded answers of these turns, in this order. Unknown turns are omitted."""
         return await self._database.read(lambda connection: TurnRepository(connection).responses(turn_ids))
 
     async def endings(self, run_id: RunId, tools_hash: bytes, limit: int) -> list[bytes]:
-        """The conversation hashes of turns of this tools hash, in the run's open sessions; the latest sessions'
-        first."""
+        """Return the conversation hashes of turns with this tools hash in the run's open sessions, those of the most
+        recently active sessions first."""
         return await self._database.read(
             lambda connection: TurnRepository(connection).endings(run_id, tools_hash, limit)
         )
@@ -155,7 +162,7 @@ class TrajectoryStore:
     def _recent_parent(
         self, session_id: SessionId, longest: bytes, tools_hash: bytes | None, named: Sequence[str]
     ) -> CachedTurn | None:
-        """Return the kept turn that ended with the longest conversation, if its tools are the call's."""
+        """Return the cached turn that ended with the longest conversation, if it has the call's tools."""
         turns = (self._paths.get(turn_id) for turn_id in named)
         wanted = (session_id, longest)
         recent = next((turn for turn in turns if turn and (turn.session_id, turn.conversation_hash) == wanted), None)
@@ -167,7 +174,7 @@ class TrajectoryStore:
         return _parent(found[0]) if found and not found[0].redacted else None
 
     async def _load(self, turn_ids: Sequence[str]) -> list[CachedTurn]:
-        """Those that are recorded, in this order."""
+        """Return the turns that are recorded, in this order."""
         missing = [turn_id for turn_id in turn_ids if self._paths.get(turn_id) is None]
         loaded = {turn.id: turn for turn in await self._database.read(partial(_read, missing))} if missing else {}
         turns = [loaded.get(turn_id) or self._paths.get(turn_id) for turn_id in turn_ids]
@@ -176,31 +183,32 @@ class TrajectoryStore:
         return [turn for turn in turns if turn is not None]
 
     def _new_users(self, record: TurnRecord) -> tuple[bytes, ...]:
-        """Those of whom it is not certain that the store has them with this session."""
+        """Return the users that may not be recorded with this session yet."""
         session_id = record.turn.session_id
         return tuple(digest for digest in record.users if (session_id, digest) not in self._users)
 
-    def _requests(self, records: Sequence[TurnRecord]) -> list[KeptRequest]:
-        """Where the store has the request of each of these choices of one call. Choices of the same request share the
-        first one's: a large request would be written up to 128 times."""
-        kept: list[KeptRequest] = []
+    def _requests(self, records: Sequence[TurnRecord]) -> list[StoredRequest]:
+        """Return the stored request for each of these choices of one call."""
+        stored: list[StoredRequest] = []
         for record in records:
-            if kept and record.request is records[0].request:
-                kept.append(kept[0])
-            else:
-                kept.append(self._request(record))
-        return kept
+            # Choices of one call share a request: it would otherwise be written up to 128 times.
+            is_shared = stored and record.request is records[0].request
+            stored.append(stored[0] if is_shared else self._request(record))
+        return stored
 
-    def _request(self, record: TurnRecord) -> KeptRequest:
-        """Where the store has this request: with the turn itself, or where the turn that it goes on from has it."""
+    def _request(self, record: TurnRecord) -> StoredRequest:
+        """Return the parent's stored request if it is the same, else one stored with the turn itself."""
         digest = blake2b(json_bytes(record.request), digest_size=16).digest()
         parent = self._paths.get(record.turn.parent_id) if record.turn.parent_id is not None else None
         if parent is not None and parent.request is not None and parent.request.digest == digest:
             return parent.request
-        return KeptRequest(digest, record.turn.id)
+        return StoredRequest(digest, record.turn.id)
 
-    def _path(self, record: TurnRecord, request: KeptRequest) -> CachedTurn | None:
-        """The turn with its path, if it may be a parent and its own parent's path is at hand. Raises BrokenTree."""
+    def _path(self, record: TurnRecord, request: StoredRequest) -> CachedTurn | None:
+        """Return the turn with its path for the cache; None if it failed or its parent is not in the cache.
+
+        Raise BrokenTree if the turn shares more tokens than its parent has.
+        """
         turn = record.turn
         if turn.state is TurnState.FAILED:
             return None
@@ -222,36 +230,36 @@ class TrajectoryStore:
         )
 
 
-class _Recording(Together[list[RecordedTurn]]):
-    """Turns of one session, and on whose behalf they were made as far as that may be new."""
+class _Recording(Together[list[RecordingResult]]):
+    """The write that records turns of one session, and users that may be new to it."""
 
     def __init__(self, turns: Sequence[Mapping[str, Any]], users: Sequence[bytes], now: float) -> None:
         self._turns = turns
         self._users = users
         self._now = now
 
-    def __call__(self, connection: Connection) -> list[RecordedTurn]:
-        repository = TurnRepository(connection)
+    def __call__(self, connection: Connection) -> list[RecordingResult]:
+        repository = RecordingRepository(connection)
         recorded = [repository.record(columns, now=self._now) for columns in self._turns]
         self._add_users(repository)
         return recorded
 
     @classmethod
-    def together(cls, connection: Connection, writes: Sequence[Self]) -> list[list[RecordedTurn]]:
-        repository = TurnRepository(connection)
+    def together(cls, connection: Connection, writes: Sequence[Self]) -> list[list[RecordingResult]]:
+        repository = RecordingRepository(connection)
         turns = [columns for write in writes for columns in write._turns]
         recorded = iter(repository.record_new(turns, now=max(write._now for write in writes)))
         for write in writes:
             write._add_users(repository)
         return [[next(recorded) for _ in write._turns] for write in writes]
 
-    def _add_users(self, repository: TurnRepository) -> None:
+    def _add_users(self, repository: RecordingRepository) -> None:
         if self._users:
             repository.add_users(self._turns[0]["run_id"], self._turns[0]["session_id"], self._users)
 
 
 def _whole_path(record: TurnRecord, parent: CachedTurn | None) -> TokenIds:
-    """Raises BrokenTree."""
+    """Return the path from the root to the end of the turn's output. Raise BrokenTree."""
     turn = record.turn
     if record.path_ids is not None:
         return record.path_ids
@@ -286,8 +294,8 @@ def _read(turn_ids: Sequence[str], connection: Connection) -> list[CachedTurn]:
     ]
 
 
-def _columns(record: TurnRecord, request: KeptRequest) -> dict[str, Any]:
-    """The columns of the turn's row, save its ordinal."""
+def _columns(record: TurnRecord, request: StoredRequest) -> dict[str, Any]:
+    """Return the columns of the turn's row, without its ordinal."""
     turn = record.turn
     return {
         "id": turn.id,

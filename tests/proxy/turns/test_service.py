@@ -16,7 +16,7 @@ from proxy.database.tables import SessionRow, TurnRow
 from proxy.errors import Conflict, Gone, NotFound
 from proxy.turns.assembly import BrokenTree
 from proxy.turns.path_cache import PathCache
-from proxy.turns.repository import TurnRepository
+from proxy.turns.recording_repository import RecordingRepository
 from proxy.turns.service import TrajectoryStore, TurnRecord
 from tests.proxy.turns.world import World, open_world
 
@@ -90,7 +90,7 @@ async def test_postgresql_writes_turns_that_wait_together_at_once(
 ) -> None:
     if not world.database.url.get_backend_name().startswith("postgresql"):
         pytest.skip("SQLite writes one row at a time")
-    monkeypatch.setattr(TurnRepository, "_count_and_insert", None)
+    monkeypatch.setattr(RecordingRepository, "_count_and_insert", None)
     records = await drawn_turns(world, random.Random(0), refused=False)
     await asyncio.gather(*(world.store.record(record) for record in records))
     assert {turn.id for turn in await world.rows(TurnRow)} == {record.turn.id for record in records}
