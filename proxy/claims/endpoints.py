@@ -1,10 +1,10 @@
-"""The trainer's side of trajectories, in MessagePack: claim, keep, give back.
+"""Claims over HTTP, for trainers, in MessagePack.
 
     POST /api/v1/runs/{run}/claims                   ClaimRequest → ClaimedBatch; waits up to `wait_s`
     GET  /api/v1/runs/{run}/claims                   {"claims": [ClaimView…]}, in JSON, leased ones first
     POST /api/v1/runs/{run}/claims/{id}/heartbeat    LeaseReply; 409 once the lease has passed
     POST /api/v1/runs/{run}/claims/{id}/release      204; 409 for a claim that is not leased
-    POST /api/v1/runs/{run}/claims/abandoned         AbandonedProcess → ReleasedClaims: all that a process holds
+    POST /api/v1/runs/{run}/claims/abandoned         AbandonedProcess → ReleasedClaims: all claims of a process
 
 {run} is a name or an id. Needs the run's trainer key or an admin key.
 """
@@ -34,7 +34,7 @@ def claims_of(request: Request) -> ClaimService:
 
 @router.post("")
 async def claim(request: Request, run: str) -> Response:
-    """Leases trajectories in whole groups. Nothing to claim is an empty batch with `claim_id` null."""
+    """Lease trajectories in whole groups. If there are too few, the batch is empty and `claim_id` is null."""
     of_run = await trainers_run(request, run)
     wish = await message_body(request, ClaimRequest)
     return message_response(await claims_of(request).claim(of_run, wish, abandoned=request.is_disconnected))
@@ -42,14 +42,14 @@ async def claim(request: Request, run: str) -> Response:
 
 @router.get("")
 async def claims(request: Request, run: str, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> JSONResponse:
-    """What is in trainers' hands, and what became of earlier claims."""
+    """List the live claims and the outcome of earlier ones."""
     listed = await claims_of(request).list_(await trainers_run(request, run), limit=limit)
     return JSONResponse({"claims": msgspec.to_builtins(listed)})
 
 
 @router.post("/abandoned")
 async def abandoned(request: Request, run: str) -> Response:
-    """Gives back what a trainer's process holds: one that is known to be dead, or the caller itself at its end."""
+    """Release all claims of a trainer's process: one known to be dead, or the caller itself as it ends."""
     of_run = await trainers_run(request, run)
     dead = await message_body(request, AbandonedProcess)
     return message_response(await claims_of(request).release_abandoned(of_run, dead.process))
@@ -57,14 +57,14 @@ async def abandoned(request: Request, run: str) -> Response:
 
 @router.post("/{claim_id}/heartbeat")
 async def heartbeat(request: Request, run: str, claim_id: str) -> Response:
-    """Renews the lease."""
+    """Extend the lease."""
     of_run = await trainers_run(request, run)
     return message_response(await claims_of(request).heartbeat(of_run, ClaimId(claim_id)))
 
 
 @router.post("/{claim_id}/release", status_code=204)
 async def release(request: Request, run: str, claim_id: str) -> Response:
-    """Gives the trajectories back at once."""
+    """Release the claim: its trajectories are claimable at once."""
     of_run = await trainers_run(request, run)
     await claims_of(request).release(of_run, ClaimId(claim_id))
     return Response(status_code=204)

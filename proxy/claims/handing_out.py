@@ -1,7 +1,7 @@
-"""What a trainer gets for a lease: whole trajectories, with their rewards as of the claim.
+"""The batch of a claim: whole trajectories, with their rewards as of the claim.
 
-Turns are read, and put together, beside the transaction that leases them: they never change, and which ones belong is
-written down. Only the rewards wait for it.
+Turns are read and assembled while the lease is being committed: they never change, and the claim records how many
+belong to it. Only the rewards must be read in the claim's transaction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.turns.assembly import BrokenTree, StoredTurn, assemble
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim as committed, before its turns are read."""
+    """A committed claim without its turns. `expires_at` is in seconds since the epoch."""
 
     claim_id: ClaimId
     expires_at: float
@@ -35,13 +35,15 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 def assembled(
     candidates: Sequence[Candidate], turns: Mapping[str, Sequence[StoredTurn]]
 ) -> dict[str, Trajectory | None]:
-    """Their trajectories by session, without rewards. None where nothing can be trained: no turn drawn from the
-    policy, or turns that do not fit together."""
+    """Return trajectories without rewards, by session.
+
+    None stands for a session with nothing to train: no trainable turn, or turns that do not form a tree.
+    """
     return {candidate.id: _trajectory(candidate, turns[candidate.id]) for candidate in candidates}
 
 
 def hand_out(lease: Lease, trajectories: Mapping[str, Trajectory | None]) -> tuple[ClaimedBatch, list[str]]:
-    """The batch, and the sessions left out of it because there is nothing to train in them."""
+    """Return the batch, and the sessions left out of it because they have nothing to train."""
     groups: list[TrajectoryGroup] = []
     untrainable: list[str] = []
     for unit in lease.units:

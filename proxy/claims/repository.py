@@ -1,4 +1,4 @@
-"""Rows of claims, and of the sessions as claims move them."""
+"""Rows of claims, and the changes that claims make to sessions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from proxy.lifecycle.lifecycle import reward_rules_in, settle
 
 
 class RunStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a claim must know of its run."""
+    """The columns of a run that a claim depends on."""
 
     is_active: bool
     head_version: int
@@ -47,35 +47,36 @@ class RunStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimRepository:
-    """Reads and writes of one transaction."""
+    """Reads and writes within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def run(self, run_id: str, *, lock: bool = False) -> RunStanding:
-        """With `lock`, nobody else claims or commits in this run until the transaction's end."""
+        """Return the run's standing. With `lock`, no other transaction claims or commits in this run until this one
+        ends."""
         ((state, head_version, config),) = (_RUN_LOCKED if lock else _RUN).run(self._connection, {"of": run_id})
         return RunStanding(
             is_active=state == RunState.ACTIVE, head_version=head_version, reward_rules=reward_rules_in(config)
         )
 
     def may_be_forgotten(self) -> None:
-        """This transaction's commit does not wait for the disk, where the database can do without: should its server
-        be killed at that moment, it is as if it had not been.
+        """Let this transaction commit on PostgreSQL without waiting for the disk.
 
-        For what moves leases. A step that commits a claim, or a reward that finds one, is flushed with all that was
-        written before it; a trainer whose claim is not known any more is refused, and claims again.
+        If the server is killed at that moment, the transaction is lost. Use it only for changes of leases.
         """
+        # A lost lease does no harm: its sessions are ready again, and the trainer is refused and claims anew. A later
+        # flushed commit, such as a training step's or a reward's, also flushes everything written before it.
         if self._connection.dialect.name == "postgresql":
             _NO_WAIT.run(self._connection, {})
 
     def ready_count(self, run_id: str, limit: int) -> int:
-        """How many sessions are ready, counted up to `limit`."""
+        """Return the number of ready sessions, `limit` at most."""
         ((count,),) = _READY_COUNT.run(self._connection, {"run": run_id, "limit": limit})
         return int(count)
 
     def ready_page(self, run_id: str, after: Candidate | None, limit: int) -> list[Candidate]:
-        """Ready sessions, first ready first, that come after `after`."""
+        """Return up to `limit` ready sessions after `after`, first ready first."""
         values = {"run": run_id, "limit": limit}
         if after is None:
             rows = _FIRST_PAGE.run(self._connection, values)
@@ -120,8 +121,11 @@ class ClaimRepository:
         _INSERT_CLAIM.run(self._connection, row)
 
     def lease(self, claim_id: ClaimId, candidates: Sequence[Candidate]) -> bool:
-        """Moves ready sessions into the claim; whether all are still ready and as they were when they were selected.
-        Rewards that come from here on are late."""
+        """Move ready sessions into the claim. Return False if one is not ready any more or has changed since it was
+        selected; the caller must then roll back.
+
+        Rewards that arrive from now on are late.
+        """
         session_ids = [candidate.id for candidate in candidates]
         leased = _LEASE.run(self._connection, {"claim": claim_id, "ids": session_ids})
         selected = {(one.id, one.turn_count, one.oldest_version) for one in candidates}
@@ -130,7 +134,7 @@ class ClaimRepository:
     def hand_out(
         self, claim_id: ClaimId, candidates: Sequence[Candidate], rewards: Mapping[str, SessionRewards]
     ) -> None:
-        """Writes down what the claim consists of."""
+        """Record the sessions of the claim, with their rewards."""
         rows = [
             {
                 "claim_id": claim_id,
@@ -149,12 +153,12 @@ class ClaimRepository:
         _MARK.run(self._connection, {"training_state": TrainingState.STALE.value, "ids": session_ids})
 
     def exclude(self, claim_id: ClaimId, session_ids: Sequence[str]) -> None:
-        """Takes sessions that were never handed out of the claim, for good."""
+        """Remove sessions without a trainable turn from the claim, and exclude them from training."""
         _EXCLUDE.run(self._connection, {"claim": claim_id, "ids": session_ids})
         _UNLIST.run(self._connection, {"claim": claim_id, "ids": session_ids})
 
     def state(self, claim_id: str, run_id: str) -> tuple[ClaimState, float] | None:
-        """A claim's state and the end of its lease."""
+        """Return a claim's state and the end of its lease, and lock the claim; None if the run has no such claim."""
         statement = select(ClaimRow.state, ClaimRow.lease_expires_at).where(
             ClaimRow.id == claim_id, ClaimRow.run_id == run_id
         )
@@ -167,7 +171,7 @@ class ClaimRepository:
         )
 
     def of_process(self, run_id: str, process: str) -> list[ClaimId]:
-        """The claims that a trainer's process holds."""
+        """Return the leased claims of a trainer's process, and lock them."""
         statement = (
             select(ClaimRow.id)
             .where(ClaimRow.run_id == run_id, ClaimRow.process == process, ClaimRow.state == ClaimState.LEASED.value)
@@ -177,10 +181,8 @@ class ClaimRepository:
         return [ClaimId(claim_id) for claim_id in self._connection.execute(statement).scalars()]
 
     def listed(self, run_id: str, limit: int) -> list[tuple[Row[*tuple[Any, ...]], int]]:
-        """Those that are leased, then the others, newest first each; with how many sessions they handed out.
-
-        Ids follow the time, so that the newest are found without a look at all.
-        """
+        """Return claims with their numbers of sessions: leased ones first, then the others, each newest first."""
+        # Ids are in the order of time, so the primary key finds the newest without a sort of all claims.
         of_run = select(ClaimRow.__table__).where(ClaimRow.run_id == run_id).order_by(ClaimRow.id.desc()).limit(limit)
         leased = ClaimRow.state == ClaimState.LEASED.value
         rows = list(self._connection.execute(of_run.where(leased)))
@@ -195,14 +197,14 @@ class ClaimRepository:
         return [(row, sessions.get(row.id, 0)) for row in rows]
 
     def overdue(self, now: float, limit: int) -> list[tuple[ClaimId, RunId]]:
-        """Claims whose lease has passed, and their runs."""
+        """Return up to `limit` claims whose lease has passed, with their runs."""
         rows = _OVERDUE.run(self._connection, {"now": now, "limit": limit})
         return [(ClaimId(claim_id), RunId(run_id)) for claim_id, run_id in rows]
 
     def end(self, claim_id: str, state: ClaimState, *, now: float) -> int:
-        """Ends a leased claim without a commit; its sessions are ready again. How many.
+        """End a leased claim without a commit and return the number of its sessions, which are ready again.
 
-        Rewards that came during the lease count from here on.
+        Rewards that arrived during the lease count from now on.
         """
         self._connection.execute(update(ClaimRow).where(ClaimRow.id == claim_id).values(state=state.value))
         leased = SessionRow.training == TrainingState.LEASED.value

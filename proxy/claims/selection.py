@@ -1,4 +1,4 @@
-"""Which ready sessions a claim takes: whole groups, first ready first, nothing too old. Pure."""
+"""Selection of ready sessions for a claim: whole groups, first ready first, without stale ones. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class Candidate(NamedTuple):
-    """A session that is ready."""
+    """A ready session."""
 
     id: str
     group_id: str | None
@@ -20,9 +20,10 @@ class Candidate(NamedTuple):
 
 
 class GroupStanding(NamedTuple):
-    """`members` are all sessions of the group, `pending` those that may yet become ready; `ready` may be claimed.
+    """The state of a group.
 
-    `size` is how many members are expected, None where nobody said. `first_ended_at`: when its first member ended.
+    `size` is the expected number of members, None if unknown. `members` counts all of its sessions, `pending` those
+    that may still become ready; `ready` are claimable. `first_ended_at` is the time at which the first member ended.
     """
 
     size: int | None
@@ -33,7 +34,8 @@ class GroupStanding(NamedTuple):
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """`oldest_version`: trajectories with an older token are stale. `group_timeout` in seconds."""
+    """Limits of a selection. A trajectory with a token older than `oldest_version` is stale. `group_timeout` and
+    `now` are in seconds."""
 
     oldest_version: int
     group_timeout: float
@@ -41,12 +43,13 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(msgspec.Struct, kw_only=True):
-    """`units` are what goes together: the ready members of a group, or one session without a group."""
+    """The result of a selection. A unit is claimed as a whole: the ready members of a group, or one session without a
+    group."""
 
     units: list[tuple[Candidate, ...]] = msgspec.field(default_factory=list)
     stale: list[Candidate] = msgspec.field(default_factory=list)
     count: int = 0
-    """Of the sessions in `units`."""
+    """The number of sessions in `units`."""
 
     @property
     def candidates(self) -> list[Candidate]:
@@ -62,10 +65,10 @@ def select_units(
     seen: set[str],
     selection: Selection,
 ) -> None:
-    """Adds the claimable of `page`, in its order, to `selection` until that holds `want` or more.
+    """Add the claimable sessions of `page`, in order, to `selection` until it has `want` or more.
 
-    `groups` has the standing of every group named in `page`; `seen` those already decided on. A group of unknown
-    size may be any number of sessions and gives `want` of them at most.
+    `groups` has the standing of every group in `page`; `seen` collects the groups already decided on. A group of
+    unknown size may be arbitrarily large, so at most `want` of its sessions are taken.
     """
     for candidate in page:
         if selection.count >= want:
@@ -87,10 +90,11 @@ def is_stale(candidate: Candidate, bounds: Bounds) -> bool:
 
 
 def is_claimable(standing: GroupStanding, fresh: int, bounds: Bounds) -> bool:
-    """Whether the group's `fresh` members go out now.
+    """Return whether the `fresh` members of the group, those not stale, are claimable now.
 
-    It is complete when as many members as expected are there and none is pending. Else it waits for
-    `group_timeout` after its first end, and then goes with two or more; with one only if no other is under way.
+    A complete group is: it has the expected number of members and none is pending. An incomplete one becomes
+    claimable `group_timeout` seconds after its first member ended, if two or more members are fresh, or one and none
+    is pending.
     """
     if fresh == 0:
         return False

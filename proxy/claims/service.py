@@ -1,7 +1,9 @@
-"""Hands trajectories to trainers: each is in at most one live claim, and returns when the claim's lease passes.
+"""Claims: leases of trajectories to trainers. A trajectory is in at most one live claim, and is claimable again once
+the claim's lease has passed.
 
-What is waited for: enough ready sessions in whole groups. `signals.trajectories` wakes a waiting claim when a
-session becomes ready; the passing of time (group time-outs, leases) and other processes are seen once a second.
+A request waits until enough sessions are ready in whole groups. `signals.trajectories` wakes it when a session
+becomes ready. Changes that send no signal (group time-outs, leases that pass, other proxies) are noticed once a
+second.
 """
 
 from __future__ import annotations
@@ -10,38 +12,46 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Row
 
-from proxy.claims.handing_out import Lease, assembled, hand_out, nothing
-from proxy.claims.repository import ClaimRepository, RunStanding
-from proxy.claims.selection import Bounds, Candidate, Selection, select_units
+from proxy.claims.handing_out import Lease, hand_out, nothing
+from proxy.claims.leasing import (
+    Attempt,
+    Found,
+    Raced,
+    Unrewarded,
+    end_claim,
+    exclude,
+    expire_some,
+    find,
+    has_overdue,
+    lease,
+    read_trajectories,
+)
+from proxy.claims.repository import ClaimRepository
+from proxy.claims.selection import Candidate
 from proxy.clock import Clock
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, LeaseReply, ReleasedClaims
-from proxy.contract.identifiers import ClaimId, RunId, new_claim_id
+from proxy.contract.identifiers import ClaimId
 from proxy.contract.states import ClaimState
 from proxy.contract.trajectory import Trajectory
 from proxy.database.unit_of_work import Database
 from proxy.engines.activity import EngineActivity
 from proxy.errors import Conflict, InvalidRequest
-from proxy.lifecycle.combining import session_rewards
-from proxy.lifecycle.events import append_event
-from proxy.lifecycle.lifecycle import ledger_of, settle
+from proxy.lifecycle.lifecycle import settle
 from proxy.lifecycle.signals import Signals
 from proxy.runs.asking import AskedBatches
 from proxy.runs.service import RunView
-from proxy.turns.repository import TurnRepository
 
 MAX_WAIT_SECONDS = 60.0
 MAX_WANT = 8192
 MAX_PROCESS = 64
 _RECHECK_SECONDS = 1.0
-_PAGE, _PAGE_AT_LEAST = 512, 16
-_EXPIRED_AT_ONCE = 16
-_REWARDED_AT_ONCE = 512
-"""Trajectories that get their rewards on the loop; more of them on a thread of their own."""
+REWARDED_ON_LOOP = 512
+"""The largest batch that is put together on the event loop. A larger one takes too long, so a thread does it."""
 
 Abandoned = Callable[[], Awaitable[bool]]
 
@@ -51,8 +61,8 @@ async def _never() -> bool:
 
 
 class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim as people list it. `state`: leased, committed, released or expired; one past its lease is expired even
-    before anybody has looked. `sessions` is how many trajectories it handed out."""
+    """A claim in the list of claims. A claim past its lease has the state `expired` even before the sweep ends it.
+    `sessions` is the number of trajectories in it."""
 
     id: ClaimId
     trainer: str
@@ -65,20 +75,9 @@ class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
     lease_expires_at: float
 
 
-class _Raced(Exception):
-    """A selected session was taken by another claim, or has another turn."""
-
-
-class _Unrewarded(Exception):
-    """By the run's rules as they are now, these ready sessions have no reward."""
-
-    def __init__(self, session_ids: Sequence[str]) -> None:
-        super().__init__(session_ids)
-        self.session_ids = session_ids
-
-
 class ClaimService:
-    """Claims of all runs. Clients' mistakes raise InvalidRequest, a claim that is not live raises Conflict."""
+    """Claims of all runs. Methods raise InvalidRequest for an invalid request, Conflict for a claim that is not
+    live."""
 
     def __init__(
         self,
@@ -97,15 +96,16 @@ class ClaimService:
         self._closed = False
 
     def close(self) -> None:
-        """Ends all waiting; claims then answer with what is there."""
+        """Stop waiting: pending and later requests return at once with what is ready."""
         self._closed = True
         self._signals.trajectories.notify()
 
     async def claim(self, run: RunView, request: ClaimRequest, *, abandoned: Abandoned = _never) -> ClaimedBatch:
-        """Lease about `want` trajectories, waiting up to `wait_s` for them; an empty batch if there are too few.
+        """Lease about `want` trajectories, waiting up to `wait_s` for them. Return an empty batch if there are too
+        few.
 
-        Nothing is leased once `abandoned` says that nobody waits for the answer any more; what was leased while the
-        one who asked went away is given back.
+        `abandoned` returns whether the client has disconnected. Nothing is leased then, and a lease made while the
+        client disconnected is released.
         """
         batch = await self._claim(run, request, abandoned)
         if batch.claim_id is not None:
@@ -136,7 +136,7 @@ class ClaimService:
         return nothing(base_version=standing.head_version, now=self._clock())
 
     async def heartbeat(self, run: RunView, claim_id: ClaimId) -> LeaseReply:
-        """Extends a live lease. Raises Conflict for one that has passed."""
+        """Extend a live lease. Raise Conflict if it has passed."""
         now = self._clock()
         expires_at = now + run.settings.lease_seconds
 
@@ -151,7 +151,10 @@ class ClaimService:
         return LeaseReply(claim_id=claim_id, lease_expires_at=expires_at)
 
     async def release(self, run: RunView, claim_id: ClaimId) -> None:
-        """Gives a claim's trajectories back at once. Released before: nothing changes. Raises Conflict otherwise."""
+        """Release a claim, so that its trajectories are claimable at once. Do nothing if it was released before.
+
+        Raise Conflict if it was committed or has expired.
+        """
         now = self._clock()
 
         def release(connection: Connection) -> bool:
@@ -163,15 +166,14 @@ class ClaimService:
                 return False
             if known is None or known[0] is not ClaimState.LEASED:
                 raise _gone(claim_id, known)
-            _end(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
+            end_claim(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
             return True
 
         if await self._database.commit(release):
             self._changed()
 
     async def release_abandoned(self, run: RunView, process: str) -> ReleasedClaims:
-        """Gives back what a trainer's process holds, which the caller knows to be dead, or
-        which is the caller, at its end. Again: nothing is left."""
+        """Release all claims of a trainer's process: one known to be dead, or the caller itself as it ends."""
         now = self._clock()
 
         def release(connection: Connection) -> list[ClaimId]:
@@ -179,7 +181,7 @@ class ClaimService:
             repository.run(run.id, lock=True)
             claim_ids = repository.of_process(run.id, process)
             for claim_id in claim_ids:
-                _end(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
+                end_claim(connection, run.id, claim_id, ClaimState.RELEASED, now=now)
             return claim_ids
 
         claim_ids = await self._database.commit(release)
@@ -188,37 +190,40 @@ class ClaimService:
         return ReleasedClaims(claim_ids=tuple(claim_ids))
 
     async def list_(self, run: RunView, *, limit: int) -> list[ClaimView]:
-        """The leased ones first, newest first."""
+        """Return the run's claims, leased ones first, then newest first."""
         now = self._clock()
         rows = await self._database.read(lambda connection: ClaimRepository(connection).listed(run.id, limit))
         return [_view(row, sessions, now) for row, sessions in rows]
 
     async def expire(self) -> int:
-        """Returns the sessions of claims whose lease has passed, of all runs; how many claims there were."""
+        """End the claims of all runs whose lease has passed, and return their number."""
         total = 0
-        while await self._database.read(partial(_overdue, now=self._clock())):
-            total += await self._database.commit(partial(_expire_some, now=self._clock()))
+        while await self._database.read(partial(has_overdue, now=self._clock())):
+            total += await self._database.commit(partial(expire_some, now=self._clock()))
         if total:
             self._changed()
         return total
 
     async def sweep(self) -> None:
-        """For the background: what claims also do before they look."""
+        """Expire claims; run periodically, so that sessions become claimable even if no trainer asks."""
         await self.expire()
 
     async def _attempt(self, run: RunView, request: ClaimRequest, minimum: int) -> ClaimedBatch | None:
-        """A claim of at least `minimum`, or None. Writes only if a look without a lock promises something."""
-        asked = _Asked(run, request, minimum, self._clock())
-        found = await self._database.read(partial(_find, asked=asked))
+        """Claim at least `minimum` trajectories, or return None."""
+        # Found without a lock first: while trainers wait, each asks every second and mostly there is nothing to
+        # write.
+        attempt = Attempt(run, request, minimum, self._clock())
+        found = await self._database.read(partial(find, attempt=attempt))
         if found.overdue:
             await self.expire()
-            found = await self._database.read(partial(_find, asked=asked))
+            found = await self._database.read(partial(find, attempt=attempt))
         if not found.is_promising(minimum):
             return None
+        # Turns never change, so they are read while the lease is being committed.
         read = asyncio.create_task(self._read(found.leasable))
         try:
-            lease = await self._leased(asked, found)
-        except _Unrewarded as unrewarded:
+            lease = await self._lease(attempt, found)
+        except Unrewarded as unrewarded:
             session_ids = unrewarded.session_ids
             await self._database.commit(lambda connection: settle(connection, session_ids, now=self._clock()))
             return None
@@ -230,31 +235,32 @@ class ClaimService:
             trajectories = await self._read(lease.candidates)
         return await self._hand_out(run, lease, trajectories)
 
-    async def _leased(self, asked: _Asked, found: _Found) -> Lease | None:
-        """Of what was found; or, where that has changed since, of what is there now."""
+    async def _lease(self, attempt: Attempt, found: Found) -> Lease | None:
+        """Lease what was found, or what is there now if that has changed."""
+        # Two further attempts: under the run's lock, only a new turn can still interfere.
         for selected in (found, None, None):
-            with suppress(_Raced):
-                return await self._database.commit(partial(_lease, asked=asked, found=selected))
+            with suppress(Raced):
+                return await self._database.commit(partial(lease, attempt=attempt, found=selected))
         return None
 
     async def _read(self, candidates: Sequence[Candidate]) -> dict[str, Trajectory | None]:
-        """The trajectories of sessions, of the turns that a claim has of them; while they are leased, as they never
-        change."""
+        """Return trajectories by session, each with the turns that belong to the claim."""
         if not candidates:
             return {}
-        return await self._database.read(partial(_trajectories, candidates=candidates))
+        return await self._database.read(partial(read_trajectories, candidates=candidates))
 
     async def _hand_out(
         self, run: RunView, lease: Lease, trajectories: Mapping[str, Trajectory | None]
     ) -> ClaimedBatch | None:
-        """The lease with its trajectories, without those that have nothing to train; None if none is left."""
-        if len(lease.rewards) <= _REWARDED_AT_ONCE:
+        """Return the batch without trajectories that have nothing to train; None if none is left. Exclude those
+        sessions."""
+        if len(lease.rewards) <= REWARDED_ON_LOOP:
             batch, untrainable = hand_out(lease, trajectories)
         else:
             batch, untrainable = await asyncio.to_thread(hand_out, lease, trajectories)
         if untrainable:
             leave_out = partial(
-                _exclude,
+                exclude,
                 run_id=run.id,
                 claim_id=lease.claim_id,
                 session_ids=untrainable,
@@ -268,150 +274,6 @@ class ClaimService:
     def _changed(self) -> None:
         self._signals.trajectories.notify()
         self._signals.events.notify()
-
-
-class _Asked(NamedTuple):
-    """A request at one time; at least `minimum` trajectories, or none."""
-
-    run: RunView
-    request: ClaimRequest
-    minimum: int
-    now: float
-
-
-class _Found(NamedTuple):
-    """What a look without a lock selected. `overdue`: some claim's lease has passed."""
-
-    standing: RunStanding
-    selection: Selection
-    overdue: bool
-
-    def is_promising(self, minimum: int) -> bool:
-        """Whether `_lease` may find something to do."""
-        return self.selection.count >= minimum or bool(self.selection.stale)
-
-    @property
-    def leasable(self) -> list[Candidate]:
-        """What can be leased as it is: nothing, where some is stale and `_lease` will select anew."""
-        return [] if self.selection.stale else self.selection.candidates
-
-
-def _find(connection: Connection, asked: _Asked) -> _Found:
-    repository = ClaimRepository(connection)
-    overdue = bool(repository.overdue(asked.now, 1))
-    standing = repository.run(asked.run.id)
-    if not standing.is_active or repository.ready_count(asked.run.id, asked.minimum) < asked.minimum:
-        return _Found(standing, Selection(), overdue)
-    return _Found(standing, _select(repository, standing, asked), overdue)
-
-
-def _trajectories(connection: Connection, candidates: Sequence[Candidate]) -> dict[str, Trajectory | None]:
-    turn_counts = {candidate.id: candidate.turn_count for candidate in candidates}
-    return assembled(candidates, TurnRepository(connection).turns_of(turn_counts))
-
-
-def _lease(connection: Connection, asked: _Asked, found: _Found | None) -> Lease | None:
-    """Leases what was found, if that still stands; else selects under the lock, and marks what has become stale in
-    any case. Raises _Raced where another took what was found, or it has another turn."""
-    run, request, minimum, now = asked
-    repository = ClaimRepository(connection)
-    repository.may_be_forgotten()
-    standing = repository.run(run.id, lock=True)
-    if not standing.is_active:
-        return None
-    if found is not None and found.standing == standing and not found.selection.stale:
-        selection = found.selection
-    else:
-        selection = _select(repository, standing, asked)
-    if selection.stale:
-        stale = [candidate.id for candidate in selection.stale]
-        repository.mark_stale(stale)
-        data = {"count": len(stale), "head": standing.head_version, "max_staleness": request.max_staleness}
-        append_event(connection, run_id=run.id, kind="sessions.stale", data=data, now=now)
-    if selection.count < minimum:
-        return None
-    candidates = selection.candidates
-    session_ids = [candidate.id for candidate in candidates]
-    claim_id = new_claim_id()
-    expires_at = now + run.settings.lease_seconds
-    repository.insert_claim(claim_id, run.id, request, standing=standing, now=now, lease_expires_at=expires_at)
-    if not repository.lease(claim_id, candidates):
-        raise _Raced
-    ledger = ledger_of(connection, session_ids)
-    rewards = {name: session_rewards(entries, standing.reward_rules) for name, entries in ledger.items()}
-    unrewarded = [name for name, found in rewards.items() if not found.is_rewarded]
-    if unrewarded:
-        raise _Unrewarded(unrewarded)
-    repository.hand_out(claim_id, candidates, rewards)
-    return Lease(
-        claim_id=claim_id,
-        expires_at=expires_at,
-        base_version=standing.head_version,
-        units=selection.units,
-        rewards=rewards,
-    )
-
-
-def _select(repository: ClaimRepository, standing: RunStanding, asked: _Asked) -> Selection:
-    run, request = asked.run, asked.request
-    bounds = Bounds(
-        oldest_version=standing.head_version - request.max_staleness,
-        group_timeout=run.settings.group_timeout_seconds,
-        now=asked.now,
-    )
-    selection = Selection()
-    seen: set[str] = set()
-    last: Candidate | None = None
-    while selection.count < request.want:
-        size = min(_PAGE, 2 * (request.want - selection.count) + _PAGE_AT_LEAST)
-        page = repository.ready_page(run.id, last, size)
-        named = {candidate.group_id: None for candidate in page if candidate.group_id is not None}
-        groups = repository.groups([group_id for group_id in named if group_id not in seen])
-        select_units(page, groups, bounds, want=request.want, seen=seen, selection=selection)
-        if len(page) < size:
-            break
-        last = page[-1]
-    return selection
-
-
-def _overdue(connection: Connection, now: float) -> bool:
-    return bool(ClaimRepository(connection).overdue(now, 1))
-
-
-def _expire_some(connection: Connection, now: float) -> int:
-    repository = ClaimRepository(connection)
-    overdue = repository.overdue(now, _EXPIRED_AT_ONCE)
-    for run_id, claim_id in sorted((run_id, claim_id) for claim_id, run_id in overdue):
-        repository.run(run_id, lock=True)
-        known = repository.state(claim_id, run_id)
-        if known is None or known[0] is not ClaimState.LEASED or known[1] > now:
-            continue  # another proxy ended or extended it meanwhile
-        _end(connection, run_id, claim_id, ClaimState.EXPIRED, now=now)
-    return len(overdue)
-
-
-def _exclude(
-    connection: Connection,
-    *,
-    run_id: RunId,
-    claim_id: ClaimId,
-    session_ids: Sequence[str],
-    nothing_left: bool,
-    now: float,
-) -> None:
-    repository = ClaimRepository(connection)
-    repository.run(run_id, lock=True)
-    repository.exclude(claim_id, session_ids)
-    if nothing_left:
-        repository.end(claim_id, ClaimState.RELEASED, now=now)
-    data = {"count": len(session_ids), "reason": "no trainable turn"}
-    append_event(connection, run_id=run_id, kind="sessions.excluded", data=data, now=now)
-
-
-def _end(connection: Connection, run_id: str, claim_id: ClaimId, state: ClaimState, *, now: float) -> None:
-    count = ClaimRepository(connection).end(claim_id, state, now=now)
-    data = {"claim": claim_id, "sessions": count}
-    append_event(connection, run_id=run_id, kind=f"claim.{state.value}", data=data, now=now)
 
 
 def _view(row: Row[*tuple[Any, ...]], sessions: int, now: float) -> ClaimView:

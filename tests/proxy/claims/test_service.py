@@ -51,7 +51,7 @@ async def test_a_claim_leases_what_it_hands_out(world: World, claims: ClaimServi
 async def test_each_turn_has_its_own_reward_and_most_have_none(
     world: World, claims: ClaimService, monkeypatch: pytest.MonkeyPatch, on_the_loop: int
 ) -> None:
-    monkeypatch.setattr("proxy.claims.service._REWARDED_AT_ONCE", on_the_loop)
+    monkeypatch.setattr("proxy.claims.service.REWARDED_ON_LOOP", on_the_loop)
     rewarded = []
     for value in (2.0, 3.0):
         session = await world.session()
