@@ -1,7 +1,7 @@
-"""Check that a store is whole: its tables, the database's own view of its files, and the accounts that must agree.
+"""Check a store's consistency: its tables, its file, and facts that are recorded twice and must agree.
 
-Synchronous, on one connection and in one read transaction, so a running proxy may go on writing meanwhile. Nothing
-that the program itself does (erasure, retention, import, a killed process) may be reported here.
+Synchronous, in one read transaction, so a running proxy can continue to write. The check must not report anything
+that the program itself does (erasure, retention, import, a killed process).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, 
 
 _SHOWN = 5
 _PAGE = 500
-"""Turns read at once: bounds memory, as one turn may hold a megabyte of arrays."""
+"""Turns read at once: bounds memory, as one turn may have a megabyte of arrays."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +32,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(url: str) -> list[Finding]:
-    """Return every kind of damage found; an empty list for a whole store. Raises ConfigurationError and
-    StoreUnavailable like `migrate.upgrade` if the store cannot be read."""
+    """Return every kind of damage found; an empty list for a consistent store.
+
+    Raise ConfigurationError and StoreUnavailable like `migrate.upgrade` if the store cannot be read.
+    """
     revision = current(url)
     if revision != newest():
         detail = f"the store is at revision {revision or 'none'}, and this base-rl works with {newest()}"
@@ -46,7 +48,7 @@ def check(url: str) -> list[Finding]:
         if missing:
             return [_finding("schema", "tables or columns are missing: restore the store from a backup", missing)]
         findings = [*_integrity(connection)]
-        for name, detail, statement in _ACCOUNTS:
+        for name, detail, statement in _CONSISTENCY:
             found = [str(row[0]) for row in connection.execute(statement)]
             if found:
                 findings.append(_finding(name, detail, found))
@@ -61,8 +63,8 @@ def _finding(name: str, detail: str, found: list[str]) -> Finding:
 
 
 def _integrity(connection: Connection) -> Iterator[Finding]:
-    """Report damage that SQLite finds in its own file; PostgreSQL has tools of its own (data checksums, amcheck)."""
-    if connection.dialect.name != "sqlite":
+    """Report damage that SQLite finds in its file."""
+    if connection.dialect.name != "sqlite":  # PostgreSQL has tools of its own: data checksums, amcheck
         return
     damage = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check") if row[0] != "ok"]
     if damage:
@@ -72,7 +74,7 @@ def _integrity(connection: Connection) -> Iterator[Finding]:
         yield _finding("references", "rows refer to others that are not there", orphans)
 
 
-def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
+def _consistency() -> Iterator[tuple[str, str, Select[Any]]]:
     committed = (
         select(func.count())
         .select_from(ClaimedSessionRow)
@@ -148,11 +150,11 @@ def _accounts() -> Iterator[tuple[str, str, Select[Any]]]:
     )
 
 
-_ACCOUNTS = tuple(_accounts())
+_CONSISTENCY = tuple(_consistency())
 
 
 def _torn_turns(connection: Connection) -> Iterator[str]:
-    """Ids of turns whose arrays disagree with each other or with their counts. Reads all turns, a page at a time."""
+    """Yield the ids of turns whose arrays disagree with each other or with their counts. Reads all turns."""
     last = ""
     while True:
         rows = connection.execute(_TURNS.where(TurnRow.id > last).limit(_PAGE)).all()
@@ -180,7 +182,7 @@ _TURNS = (
 
 
 def _is_torn(row: Row[*tuple[Any, ...]]) -> bool:
-    if row.conversation_hash == NO_CONVERSATION:  # erasure empties the arrays and keeps the length of the prompt
+    if row.conversation_hash == NO_CONVERSATION:  # erasure empties the arrays and leaves the length of the prompt
         return row.erased_at is None or any((row.prompt_ids, row.output_ids, row.output_logprobs, row.spans))
     try:
         prompt, output = count_ids(row.prompt_ids), count_ids(row.output_ids)

@@ -1,5 +1,7 @@
-"""Entries of the ledger as the rewards of a session and of its turns. Pure: what a claim hands out, what a session
-shows and what a step is compared with later are all made here."""
+"""Rules that combine the entries of the reward ledger into the rewards of a session and its turns.
+
+Pure, so that claims, views of a session and the check for revised rewards compute the same numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from proxy.contract.identifiers import TurnId
 from proxy.contract.reward import NameRule, RewardRules, SourceRule
 
 _BOUND = 1e30
-"""No combined reward is larger: a product of many stays a number, in float32 too."""
+"""The largest magnitude of a combined reward: a product of many factors stays finite, in float32 too."""
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What combining needs of an entry. `turn_id` None means the whole session."""
+    """A reward entry. `turn_id` is None for a reward of the whole session."""
 
     id: str
     turn_id: str | None
@@ -27,8 +29,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionRewards(msgspec.Struct, frozen=True, kw_only=True):
-    """What one session's ledger comes to. `reward_ids`: the entries that stand, in order of arrival; superseded ones
-    are not among them."""
+    """The combined rewards of one session. `reward_ids` names the entries that count, in order of arrival, without
+    superseded ones."""
 
     reward: float | None
     turn_rewards: dict[TurnId, float]
@@ -39,12 +41,15 @@ class SessionRewards(msgspec.Struct, frozen=True, kw_only=True):
         return self.reward is not None or bool(self.turn_rewards)
 
     def differs_from(self, other: SessionRewards) -> bool:
-        """In a number, whichever entries it is made of."""
+        """Return whether any reward differs, whichever entries it comes from."""
         return (self.reward, self.turn_rewards) != (other.reward, other.turn_rewards)
 
 
 def standing(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
-    """The last about each turn (or the session), name and source; `entries` are one session's in order of arrival."""
+    """Return the entries that are not superseded: the last for each subject (turn or session), name and source.
+
+    `entries` are one session's, in order of arrival.
+    """
     latest: dict[tuple[str | None, str, str], LedgerEntry] = {}
     for entry in entries:
         about = (entry.turn_id, entry.name, entry.source)
@@ -54,7 +59,7 @@ def standing(entries: Iterable[LedgerEntry]) -> list[LedgerEntry]:
 
 
 def session_rewards(entries: Iterable[LedgerEntry], rules: RewardRules) -> SessionRewards:
-    """`entries` are one session's, in order of arrival."""
+    """Return the combined rewards. `entries` are one session's, in order of arrival."""
     valid = standing(entries)
     about: dict[str | None, list[LedgerEntry]] = {}
     for entry in valid:
@@ -68,9 +73,9 @@ def session_rewards(entries: Iterable[LedgerEntry], rules: RewardRules) -> Sessi
 
 
 def revised_at(entries: Sequence[LedgerEntry], trained_ids: Iterable[str], rules: RewardRules) -> float | None:
-    """When the newest entry came that makes a difference to what was trained; None where there is no difference.
+    """Return the time of the newest untrained entry if the rewards differ from the trained ones; None otherwise.
 
-    `trained_ids` are the entries that the step used, `rules` those that it was trained by.
+    `trained_ids` are the entries that the step used, `rules` the rules that it used.
     """
     trained = set(trained_ids)
     now = session_rewards(entries, rules)
@@ -80,9 +85,9 @@ def revised_at(entries: Sequence[LedgerEntry], trained_ids: Iterable[str], rules
 
 
 def combine(entries: Iterable[LedgerEntry], rules: RewardRules) -> float | None:
-    """One reward out of entries about the same thing, given in order of arrival.
+    """Return one reward for entries about the same subject, given in order of arrival.
 
-    Of each name and source the latest value stands. None where no entry takes part: absent is not zero.
+    The latest value of each name and source counts. Return None if no entry takes part: absent is not zero.
     """
     latest = {(entry.name, entry.source): entry.value for entry in entries}
     by_name: dict[str, list[float]] = {}
@@ -102,7 +107,7 @@ def _of_sources(values: Sequence[float], rule: SourceRule) -> float:
 
 
 def _of_names(weighted: Mapping[str, float], rules: RewardRules) -> float | None:
-    """`weighted` are values times weights, by name."""
+    """Combine the weighted values of all names. `weighted` has value times weight by name."""
     if rules.combine is NameRule.FIRST_OF:
         return next((weighted[name] for name in rules.order if name in weighted), None)
     values = list(weighted.values())
@@ -114,7 +119,7 @@ def _of_names(weighted: Mapping[str, float], rules: RewardRules) -> float | None
 
 
 def _product(values: Sequence[float]) -> float:
-    """0 wins over factors whose product is too large for a number."""
+    # A 0 first: infinity times 0 would be NaN.
     return 0.0 if 0 in values else math.prod(values)
 
 

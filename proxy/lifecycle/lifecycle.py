@@ -1,4 +1,4 @@
-"""The life of a session, for everybody who moves it: how it ends, what its reward is, and when it is trainable.
+"""The life of a session: how it ends, its reward, and whether it can be trained.
 
 Sessions, feedback and turns change different facts (the end, the rewards, the turns). Each of them calls `settle` in
 the same transaction, which derives the training state and the reward from the facts.
@@ -41,19 +41,21 @@ _NONE: Mapping[str, Ending] = MappingProxyType({})
 
 
 def is_open() -> ColumnElement[bool]:
-    """The condition in the words of the index that has open sessions alone, which no parameter can be."""
+    """Return the condition that a session is open."""
+    # A literal, as in the partial index of open sessions: with a parameter the planner could not use that index.
     return SessionRow.state == literal_column("'open'")
 
 
 def lock_sessions(connection: Connection, session_ids: Sequence[str]) -> None:
-    """Nobody else changes these sessions until the transaction's end. They are locked in the order of their ids, so
-    that of two who lock some of the same, one waits for the other. On SQLite who writes has the whole store."""
+    """Lock these sessions against other transactions' changes until this one ends."""
+    # In the order of their ids: two transactions that lock some of the same sessions then cannot deadlock. On SQLite
+    # the write transaction has already locked the whole store.
     if connection.dialect.name != "sqlite":
         _LOCK.run(connection, {"ids": session_ids})
 
 
 class Settled(NamedTuple):
-    """The ids whose training state changed, and those that were open and are ended."""
+    """The ids of sessions whose training state changed, and of those that ended."""
 
     changed: list[str]
     ended: list[str]
@@ -62,14 +64,13 @@ class Settled(NamedTuple):
 def settle(
     connection: Connection, session_ids: Iterable[str], *, now: float, endings: Mapping[str, Ending] = _NONE
 ) -> Settled:
-    """Ends the sessions that `endings` names, and recomputes `reward`, `training`, `ready_at` and `revised_at` of
-    these and of all others in `session_ids`.
+    """End the sessions in `endings`, and recompute `reward`, `training`, `ready_at` and `revised_at` of these and of
+    the sessions in `session_ids`.
 
-    Rewards are combined by the rules of the run as they are now, and those of a session that a trainer has or had by
-    the rules of its claim.
+    Rewards are combined by the run's present rules; those of a leased or consumed session by the rules of its claim.
 
-    After the commit, whoever gets `changed` calls `signals.trajectories.notify()`: sessions may have become
-    claimable, or groups complete.
+    If `changed` is not empty, the caller calls `signals.trajectories.notify()` after the commit: sessions may have
+    become claimable, or groups complete.
     """
     done = Settled([], [])
     wanted = list({**dict.fromkeys(session_ids), **endings})
@@ -77,7 +78,7 @@ def settle(
         return done
     found = [(_Facts(*columns), config) for *columns, config in _FACTS.run(connection, {"ids": wanted})]
     ledger = ledger_of(connection, [facts.id for facts, _ in found])
-    # Only now, as the rows are locked: see `teaching_sessions`.
+    # After the query that locks the rows, for the reason given at `teaching_sessions`.
     undecided = [
         facts.id
         for facts, _ in found
@@ -110,7 +111,7 @@ def _write(connection: Connection, settled: Sequence[_Facts]) -> None:
 
 
 def ledger_of(connection: Connection, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
-    """All entries by session, in order of arrival."""
+    """Return the reward entries of each session, in order of arrival."""
     entries: dict[str, list[LedgerEntry]] = {session_id: [] for session_id in session_ids}
     for session_id, *row in _LEDGER.run(connection, {"ids": session_ids}):
         entries[session_id].append(_entry(row))
@@ -122,7 +123,7 @@ def _entry(row: Sequence[Any]) -> LedgerEntry:
 
 
 class _Facts(NamedTuple):
-    """A session's row, as far as `settle` asks."""
+    """The columns of a session that `settle` reads."""
 
     id: str
     run_id: str
@@ -146,14 +147,14 @@ _SETTLED = ("state", "end_reason", "ended_at", "outcome", "reward", "training", 
 
 
 class _Lineage(msgspec.Struct, frozen=True):
-    """What a claim handed out with a session, and how it was combined; `rules` None: as the run does."""
+    """The rewards that a claim recorded for a session, and the rules that combined them; None means the run's."""
 
     reward_ids: list[str]
     rules: RewardRules | None
 
 
 def _ended(row: _Facts, ending: Ending, now: float) -> _Facts:
-    """A session does not end before its turns, though the clock was set back since: they would not be of it."""
+    """Return the row after the request to end the session."""
     before = SessionEnd(
         reason=EndReason(row.end_reason) if row.end_reason is not None else None,
         outcome=Outcome(row.outcome) if row.outcome is not None else None,
@@ -162,6 +163,7 @@ def _ended(row: _Facts, ending: Ending, now: float) -> _Facts:
     row = row._replace(outcome=after.outcome)
     if row.state != SessionState.OPEN.value:
         return row
+    # Not before its last turn, even if the clock was set back since: turns after the end are not trained.
     return row._replace(
         state=SessionState.ENDED.value, end_reason=after.reason, ended_at=max(now, row.last_active_at)
     )
@@ -176,7 +178,7 @@ def _settled(
     *,
     teaches: bool,
 ) -> _Facts:
-    """The row with everything that follows from the facts. `rules` are the run's."""
+    """Return the row with everything that is derived from the facts. `rules` are the run's."""
     rules = lineage.rules if lineage is not None and lineage.rules is not None else rules
     rewards = session_rewards(entries, rules)
     training = training_state(_facts(row, rewarded=rewards.is_rewarded, teaches=teaches))
@@ -193,14 +195,15 @@ def _settled(
 
 
 def _lineage(connection: Connection, session_id: str) -> _Lineage | None:
-    """Of a session that a trainer has or had."""
+    """Return the lineage of a leased or consumed session."""
     row = connection.execute(_LINEAGE, {"of": session_id}).one_or_none()
     return None if row is None else _Lineage(row.reward_ids, _rules(row.reward_rules))
 
 
 @lru_cache(maxsize=64)
 def reward_rules_in(config: str) -> RewardRules:
-    """By which the rewards of a run are combined, from its configuration as JSON text."""
+    """Return the reward rules of a run from its configuration as JSON text."""
+    # Cached, as it is called for every settled session and a run has few configurations.
     return RunSettings.model_validate(json.loads(config)).reward_rules
 
 
@@ -216,7 +219,7 @@ _FACTS = Prepared(
     select(*(getattr(SessionRow, name) for name in _Facts._fields), cast(RunRow.config, Text))
     .join(RunRow, RunRow.id == SessionRow.run_id)
     .where(among(SessionRow.id, "ids"))
-    .order_by(SessionRow.id)  # locked in one order: see `lock_sessions`
+    .order_by(SessionRow.id)  # the lock order: see `lock_sessions`
     .with_for_update(key_share=True, of=SessionRow)
 )
 
@@ -244,7 +247,7 @@ _SETTLE = Prepared(update(SessionRow).where(_OF).values({name: bindparam(name) f
 
 
 def _settle_all() -> Update:
-    """The same of several, as PostgreSQL knows it."""
+    """Return the statement that settles several sessions on PostgreSQL."""
     row = SessionRow.__table__.c
     types = {name: Double() if isinstance(row[name].type, Float) else Text() for name in ("id", *_SETTLED)}
     given = given_rows(**types)
@@ -255,7 +258,7 @@ _SETTLE_ALL = Prepared(_settle_all())
 
 
 def _facts(row: _Facts, *, rewarded: bool, teaches: bool = True, ends: bool = False) -> SessionFacts:
-    """The facts that decide the training state. `ends`: the session is about to end."""
+    """Return the facts that decide the training state. `ends`: the session is about to end."""
     return SessionFacts(
         purpose=Purpose(row.purpose),
         state=SessionState.ENDED if ends else SessionState(row.state),

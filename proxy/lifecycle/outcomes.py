@@ -1,6 +1,6 @@
-"""Ends of sessions, and the reasons why sessions and turns are trained or not.
+"""The end of a session, and the reasons why sessions and turns are trained or not.
 
-Pure: one place decides, for the store, the API and the page.
+Pure, so that the store, the API and the admin page share one set of rules.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class SessionEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ended(before: SessionEnd, ending: Ending) -> SessionEnd:
-    """The session's end after a request to end it.
+    """Return the session's end after a request to end it.
 
-    The first request ends it, and its reason stays. A later one only adds an outcome that is missing, because runners
-    post the reward first and say how the attempt went afterwards. `cancelled` is not added to a session that a final
-    reward ended: the attempt had come to its end, and a runner that cleans up afterwards cancels nothing.
+    The first request ends it and sets the reason. A later one only adds a missing outcome, because runners post the
+    reward first and the outcome afterwards. `cancelled` is not added to a session that a final reward ended: the
+    attempt was complete, and a runner that cleans up afterwards cancels nothing.
     """
     if before.reason is None:
         return SessionEnd(reason=ending.reason, outcome=before.outcome or ending.outcome)
@@ -46,7 +46,7 @@ def ended(before: SessionEnd, ending: Ending) -> SessionEnd:
 
 
 OUT_OF_OUR_HANDS = frozenset({TrainingState.LEASED, TrainingState.CONSUMED, TrainingState.STALE})
-"""States that claims and commits decide; settling never leaves them."""
+"""States that only claims and commits change; settling a session leaves them as they are."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_decided_elsewhere(self) -> bool:
-        """Whether neither turns nor rewards change the training state."""
+        """Whether neither turns nor rewards can change the training state."""
         fixed = self.training in OUT_OF_OUR_HANDS or self.barred or self.purpose is Purpose.EVAL
         return fixed or self.state is SessionState.OPEN or self.turn_count == 0
 
@@ -89,7 +89,7 @@ def training_state(facts: SessionFacts) -> TrainingState:
 
 
 class TurnFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts about a turn that decide whether it can be trained. `place` is where it stands in its session."""
+    """The facts that decide whether a turn can be trained. `place` is its position in the session's tree."""
 
     place: TurnPlace
     is_greedy: bool
@@ -100,8 +100,8 @@ def untrained_turns(
 ) -> dict[str, str]:
     """Return the turns that are not trained, by id, each with the reason as a clause: "it was drawn greedily".
 
-    `masked` are the answers that the consuming step left out, with its reasons. Empty for an evaluation, of which
-    nothing is trained.
+    `masked` has the step's reasons for the turns that it left out. The result is empty for an evaluation, whose turns
+    are never trained.
     """
     if purpose is Purpose.EVAL:
         return {}
@@ -128,14 +128,14 @@ _MASKED = {
     "sampling": "it was drawn with top_p, top_k or min_p, and the engine does not say how much they cut off",
     "superseded": "the agent went on with another answer to this prompt, and this one has no reward of its own",
 }
-"""The reasons that the trainer gives for answers that it left out (`contract.claim.MaskedTurn`)."""
+"""Explanations of the trainer's reasons for leaving a turn out (`contract.claim.MaskedTurn`)."""
 
 
 class SessionStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that the explanation of a session's training state is made of.
+    """The facts that explain a session's training state.
 
-    `skipped` is why the step that consumed it learnt nothing from it; None where it did, and where only the session's
-    row was read.
+    `skipped` is the reason why the step that consumed the session learnt nothing from it; None if it learnt, or if
+    only the session's row was read.
     """
 
     training: TrainingState
@@ -167,7 +167,7 @@ def standing_of(row: Any, *, teaches: bool, skipped: str | None = None) -> Sessi
 
 
 def explanation(standing: SessionStanding) -> str:
-    """Say in a sentence why the session is or is not trained, and what would change it."""
+    """Return a sentence that says why the session is or is not trained, and what would change it."""
     match standing.training:
         case TrainingState.CONSUMED if standing.skipped is not None:
             why = _SKIPPED.get(standing.skipped, standing.skipped.replace("_", " "))
@@ -193,7 +193,7 @@ _SKIPPED = {
     "sampling": "its answers were drawn with top_p, top_k or min_p, which no engine says the effect of",
     "no_signal": "nothing in its batch was better or worse than the rest",
 }
-"""The trainer's reasons for a session that taught nothing; others are named as they are."""
+"""Explanations of the trainer's reasons for skipping a session; any other reason is shown as it is."""
 
 _SENTENCES = {
     TrainingState.PENDING: "It ended and waits for a reward (POST /v1/feedback).",

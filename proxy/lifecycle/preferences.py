@@ -1,4 +1,4 @@
-"""Preferences by what they are about."""
+"""The query for the preferences about a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from proxy.database.tables import PreferenceRow
 
 
 def preferences_about(session_id: str) -> Select[Any]:
-    """In order of arrival. Two looks into indexes: an OR over both columns may be answered by a walk through all."""
+    """Return the query, in order of arrival."""
+    # A union of two index look-ups: for an OR over both columns the planner may scan all preferences.
     found = union(
         select(PreferenceRow.sequence).where(PreferenceRow.chosen_session_id == session_id),
         select(PreferenceRow.sequence).where(PreferenceRow.rejected_session_id == session_id),

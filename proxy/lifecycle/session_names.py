@@ -1,4 +1,4 @@
-"""Sessions by the names that clients use: our id, or a name of their own within a run."""
+"""Look-up of sessions by the names that clients use: our id, or their own name within a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from proxy.database.tables import SessionRow
 
 
 def session_called(connection: Connection, name: str, run_id: str | None, by_id: Prepared) -> tuple[Any, ...] | None:
-    """Return the row of the session of that name, as `by_id` selects it by the parameter `of`; its second column must
-    be the run.
+    """Return the row of the session with this id, else of the newest attempt with this name; None if there is none.
 
-    A session of the run with this id goes first; else the newest attempt of this name. Without a run only ids are
-    known. It takes up to three index lookups, because PostgreSQL may compare the name with every session if they are
-    one statement. Attempts are ordered by their number: the clock may have been set back between them.
+    `by_id` selects the row by the parameter `of`; its second column must be the run. Without a run, `name` can only
+    be an id.
     """
+    # Up to three index look-ups: in one statement PostgreSQL may compare the name with every session. The newest
+    # attempt has the highest number, as the clock may have been set back between attempts.
     if run_id is None or is_session_id(name):
         rows = by_id.run(connection, {"of": name})
         if rows and run_id in (None, rows[0][1]):

@@ -1,7 +1,7 @@
-"""In-process wake-ups for waiters: a hint that something changed, never the fact itself.
+"""In-process signals that wake waiters. A signal is a hint that something changed, never the fact itself.
 
-A waiter re-reads the database after every wake-up and after a bounded time without one, so a hint that another
-process could not give only costs that bound.
+A waiter reads the database again after every signal, and after a bounded time without one, because changes by other
+processes send no signal here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class Signal:
-    """Wakes everybody who waits at the moment of `notify`."""
+    """Wakes everybody who waits when `notify` is called."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.count = 0
-        """How often it was given; read it before looking at the database, and pass it to `wait`."""
+        """The number of calls of `notify`. Read it before the database, and pass it to `wait`."""
 
     def notify(self) -> None:
         self.count += 1
@@ -24,9 +24,9 @@ class Signal:
         event.set()
 
     async def wait(self, timeout: float, *, since: int | None = None) -> bool:
-        """Waits for the next `notify`, `timeout` seconds at most. Returns whether it came.
+        """Wait for the next `notify`, `timeout` seconds at most, and return whether it came.
 
-        With `since`, one that came after that `count` is not missed.
+        With `since`, a `notify` after that `count` returns at once.
         """
         if since is not None and since != self.count:
             return True
@@ -39,7 +39,7 @@ class Signal:
 
 
 class Endings:
-    """Tells listeners at once which sessions may have ended. A listener neither raises nor waits."""
+    """Calls listeners with the sessions that may have ended. A listener must not raise or block."""
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[Sequence[str]], None]] = []
@@ -48,14 +48,16 @@ class Endings:
         self._listeners.append(listener)
 
     def notify(self, session_ids: Sequence[str]) -> None:
-        """To be called after the commit."""
+        """Call the listeners. To be used after the commit."""
         for listener in self._listeners:
             listener(session_ids)
 
 
 class Erasures:
-    """Tells listeners which sessions were erased, by this process or another, so that they forget them. A listener
-    neither raises nor waits, and may be told the same again."""
+    """Calls listeners with sessions that were erased, by this process or another, so that caches drop them.
+
+    A listener must not raise or block, and may be called more than once with the same session.
+    """
 
     def __init__(self) -> None:
         self._listeners: list[Callable[[frozenset[str]], None]] = []
@@ -64,16 +66,22 @@ class Erasures:
         self._listeners.append(listener)
 
     def notify(self, session_ids: Iterable[str]) -> None:
-        """To be called after the commit."""
+        """Call the listeners. To be used after the commit."""
         erased = frozenset(session_ids)
         for listener in self._listeners if erased else ():
             listener(erased)
 
 
 class Signals:
-    """`trajectories`: a session may have become claimable. `versions`: a version was committed or served.
-    `events`: something was appended to the event log. `endings`: sessions may have ended. `erasures`: sessions were
-    erased; `requested_erasures`: those of them that somebody asked for, and not retention, whose are long over."""
+    """The signals of one process.
+
+    - `trajectories`: a session may have become claimable.
+    - `versions`: a version was committed or served.
+    - `events`: the event log has new entries.
+    - `endings`: sessions may have ended.
+    - `erasures`: sessions were erased.
+    - `requested_erasures`: sessions were erased on request, not by retention, which only erases sessions long ended.
+    """
 
     def __init__(self) -> None:
         self.endings = Endings()

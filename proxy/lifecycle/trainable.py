@@ -1,6 +1,6 @@
-"""Which sessions have a turn that can be trained: `trajectories.assembly.trainable_turns` in the store's own words.
+"""The query for sessions with a trainable turn: the rule of `turns.assembly.trainable_turns` in SQL.
 
-A test holds both against each other.
+A test compares both.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _NEXT = aliased(TurnRow)
 
 
 def teaching_sessions(connection: Connection, session_ids: Sequence[str]) -> set[str]:
-    """Those of the sessions with at least one turn that can be trained.
+    """Return the sessions that have at least one turn that can be trained.
 
-    In a transaction that changes sessions, call it after they are locked: a statement that waits for a lock sees the
-    turns of before the wait.
+    In a transaction that changes sessions, call it after they are locked: a statement that waits for a lock still
+    sees the turns as they were before the wait.
     """
     if not session_ids:
         return set()
@@ -35,7 +35,7 @@ _IS_CONTINUED = (
         _NEXT.prefix_tokens > TurnRow.prompt_token_count,
         or_(SessionRow.ended_at.is_(None), _NEXT.started_at <= SessionRow.ended_at),
     )
-    # Two levels deep: SQLAlchemy would list `sessions` here once more by itself, and the statement would read all.
+    # Two levels deep, SQLAlchemy does not correlate by itself: it would join all sessions here once more.
     .correlate(TurnRow, SessionRow)
 )
 

@@ -1,4 +1,4 @@
-"""The request of a turn, wherever along its path it is kept."""
+"""The request of a turn, which may be stored with an ancestor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from proxy.database.tables import TurnRow
 
 
 def request_as_sent() -> Label[Any]:
-    """A column `request` for a query of turns: their own, or that of the turn that has the same."""
+    """Return a column `request` for a query of turns: the turn's own, or that of the turn `request_of`."""
     holder = aliased(TurnRow)
     kept = select(holder.request).where(holder.id == TurnRow.request_of).scalar_subquery()
     return func.coalesce(TurnRow.request, kept, type_=PackedJson()).label("request")
 
 
 def turns_as_sent() -> Select[*tuple[Any, ...]]:
-    """Turns with all their columns, and each with its request."""
+    """Return a query of turns with all their columns, each with its request."""
     return select(*(column for column in TurnRow.__table__.columns if column.name != "request"), request_as_sent())

@@ -1,1 +1,1 @@
-"""Committed steps, rebuilt from the store as their trainers saw them."""
+"""Batches of committed training steps, rebuilt from the store as their trainers received them."""

@@ -1,4 +1,4 @@
-"""Steps for those who make them again, in MessagePack.
+"""Batches of committed steps over HTTP, for replay, in MessagePack.
 
     GET /api/v1/runs/{run}/steps/{version}/batch    StepBatch
 
@@ -24,6 +24,6 @@ router = APIRouter(prefix="/api/v1/runs/{run}/steps", tags=["trainer"], route_cl
 
 @router.get("/{version}/batch")
 async def batch(request: Request, run: str, version: Annotated[int, Path(ge=0, le=MAX_VERSION)]) -> Response:
-    """Return the trajectories that the version's step trained on, and the conditions it was made under."""
+    """Return the trajectories that the version's step trained on, and the inputs of the step."""
     of_run = await trainers_run(request, run)
     return message_response(await service(request, StepService).batch(of_run, version))

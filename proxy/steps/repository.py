@@ -1,4 +1,4 @@
-"""Rows of committed steps: the version, the claims that it consumed, and what they handed out."""
+"""Rows of committed steps: the version, the claims that it consumed, and their sessions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CHUNK = 500
 
 
 class StepRepository:
-    """Reads of one look at the store."""
+    """Reads within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def run(self, run_id: str) -> AnyRow:
-        """Name and base model."""
+        """Return the run's name and base model."""
         return self._connection.execute(select(RunRow.name, RunRow.base_model).where(RunRow.id == run_id)).one()
 
     def version(self, run_id: str, version: int) -> AnyRow | None:
@@ -45,7 +45,7 @@ class StepRepository:
         return found
 
     def handed_out(self, claim_ids: Sequence[str]) -> dict[str, list[AnyRow]]:
-        """By claim, in the order in which they were handed out."""
+        """Return the sessions of each claim, in the order of the batch."""
         found: dict[str, list[AnyRow]] = {claim_id: [] for claim_id in claim_ids}
         for part in _chunks(claim_ids):
             for row in self._connection.execute(_HANDED_OUT, {"ids": part}):
@@ -53,7 +53,7 @@ class StepRepository:
         return found
 
     def lacking_turns(self, turn_counts: Mapping[str, int]) -> set[str]:
-        """Sessions of whose first `turn_counts[session]` turns some are not stored any more."""
+        """Return the sessions that lack some of their first `turn_counts[session]` turns."""
         kept = dict.fromkeys(turn_counts, 0)
         for part in _chunks(list(turn_counts)):
             for row in self._connection.execute(_ORDINALS, {"ids": part}):
@@ -87,5 +87,5 @@ _ORDINALS = select(TurnRow.session_id, TurnRow.ordinal).where(
 
 
 def _chunks(ids: Sequence[str]) -> list[list[str]]:
-    """Databases bound the number of parameters of a statement."""
+    # Databases limit the number of parameters of a statement.
     return [list(ids[start : start + _CHUNK]) for start in range(0, len(ids), _CHUNK)]

@@ -1,7 +1,7 @@
-"""The batch of a committed step, as it was handed out: rebuilt from the lineage that claims and commit wrote down.
+"""The batch of a committed step, rebuilt as its trainer received it.
 
-What a trainer saw of a session is fixed by its claim: the first `turn_count` turns, which never change, and the
-rewards written beside them. Later turns, later rewards and other rules of combining them do not enter.
+The claim fixes what the trainer saw of a session: its first `turn_count` turns, which never change, and the rewards
+recorded with the claim. Later turns, later rewards and changed reward rules have no effect.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from proxy.turns.repository import TurnRepository
 
 
 class StepService:
-    """Reads only."""
+    """Batches of the steps of all runs."""
 
     def __init__(self, *, database: Database) -> None:
         self._database = database
 
     async def batch(self, run: RunView, version: int) -> StepBatch:
-        """The step that made `version`. Raises NotFound, and InvalidRequest for the base model: no step made it."""
+        """Return the batch of the step that made `version`. Raise NotFound, and InvalidRequest for version 0, the
+        base model, which no step made."""
         if version == 0:
             raise InvalidRequest("version 0 is the base model: no step made it", param="version")
         return await self._database.read(lambda connection: _batch(connection, run.id, version))
@@ -56,7 +57,8 @@ def _batch(connection: Connection, run_id: RunId, version: int) -> StepBatch:
     lacking |= {
         session.session_id
         for session in everything
-        if session.erased_at is not None or session.turn_rewards is None  # or it is older than what is written down
+        # Claims older than the column `turn_rewards` did not record what is needed.
+        if session.erased_at is not None or session.turn_rewards is None
     }
     trajectories: dict[str, Trajectory] = {}
     for session in everything:
@@ -95,7 +97,7 @@ def _batch(connection: Connection, run_id: RunId, version: int) -> StepBatch:
 
 
 def _groups(sessions: Sequence[AnyRow], trajectories: Mapping[str, Trajectory]) -> tuple[TrajectoryGroup, ...]:
-    """Members of a group were handed out one after another."""
+    # Members of a group follow each other in a claim.
     groups: list[list[Trajectory]] = []
     last: str | None = None
     for session in sessions:
@@ -111,7 +113,7 @@ def _groups(sessions: Sequence[AnyRow], trajectories: Mapping[str, Trajectory]) 
 
 
 def _trajectory(session: AnyRow, turns: Sequence[StoredTurn]) -> Trajectory | None:
-    """None where what is left of its turns does not fit together."""
+    """Return the trajectory; None if the remaining turns do not form a tree."""
     try:
         return assemble(
             turns,
