@@ -1,11 +1,14 @@
-"""When two conversations are the same: canonical messages, and a hash chain over them.
+"""Equality of conversations: canonical messages, and a hash chain over them.
 
-Clients echo answers with small changes: content as parts, null for empty, tool arguments written anew, ids replaced.
-Two messages are equal here when role, text and tool calls (name, and arguments as JSON values) are. The order of
-keys in arguments does not matter, and numbers are what JavaScript makes of them: 1.0 is 1, and integers beyond 2^53
-are the nearest double. White space around an answer does not count: Anthropic's API refuses texts of nothing else,
-and answers that end with it, so clients cut it off. Neither does the thought that an answer's text begins with, where
-thoughts are not told apart from text: clients drop it from the history.
+Clients send answers back with small changes: content as parts, null for empty, tool arguments reformatted, ids
+replaced. Two messages are equal here if role, text and tool calls (name, and arguments as JSON values) are equal.
+Four differences are ignored:
+
+- the order of keys in arguments;
+- the form of numbers, as JavaScript clients parse them: 1.0 is 1, and integers beyond 2^53 are the nearest double;
+- white space around an answer: Anthropic's API refuses answers that end with it, so clients strip it;
+- a thought at the beginning of an answer's text, in models whose thoughts stay text: clients drop it from the
+history.
 """
 
 from __future__ import annotations
@@ -21,15 +24,15 @@ _THOUGHT_BEGIN, _THOUGHT_END = "<think>", "</think>"
 EMPTY = bytes(HASH_BYTES)
 """The hash of a conversation without messages."""
 
+# Characters escaped in one call, which takes about a millisecond and blocks other threads meanwhile.
 _PIECE = 1 << 18
-"""Characters. To escape so many takes about a millisecond, in which other threads wait."""
 
+# Doubles represent all integers up to here exactly.
 _EXACT_INTEGERS = 2**53
-"""Doubles hold integers up to here exactly."""
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: a string, a list of parts, or nothing. Parts without text count nothing."""
+    """Return the text of a message's content: a string, a list of parts, or None. Parts without text add nothing."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -45,7 +48,7 @@ def _part_text(part: Any) -> str:
 
 
 def normalise(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A wire message as chat templates read it: text content, no nulls, `developer` as `system`."""
+    """Return a wire message as chat templates read it: text content, no nulls, `developer` as `system`."""
     role = message["role"]
     plain: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
@@ -60,7 +63,7 @@ def normalise(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class NormalMessages(Sequence[Mapping[str, Any]]):
-    """Wire messages, each normalised when it is first looked at."""
+    """Wire messages, each normalised at its first access: most calls access only the newest ones."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
         self._messages = messages
@@ -99,7 +102,7 @@ def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical_arguments(arguments: Any) -> str:
-    """Equal for equal JSON values. Text that is not JSON equals only itself."""
+    """Return a text that is equal for equal JSON values. Text that is not JSON equals only itself."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     try:
         value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_refuse)
@@ -118,15 +121,15 @@ def _number(text: str) -> int | float:
 
 
 def canonical_message(message: Mapping[str, Any]) -> str:
-    """Equal for equal messages, different for different ones."""
+    """Return a text that is equal for equal messages and different for different ones."""
     role, text, calls = _canonical_parts(message)
     if calls:
         return json.dumps([role, text, calls])
-    return f"[{_json_text(role)}, {_json_text(text)}, []]"  # the same text, without the general encoder
+    return f"[{_json_text(role)}, {_json_text(text)}, []]"  # the same JSON, without the cost of the general encoder
 
 
 def _canonical_parts(message: Mapping[str, Any]) -> tuple[str, str, list[list[str]]]:
-    """Role, text, and name and arguments of every call."""
+    """Return role, text, and name and arguments of every call."""
     role = message["role"]
     calls = [
         [call["function"]["name"], canonical_arguments(call["function"].get("arguments") or "{}")]
@@ -139,14 +142,14 @@ def _canonical_parts(message: Mapping[str, Any]) -> tuple[str, str, list[list[st
 
 
 def without_thought(text: str) -> str:
-    """Return an answer's text without the thought that it begins with: some clients send it back, others drop it."""
+    """Return an answer's text without a thought at its beginning: some clients send it back, others drop it."""
     thought, end, answer = text.partition(_THOUGHT_END)
     begins_with_it = end and (_THOUGHT_BEGIN not in thought or thought.lstrip().startswith(_THOUGHT_BEGIN))
     return answer if begins_with_it else text
 
 
 def extend_hash(previous: bytes, message: Mapping[str, Any]) -> bytes:
-    """The hash of a conversation that goes on with `message`."""
+    """Return the hash of the conversation hashed as `previous`, extended by `message`."""
     if _is_long(message):
         return _extend_in_pieces(previous, message)
     return blake2b(previous + canonical_message(message).encode(), digest_size=HASH_BYTES).digest()
@@ -160,7 +163,7 @@ def _is_long(message: Mapping[str, Any]) -> bool:
 
 
 def _extend_in_pieces(previous: bytes, message: Mapping[str, Any]) -> bytes:
-    """The same hash, made without a C call that holds the interpreter's lock for long."""
+    """Return the hash that `extend_hash` defines, without a C call that holds the interpreter's lock for long."""
     role, text, calls = _canonical_parts(message)
     hasher = blake2b(previous, digest_size=HASH_BYTES)
     hasher.update(f"[{_json_text(role)}, ".encode())
@@ -175,7 +178,7 @@ def _extend_in_pieces(previous: bytes, message: Mapping[str, Any]) -> bytes:
 
 
 def _update_with_text(hasher: blake2b, text: str) -> None:
-    """Add `text` as JSON. It is escaped character by character, so pieces of it can be escaped apart."""
+    """Add `text` as a JSON string. JSON escapes character by character, so pieces can be escaped separately."""
     hasher.update(b'"')
     for start in range(0, len(text), _PIECE):
         hasher.update(_json_text(text[start : start + _PIECE])[1:-1].encode())
@@ -183,7 +186,7 @@ def _update_with_text(hasher: blake2b, text: str) -> None:
 
 
 def conversation_hashes(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """One hash per message: of the conversation up to and including it."""
+    """Return one hash for each message: that of the conversation up to and including it."""
     hashes, current = [], EMPTY
     for message in messages:
         current = extend_hash(current, message)
@@ -192,7 +195,8 @@ def conversation_hashes(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 
 
 def answered_hashes(messages: Sequence[Mapping[str, Any]], hashes: Sequence[bytes]) -> tuple[bytes, ...]:
-    """The hashes behind an assistant's message, longest conversation first: where a recorded turn may have ended."""
+    """Return the hashes of the beginnings that end with an assistant's message, longest first: a recorded turn may
+    have ended at each."""
     return tuple(
         digest
         for message, digest in zip(reversed(messages), reversed(hashes), strict=True)
@@ -201,8 +205,8 @@ def answered_hashes(messages: Sequence[Mapping[str, Any]], hashes: Sequence[byte
 
 
 def tools_hash(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None = None) -> bytes:
-    """Of what else the template renders: tools, whose key order counts, since templates write them as they came; and
-    its arguments, whose order does not."""
+    """Return the hash of the template's other inputs. The key order of tools counts, since templates write tools as
+    they came; the order of arguments does not."""
     return _tools_hash(tools, arguments) if tools or arguments else _NO_TOOLS
 
 

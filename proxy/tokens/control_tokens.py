@@ -1,10 +1,10 @@
-"""Keeps contents from writing control tokens, so that only the chat template begins and ends turns.
+"""Protection from contents that would form control tokens: only the chat template begins and ends turns.
 
-A tokenizer turns the text `<|im_end|>` into the token that ends a turn, whoever wrote that text. So while a template
-renders, the characters of a content that could make a control token are replaced by marks: lone surrogates, which no
-text from outside can hold. The template sees strings of the same length and writes them where it always does. When
-the rendered text is tokenised, a control token's text that covers a mark is spelled with ordinary tokens, and
-everything else gets the ids that it always got.
+A tokenizer turns the text `<|im_end|>` into the token that ends a turn, whoever wrote that text. So before a template
+renders a content, the characters in it that could form a control token are replaced by marks: lone surrogates, which
+no text from outside can hold. The strings keep their length, and the template writes them as before. When the
+rendered text is tokenised, the text of a control token that contains a mark is spelled with ordinary tokens; all
+other text gets its usual ids.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from proxy.settings import ConfigurationError
 from proxy.tokens.shield import Shield, any_of
 
 _FIRST_MARK = 0xD800
+# There are 2,048 surrogates. The control tokens of a tokenizer are written with a few dozen characters.
 _MOST_MARKS = 0x800
-"""There are 2,048 surrogates; the characters of a tokenizer's control tokens are some dozens."""
-_REMEMBERED_TOOLS = 4096
-"""Digests of 16 bytes."""
+# Bounds memory: digests of 16 bytes each.
+_MAX_UNMARKED_TOOLS = 4096
 _ANY_MARK = re.compile("[\ud800-\udfff]")
 _RESULT_ROLES = frozenset({"tool", "function"})
 _DATA_KEYS = frozenset({"name", "tool_call_id", "tool_calls"})
@@ -35,11 +35,12 @@ _Value = TypeVar("_Value")
 
 
 class ControlTokens:
-    """Marks contents for a template, and tokenises what the template makes of them. Safe to share between threads.
+    """Marks contents for a template and tokenises the rendered text. Safe to share between threads.
 
-    `turns` are the texts of the tokens that no content may write. `data` are those that results, tool definitions and
-    the arguments of calls may not write besides: the tags in which the template puts calls and results. Raises
-    ConfigurationError for a tokenizer with more control tokens than can be marked.
+    `turns` are the texts of the tokens that no content may form. `data` are texts that additionally must not appear
+    in results, tool definitions and the arguments of calls: the tags in which the template puts calls and results.
+    `constants` are the template's own texts. Raise ConfigurationError for a tokenizer whose control tokens have too
+    many different characters to be marked.
     """
 
     def __init__(
@@ -61,39 +62,39 @@ class ControlTokens:
         if len(characters) > _MOST_MARKS:
             raise ConfigurationError(
                 f"the tokenizer's control tokens are written with {len(characters)} characters, and at most "
-                f"{_MOST_MARKS} can be told apart in contents: set run.allow_control_tokens = true to serve it"
+                f"{_MOST_MARKS} can be marked in contents: set run.allow_control_tokens = true to serve it"
             )
         self._marks = {character: chr(_FIRST_MARK + number) for number, character in enumerate(characters)}
         self._characters = {mark: character for character, mark in self._marks.items()}
         self._whole = any_of(texts)
         normalised = _loose_normaliser(tokenizer, texts)
-        self._said = Shield(turns, self._marks, constants, normalised)
+        self._from_client = Shield(turns, self._marks, constants, normalised)
         self._data = Shield(texts, self._marks, constants, normalised)
         self._unmarked_tools: set[bytes] = set()
         self._anchor = self._find_anchor(turns)
         self._spelled = self._spell_all(texts)
 
     def message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message with its contents marked; its role is one of a few known words."""
+        """Return a message with its contents marked. Its role needs no mark: it is one of a few known words."""
         is_result = message["role"] in _RESULT_ROLES
         changed = {}
         for key, value in message.items():
             if key != "role":
-                shield = self._data if is_result or key in _DATA_KEYS else self._said
+                shield = self._data if is_result or key in _DATA_KEYS else self._from_client
                 marked = shield.value(value)
                 if marked is not value:
                     changed[key] = marked
         return {**message, **changed} if changed else message
 
-    def said(self, value: _Value) -> _Value:
-        """Return what a client says (a prefill, an argument of the template) with marks."""
-        return self._said.value(value)
+    def from_client(self, value: _Value) -> _Value:
+        """Return a client's text or value (a prefill, an argument of the template) with marks."""
+        return self._from_client.value(value)
 
     def tools(self, tools: list[Any]) -> list[Any]:
         """Return tool definitions with marks.
 
-        Agents send the same definitions with every call, and definitions hold more texts than most conversations. So
-        those that need no marks are remembered by their JSON, which is written faster than it is searched.
+        Agents send the same definitions with every call, and definitions hold more text than most conversations. So
+        the digests of those that need no marks are cached: encoding JSON is faster than searching it.
         """
         try:
             key = blake2b(msgspec.json.encode(tools), digest_size=16).digest()
@@ -103,13 +104,13 @@ class ControlTokens:
             return tools
         marked = self._data.value(tools)
         if marked is tools:
-            if len(self._unmarked_tools) >= _REMEMBERED_TOOLS:
+            if len(self._unmarked_tools) >= _MAX_UNMARKED_TOOLS:
                 self._unmarked_tools.clear()
             self._unmarked_tools.add(key)
         return marked
 
     def restored(self, text: str) -> str:
-        """Return `text` without marks."""
+        """Return `text` with every mark replaced by the character it stands for."""
         return _ANY_MARK.sub(lambda mark: self._characters.get(mark[0], mark[0]), text)
 
     def encode(self, marked: str) -> tuple[int, ...]:
@@ -130,7 +131,7 @@ class ControlTokens:
         return tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, with marks where ordinary tokens spell a control token."""
+        """Return the text of `ids`. Where ordinary tokens spell a control token, the text has a mark."""
         text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
         written = sum(1 for token in ids if token in self._id_set)
         if len(self._whole.findall(text)) == written:
@@ -146,7 +147,7 @@ class ControlTokens:
         return "".join(parts)
 
     def _piece(self, text: str, *, is_first: bool) -> tuple[int, ...]:
-        """Encode text between spelled tokens as a tokenizer encodes it between control tokens: some treat the
+        """Return the ids of text between spelled tokens, encoded as between control tokens: some tokenizers treat the
         beginning of a whole text differently."""
         if is_first or not text or self._anchor is None:
             return self._encode(text)
@@ -155,13 +156,14 @@ class ControlTokens:
         return anchored[1:] if anchored[:1] == (anchor,) else self._encode(text)
 
     def _find_anchor(self, turns: Iterable[str]) -> tuple[int, str] | None:
-        """A control token that does not swallow the white space behind it."""
+        """Return a control token, id and text, that does not swallow the white space behind it; None if there is
+        none."""
         swallowing = {entry.content for entry in self._tokenizer.get_added_tokens_decoder().values() if entry.rstrip}
         return next(((self._ids[text], text) for text in sorted(turns) if text not in swallowing), None)
 
     def _spell_all(self, texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """For each control token the ordinary tokens that spell it."""
-        self._tokenizer.encode_special_tokens = True  # takes special tokens for text, as transformers can
+        """Return the ordinary tokens that spell each control token."""
+        self._tokenizer.encode_special_tokens = True  # makes the tokenizer treat special tokens as text
         try:
             plain = {text: self._encode(text) for text in texts}
         finally:
@@ -169,22 +171,23 @@ class ControlTokens:
         return {text: self._spell(text, ids) for text, ids in plain.items()}
 
     def _spell(self, text: str, plain: tuple[int, ...]) -> tuple[int, ...]:
-        """Cut the text where `plain` is the token itself: added tokens that are not special, and vocabularies that
-        hold control tokens as words."""
-        harmless: tuple[int, ...] = ()
-        for ids in self._ways(text, plain):
+        """Return ordinary tokens that spell `text`. If `plain` contains a control token (added tokens that are not
+        special, or a vocabulary that has control tokens as words), the text is cut and its parts encoded."""
+        without_control: tuple[int, ...] = ()
+        for ids in self._spellings(text, plain):
             if self._id_set.isdisjoint(ids):
-                if self._reads(ids, text):
+                if self._decodes_to(ids, text):
                     return ids
-                harmless = harmless or ids
-        return harmless
+                without_control = without_control or ids
+        return without_control
 
-    def _reads(self, ids: tuple[int, ...], text: str) -> bool:
-        """Whether `ids` behind a control token are `text`; at the beginning some tokenizers leave out a space."""
+    def _decodes_to(self, ids: tuple[int, ...], text: str) -> bool:
+        """Return whether `ids` decode to `text` behind a control token: at the beginning of a text some tokenizers
+        omit a space."""
         anchor, anchor_text = ([self._anchor[0]], self._anchor[1]) if self._anchor is not None else ([], "")
         return bool(self._tokenizer.decode([*anchor, *ids], skip_special_tokens=False) == anchor_text + text)
 
-    def _ways(self, text: str, plain: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def _spellings(self, text: str, plain: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield plain
         yield from (self._joined(text[:cut], text[cut:]) for cut in range(1, len(text)))
         yield self._joined(*text)
@@ -194,8 +197,8 @@ class ControlTokens:
 
 
 def _loose_normaliser(tokenizer: Tokenizer, tokens: Iterable[str]) -> Callable[[str], str] | None:
-    """The tokenizer's normaliser where it makes a control token of other characters: of wide ones (NFKC), of
-    capitals, of the Kelvin sign (NFC). Most chat models have none, or one that does not."""
+    """Return the tokenizer's normaliser if it turns other characters into a control token: wide ones (NFKC),
+    capitals, or the Kelvin sign (NFC). Return None otherwise, as for most chat models."""
     normaliser = tokenizer.normalizer
     if normaliser is None:
         return None
@@ -208,7 +211,7 @@ def _loose_normaliser(tokenizer: Tokenizer, tokens: Iterable[str]) -> Callable[[
 
 
 def constants_of(tree: nodes.Template) -> set[str]:
-    """The texts that stand in a template: what it writes, what it compares with, the names it looks up."""
+    """Return the texts in a template: those that it writes or compares with, and the names that it looks up."""
     texts = {node.data for node in tree.find_all(nodes.TemplateData)}
     texts |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     texts |= {node.attr for node in tree.find_all(nodes.Getattr)}

@@ -1,7 +1,8 @@
-"""Ids to text while they come: no broken characters between pieces, and cost per new token only.
+"""Streaming detokenisation: whole characters only, at a cost proportional to the new tokens.
 
-Byte-level vocabularies (GPT-2 and after: Qwen, Llama 3, …) are decoded byte by byte. For others, which look at
-neighbours (SentencePiece, WordPiece), a short window is decoded again and the difference is what is new.
+Byte-level vocabularies (GPT-2 and after: Qwen, Llama 3, …) are decoded byte by byte. In others (SentencePiece,
+WordPiece) the text of a token depends on its neighbours: a short window is decoded again with each token, and the
+difference is the new text.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 
 _REPLACEMENT = "\ufffd"
+# A UTF-8 character has at most four bytes: after so many tokens, a broken character stays broken.
 _LONGEST_CHARACTER = 4
-"""Bytes in a UTF-8 character: a token window that ends in a broken one waits for no more tokens than that."""
 
 
 class Detokenizer(Protocol):
-    """One answer's decoder. The pieces joined, with `finish`, are the decoded whole."""
+    """Decodes one answer. The texts of all `feed` calls and of `finish`, joined, are the decoded whole."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that became certain with these ids; may be empty."""
+        """Return the text that these ids complete; it may be empty."""
         ...
 
     def finish(self) -> str:
-        """What was held back: an unfinished character, as U+FFFD."""
+        """Return the text that was held back: an incomplete character, as U+FFFD."""
         ...
 
 
 class TokenDecoder:
-    """Makes detokenisers for one tokenizer. `hidden` ids (special tokens) give no text."""
+    """Makes detokenisers for one tokenizer. Ids in `hidden` (special tokens) have no text."""
 
     def __init__(self, tokenizer: Tokenizer, *, hidden: Iterable[int]) -> None:
         self._tokenizer = tokenizer
@@ -46,12 +47,12 @@ class TokenDecoder:
         return _WindowDetokenizer(self._tokenizer, self._hidden)
 
     def text(self, ids: Sequence[int]) -> str:
-        """A whole answer's text."""
+        """Return the text of a whole answer."""
         detokenizer = self.start()
         return detokenizer.feed(ids) + detokenizer.finish()
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for on its own; special tokens too."""
+        """Return the bytes of one token on its own, also of a special token."""
         if self._bytes is not None:
             return self._bytes.get(token, b"")
         return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
@@ -74,7 +75,7 @@ class _ByteLevelDetokenizer:
 
 
 class _WindowDetokenizer:
-    """Decodes `ids[context:]`, where the tokens before `read` were emitted already and give the new ones context."""
+    """Decodes a window of tokens. Those before `_read` are emitted already and give the new ones context."""
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -108,8 +109,8 @@ class _WindowDetokenizer:
 
 
 def _vocabulary_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """Per id, the bytes it stands for. A token with a character outside the byte alphabet is an added one, written
-    as plain text."""
+    """Return the bytes of every id. A token with a character outside the byte alphabet is an added one, stored as
+    plain text."""
     alphabet = byte_alphabet()
     vocabulary = {}
     for text, token in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -120,9 +121,10 @@ def _vocabulary_bytes(tokenizer: Tokenizer) -> dict[int, bytes]:
     return vocabulary
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # a constant, built at first use: no module does work at import
 def byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte: itself where printable, else the next one from U+0100 on."""
+    """Return GPT-2's alphabet: the byte for each of 256 printable characters. A printable byte stands for itself; the
+    others have the characters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(rest)}

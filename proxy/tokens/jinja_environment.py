@@ -1,4 +1,5 @@
-"""Jinja as transformers sets it up for chat templates, which are code that nobody has checked."""
+"""The Jinja environment of chat templates, set up as in transformers. Templates are untrusted code, so it is a
+sandbox."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _LOOP_ATTRIBUTES = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
 _NOT_ASCII = re.compile("[^\x00-\x7f\ud800-\udfff]+")
-"""The characters that JSON in ASCII escapes, but for marks (`control_tokens`), which stand for ASCII characters."""
+"""The characters that JSON in ASCII escapes, except marks (`control_tokens`): these stand for ASCII characters."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with shorter ways to `message.role` of a plain dict and to `loop.first`, which templates ask
-    for most. The result is the sandbox's: a name that no dict has as an attribute is looked up as an item."""
+    """Jinja's sandbox with fast paths for `message.role` of a plain dict and for `loop.first`, the most frequent
+    look-ups of templates. The result is the sandbox's: a name that is no attribute of dicts is looked up as an item.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -84,4 +86,4 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005  (templates mean the local date)
+    return datetime.now().strftime(pattern)  # noqa: DTZ005  (templates expect the local date)

@@ -45,7 +45,7 @@ def _map_answered(message: Message) -> Message:
 
 
 def _short_id(call_id: str) -> str:
-    """Return an id of nine letters and digits: the same one unchanged, and always the same one for a longer id."""
+    """Return an id of nine letters and digits: a fitting id unchanged, otherwise one derived from it."""
     if len(call_id) == _SHORT_ID and call_id.isascii() and call_id.isalnum():
         return call_id
     return blake2b(call_id.encode(), digest_size=_SHORT_ID).hexdigest()[:_SHORT_ID]
@@ -58,6 +58,6 @@ def _object_or_text(arguments: Any) -> Any:
         value = json.loads(arguments)
         if _SURROGATE.search(arguments):
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # a lone surrogate, which no tokenizer takes, is a ValueError as well
+    except (ValueError, RecursionError):  # tokenizers refuse lone surrogates, which raise a ValueError here
         return arguments
     return value if isinstance(value, dict) else arguments

@@ -1,4 +1,4 @@
-"""What a model's directory says of its tokenizer, chat template, stop tokens and context length. No torch."""
+"""Reading a model's directory: tokenizer, chat template, stop tokens and context length. No torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from proxy.settings import ConfigurationError
 _WANTED = ("*.json", "*.jinja")
 _TEXT_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+# Tokenizers without a bound have a huge `model_max_length`, such as 1e30.
 _UNBOUNDED = 10**9
-"""Tokenizers without a bound write a huge `model_max_length`."""
 
 
 class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """`templates` by name ("default", "tool_use"); `special_tokens` are those that templates may name, such as
-    `bos_token`; `stop_ids` and `stop_texts` are what the model's configuration ends an answer with;
-    `vocabulary_size` is that of the model's output layer, which may be padded beyond the tokenizer's; 0 where the
-    configuration does not say."""
+    """The files of a model and the settings in them.
+
+    `templates` are the chat templates by name ("default", "tool_use"). `special_tokens` are those that templates may
+    name, such as `bos_token`. `stop_ids` and `stop_texts` are the tokens that end an answer by the model's
+    configuration. `vocabulary_size` is that of the model's output layer, which may be padded beyond the tokenizer's;
+    0 if the configuration does not state it.
+    """
 
     directory: Path
     tokenizer_json: Path
@@ -34,13 +37,12 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def locate(model: str, cache_dir: Path | None = None) -> Path:
-    """The directory of `model`: itself, or the snapshot of a Hugging Face id (from the local cache, else fetched).
-
-    Raises ConfigurationError when it is neither.
-    """
+    """Return the directory of `model`: a directory itself, or the snapshot of a Hugging Face id, from the local cache
+    or else downloaded. Raise ConfigurationError if it is neither."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    # Imported late: a model in a directory needs no Hugging Face client, which takes long to import.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -52,12 +54,14 @@ def locate(model: str, cache_dir: Path | None = None) -> Path:
     except HFValidationError as error:
         raise ConfigurationError(f"run.model: {model!r} is neither a directory nor a Hugging Face id") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ConfigurationError(f"run.model: {model!r} is no directory, and fetching it failed: {error}") from error
+        raise ConfigurationError(
+            f"run.model: {model!r} is not a directory, and downloading it failed: {error}"
+        ) from error
     return Path(found)
 
 
 def read_model_files(directory: Path) -> ModelFiles:
-    """Raises ConfigurationError naming what is missing or unreadable."""
+    """Read the files of a model. Raise ConfigurationError that names a missing or unreadable file or key."""
     tokenizer_json = directory / "tokenizer.json"
     if not tokenizer_json.is_file():
         raise ConfigurationError(f"{directory} has no tokenizer.json: base-rl needs a fast tokenizer")
@@ -77,7 +81,7 @@ def read_model_files(directory: Path) -> ModelFiles:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`; empty when there is no such file."""
+    """Return the JSON object in `path`, or an empty one if there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -100,7 +104,7 @@ def _special_tokens(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _templates(directory: Path, tokenizer_config: dict[str, Any]) -> dict[str, str]:
-    """Files of their own come before the tokenizer's configuration, as in transformers."""
+    # As in transformers, template files take precedence over the tokenizer's configuration.
     templates: dict[str, str] = {}
     inline = tokenizer_config.get("chat_template") or _read_json(directory / "chat_template.json").get(
         "chat_template"
@@ -147,4 +151,6 @@ def _context_length(directory: Path, config: dict[str, Any], tokenizer_config: d
     bound = tokenizer_config.get("model_max_length")
     if isinstance(bound, int | float) and 0 < bound < _UNBOUNDED:
         return int(bound)
-    raise ConfigurationError(f"{directory}/config.json does not say the context length (max_position_embeddings)")
+    raise ConfigurationError(
+        f"{directory}/config.json does not state the context length: add max_position_embeddings"
+    )

@@ -29,7 +29,8 @@ class KnownTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt. `input_ids` are all of its ids: the first `prefix_tokens` of the parent's path, then the new ones."""
+    """A planned prompt. `input_ids` are all of its ids: the first `prefix_tokens` of the parent's path, then new
+    ones."""
 
     input_ids: TokenIds
     parent_id: TurnId | None
@@ -42,8 +43,11 @@ class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """A request's normalised messages (`canonical.normalise`), tools and template arguments, and the text that the
-    answer is to begin with. `tools_hash` is that of `tools` and `arguments`."""
+    """The inputs of a request's prompt.
+
+    `messages` are normalised (`canonical.normalise`). `arguments` are passed to the template. `prefill` is the text
+    that the answer is to begin with. `tools_hash` covers `tools` and `arguments`.
+    """
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] | None
@@ -52,12 +56,12 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     prefill: str = ""
 
     def render(self, template: ChatTemplate) -> str:
-        """Return the whole prompt; contents are marked in it (`ChatTemplate.render`)."""
+        """Return the text of the whole prompt, its contents marked (`ChatTemplate.render`)."""
         rendered = template.render(self.messages, self.tools, generation_prompt=True, arguments=self.arguments)
         return rendered + template.marked_text(self.prefill)
 
     def encode(self, template: ChatTemplate) -> TokenIds:
-        """Return the ids of the whole prompt. Raises ContextLengthExceeded for one that is far too long."""
+        """Return the ids of the whole prompt. Raise ContextLengthExceeded for one that is far too long."""
         text = self.render(template)
         template.check_length(text)
         return TokenIds.of(template.encode(text))
@@ -72,9 +76,9 @@ def plan_continuation(
 ) -> PromptPlan:
     """Plan the prompt of a request whose first `covered` messages are `parent`'s messages and its answer.
 
-    `exact` where the template only adds to what `parent` recorded; `retemplated` where it writes the past
-    differently now (reasoning stripped, say); `edited` where other tools change the past. With `shortcuts` the
-    history is not rendered where that is known to change nothing.
+    The plan is `exact` if the template only adds to the recorded text, `retemplated` if it renders earlier messages
+    differently now (for example without their reasoning), and `edited` if other tools change the earlier text. With
+    `shortcuts` the history is not rendered where that is proved to make no difference.
     """
     same_tools = conversation.tools_hash == parent.tools_hash
     if same_tools:
@@ -102,13 +106,13 @@ def plan_continuation(
 
 
 def plan_branch(template: ChatTemplate, conversation: Conversation, recent: Sequence[KnownTurn]) -> PromptPlan:
-    """Plan the prompt of a request that extends no recorded turn: a branch of the one among `recent` (the session's,
-    latest first) with which it shares most tokens; `new` where it shares none."""
+    """Plan the prompt of a request that extends no recorded turn: a branch of the turn with which it shares most
+    tokens, or `new` if it shares none. `recent` are turns of its session, latest first."""
     return branch(conversation.encode(template), recent, Continuation.EDITED)
 
 
 def branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation) -> PromptPlan:
-    """Plan `full_ids` as a branch of the turn with which they share most tokens; `new` where they share none."""
+    """Plan `full_ids` as a branch of the turn with which they share most tokens, or as `new` if they share none."""
     best: KnownTurn | None = None
     shared = 0
     for turn in turns:
@@ -123,7 +127,7 @@ def branch(full_ids: TokenIds, turns: Sequence[KnownTurn], changed: Continuation
 def _recorded(
     template: ChatTemplate, messages: Sequence[Message], parent: KnownTurn, covered: int
 ) -> Sequence[Message]:
-    """Return the messages, with stand-ins for thoughts where the parent's path holds some: the template may strip
+    """Return the messages, with stand-ins for thoughts if the parent's path holds any: the template may strip
     them."""
     if not template.knows_reasoning or not template.holds_thought(parent.path_ids):
         return messages
@@ -131,8 +135,8 @@ def _recorded(
 
 
 def behind(template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int) -> str | None:
-    """Return the text that follows the answer which is the last of `covered` messages, the template's closing of it
-    included; None when the template does not simply add to its text. Raises InvalidRequest."""
+    """Return the text behind the answer that is the last of `covered` messages, from the template's closing of that
+    answer on; None if the template changes earlier text. Raise InvalidRequest for messages that it refuses."""
     full = _rendered(template, messages, rendering, generation_prompt=True)
     if has_stand_in(messages[covered - 1]) and not keeps_stand_in(full):
         return None
@@ -151,8 +155,8 @@ def _rendered(
 def _suffix(template: ChatTemplate, parent: KnownTurn, rest: str) -> tuple[int, ...]:
     """Return the ids that follow the parent's path.
 
-    The template closes an answer with some text (`<|im_end|>` and a line break). As much of it as the model wrote
-    itself, up to its stop token, is in the path already; the rest is prompt.
+    The template closes an answer with a text such as `<|im_end|>` and a line break. The path already holds the part
+    that the model generated, up to its stop token; the rest belongs to the new prompt.
     """
     template.check_length(rest)
     last = parent.path_ids[-1] if parent.path_ids else None
@@ -168,8 +172,8 @@ def _suffix(template: ChatTemplate, parent: KnownTurn, rest: str) -> tuple[int, 
 def _behind_history(
     template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int, full: str
 ) -> str | None:
-    """Return the text behind the answer's own, where the conversation up to the answer is written the same with and
-    without the rest."""
+    """Return the text behind the answer; None if the template renders the conversation up to the answer differently
+    once more messages follow."""
     history = _rendered(template, messages[:covered], rendering, generation_prompt=False)
     if not full.startswith(history) or not history.endswith(template.closing):
         return None
@@ -179,18 +183,18 @@ def _behind_history(
 def _behind_answer(
     template: ChatTemplate, messages: Sequence[Message], rendering: Rendering, covered: int, full: str
 ) -> str | None:
-    """Return the text behind the answer for templates that write an answer differently when it is the last message:
-    find the parent's prompt, and behind it the answer's text and closing."""
+    """Return the text behind the answer for templates that render the last answer differently from earlier ones; None
+    if it cannot be found. It is found by the parent's prompt and the answer's text and closing behind it."""
     closing = template.closing
     answer = template.marked_message(messages[covered - 1])
-    spoken = str(answer["content"]).strip()
+    answer_text = str(answer["content"]).strip()
     calls = str(answer.get("tool_calls", ""))
-    if not closing.strip() or closing.strip() in spoken or closing.strip() in calls:
+    if not closing.strip() or closing.strip() in answer_text or closing.strip() in calls:
         return None
     prompt = _rendered(template, messages[: covered - 1], rendering, generation_prompt=True)
     if not full.startswith(prompt):
         return None
     end = full.find(closing, len(prompt))
-    if end < 0 or spoken not in full[len(prompt) : end]:
+    if end < 0 or answer_text not in full[len(prompt) : end]:
         return None
     return full[end:]

@@ -1,8 +1,9 @@
-"""Prompts without messages: text, or token ids, that the client put together itself.
+"""Raw prompts: text or token ids that the client put together itself, without messages.
 
-Such a prompt has no structure by which an earlier answer could be found in it. So a completion is known by a digest
-of its whole text (or ids) that begins with its length: of a later prompt, the beginnings of the lengths that are
-known are compared. Text that was generated is never tokenised again: the prompt goes on from the recorded ids.
+A raw prompt has no structure by which an earlier answer could be found in it. So every completion (prompt and answer)
+is known by its length and a digest of its whole text or ids. A later prompt is compared by computing the digests of
+its own beginnings of the known lengths. Generated text is never tokenised again: the prompt goes on from the recorded
+ids.
 """
 
 from __future__ import annotations
@@ -22,35 +23,38 @@ from proxy.tokens.prefix import KnownTurn, PromptPlan, branch
 from proxy.tokens.template import ChatTemplate
 
 NO_TOOLS = bytes(16)
-"""What stands for the tools of a prompt without a template."""
+"""The tools hash of a prompt that no template renders."""
 
 _DIGEST_BYTES = 12
+# Completions are indexed by their first bytes, so that a prompt is compared only with those that begin alike.
 _HEAD = 16
+# The head of a completion of which only the digest was stored: every prompt is compared with it.
 _UNKNOWN = b""
-_KEPT = 16_384
+_MAX_COMPLETIONS = 16_384
 
 
 class RawPrompt:
-    """A prompt as it came, or a completion: the prompt with the answer that was shown."""
+    """A prompt as the client sent it, or a completion: the prompt with the answer that the client was shown."""
 
     def __init__(self, given: str | Sequence[int]) -> None:
-        """Raises InvalidRequest for ids that no vocabulary has."""
+        """Raise InvalidRequest for ids that no vocabulary has."""
         self.is_text = isinstance(given, str)
         self.given = given if isinstance(given, str) else _token_ids(given)
         self.data = self.given.encode() if isinstance(self.given, str) else self.given.packed
 
     @property
     def digest(self) -> bytes:
+        """The digest of the whole prompt, which begins with its length in bytes."""
         return next(self.digests([len(self.data)]))
 
     @property
     def heads(self) -> tuple[bytes, bytes]:
-        """Under which completions are known that it may extend: long ones, and such as are shorter than a head."""
+        """The keys of the completions that this prompt may extend: long ones, and ones shorter than a head."""
         kind = b"text" if self.is_text else b"ids"
         return kind + self.data[:_HEAD], kind
 
     def digests(self, lengths: Iterable[int]) -> Iterator[bytes]:
-        """Of its beginnings of these lengths in bytes, which ascend."""
+        """Yield the digests of the beginnings of these ascending lengths, in bytes."""
         hasher = blake2b(digest_size=_DIGEST_BYTES, person=b"text" if self.is_text else b"ids")
         done = 0
         for length in lengths:
@@ -59,13 +63,13 @@ class RawPrompt:
             yield length.to_bytes(4) + hasher.digest()
 
     def extends(self, digest: bytes) -> bool:
-        """Whether it goes on from the completion of that digest: it begins with it and says more."""
+        """Return whether this prompt begins with the completion of that digest and is longer."""
         length = length_of(digest)
         return length < len(self.data) and next(self.digests([length])) == digest
 
     def answered(self, text: str, output_ids: Sequence[int], stop_ids: Sequence[int]) -> RawPrompt:
-        """The completion: what its client has when it was answered. Of ids, without the end mark, which goes on
-        nowhere."""
+        """Return the completion: this prompt with its answer. A completion of ids leaves out the end token, which no
+        prompt goes on from."""
         if isinstance(self.given, str):
             return RawPrompt(self.given + text)
         ended = bool(output_ids) and output_ids[-1] in stop_ids
@@ -73,34 +77,36 @@ class RawPrompt:
 
 
 class SaidAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer as its client knows it: the text, and how many tokens were generated for it."""
+    """An answer as its client received it: the text, and the number of tokens that were generated for it."""
 
     text: str
     tokens: int
 
 
 class CompletionIndex:
-    """Digests of completions, by what they begin with: nothing about clients, so that it is one for all. Bounded."""
+    """Digests of completions, indexed by their beginnings and bounded in number. It holds nothing about clients, so
+    one index serves all."""
 
-    def __init__(self, kept: int = _KEPT) -> None:
+    def __init__(self, kept: int = _MAX_COMPLETIONS) -> None:
         self._heads: BoundedCache[bytes, bytes] = BoundedCache(kept, evicted=self._forget)
         self._lengths: dict[bytes, dict[int, int]] = {}
 
     def keep(self, completion: RawPrompt) -> None:
+        """Add a completion."""
         long_head, short_head = completion.heads
         self._keep(completion.digest, long_head if len(completion.data) >= _HEAD else short_head)
 
     def recall(self, digest: bytes) -> None:
-        """A completion of which only the digest was kept."""
+        """Add a completion of which only the digest was stored."""
         self._keep(digest, _UNKNOWN)
 
     def extended_by(self, prompt: RawPrompt) -> tuple[bytes, ...]:
-        """The completions that `prompt` extends, the longest first."""
+        """Return the digests of the completions that `prompt` extends, the longest first."""
         lengths = sorted(
             {
                 length
                 for head in (*prompt.heads, _UNKNOWN)
-                for length in list(self._lengths.get(head, ()))  # a copy: other threads add to it
+                for length in list(self._lengths.get(head, ()))  # a copy, because other threads add to it
                 if length < len(prompt.data)
             }
         )
@@ -124,13 +130,13 @@ class CompletionIndex:
 
 
 def length_of(digest: bytes) -> int:
-    """In bytes, of the completion of that digest."""
+    """Return the length in bytes of the completion with this digest."""
     return int.from_bytes(digest[:4])
 
 
 def plan_ids(template: ChatTemplate, ids: TokenIds, recent: Sequence[KnownTurn]) -> PromptPlan:
-    """A prompt of ids, which are taken as they are: a continuation of the one among `recent` whose ids it begins
-    with, or a branch of it. Raises InvalidRequest for an empty prompt, and for ids of no token."""
+    """Plan a prompt of ids, which are used as they are: a continuation of the turn among `recent` whose ids it begins
+    with, or a branch of one. Raise InvalidRequest for an empty prompt and for ids of no token."""
     if not ids:
         raise InvalidRequest("the prompt is empty", param="prompt")
     if max(ids) >= template.vocabulary_size:
@@ -139,15 +145,15 @@ def plan_ids(template: ChatTemplate, ids: TokenIds, recent: Sequence[KnownTurn])
     parent = next((turn for turn in recent if turn.id == plan.parent_id), None)
     if parent is None:
         return plan
-    unsaid = tuple(parent.path_ids[plan.prefix_tokens :])
-    if not unsaid or (len(unsaid) == 1 and unsaid[0] in template.stop_ids):
+    missing = tuple(parent.path_ids[plan.prefix_tokens :])
+    if not missing or (len(missing) == 1 and missing[0] in template.stop_ids):
         return msgspec.structs.replace(plan, continuation=Continuation.EXACT)
     return plan
 
 
 def plan_text(template: ChatTemplate, text: str, recent: Sequence[KnownTurn]) -> PromptPlan:
-    """A prompt of text that extends no known completion. Raises InvalidRequest for an empty one, and for one that is
-    far too long."""
+    """Plan a prompt of text that extends no known completion. Raise InvalidRequest for an empty prompt and for one
+    that is far too long."""
     template.check_length(text)
     ids = TokenIds.of(template.encode_prompt(text))
     if not ids:
@@ -158,48 +164,49 @@ def plan_text(template: ChatTemplate, text: str, recent: Sequence[KnownTurn]) ->
 def plan_text_behind(
     template: ChatTemplate, decoder: TokenDecoder, parent: KnownTurn, answer: SaidAnswer, rest: str
 ) -> PromptPlan:
-    """A prompt of text that is what `parent` was asked, its answer as it was shown, and `rest`: its ids, and those of
-    the rest.
+    """Plan a prompt of text that consists of the prompt of `parent`, its answer as the client was shown it, and
+    `rest`. The recorded ids are reused, and only `rest` is tokenised.
 
-    What of the answer was not shown to the client stays where the client wrote it itself: the end mark, or a stop
-    string. Otherwise the prompt goes on before it. Raises ContextLengthExceeded for a rest that is far too long.
+    An answer may end in tokens that the client was not shown: the end token, or those of a stop string. They are
+    reused if `rest` begins with their text; otherwise the prompt goes on before them. Raise ContextLengthExceeded
+    for a rest that is far too long.
     """
     template.check_length(rest)
     output = tuple(parent.path_ids[len(parent.path_ids) - answer.tokens :])
     ended = bool(output) and output[-1] in template.stop_ids
     mark = template.token_text(output[-1]) if ended else ""
     if ended and rest.startswith(mark):
-        kept, behind = len(output), rest[len(mark) :]
+        reused, added = len(output), rest[len(mark) :]
     else:
-        kept, behind = _kept(decoder, output[: len(output) - ended], answer.text, rest)
-    count = len(parent.path_ids) - len(output) + kept
+        reused, added = _reusable(decoder, output[: len(output) - ended], answer.text, rest)
+    count = len(parent.path_ids) - len(output) + reused
     last = parent.path_ids[count - 1]
-    new = template.encode_after(last, behind) if last in template.special_ids else template.encode(behind)
+    new = template.encode_after(last, added) if last in template.special_ids else template.encode(added)
     return PromptPlan(
         input_ids=parent.path_ids[:count] + new,
         parent_id=parent.id,
         prefix_tokens=count,
-        continuation=Continuation.EXACT if kept >= len(output) - ended else Continuation.EDITED,
+        continuation=Continuation.EXACT if reused >= len(output) - ended else Continuation.EDITED,
     )
 
 
-def _kept(decoder: TokenDecoder, output: Sequence[int], said: str, rest: str) -> tuple[int, str]:
-    """How many tokens of the output the prompt goes on from, and what it says behind them."""
+def _reusable(decoder: TokenDecoder, output: Sequence[int], shown: str, rest: str) -> tuple[int, str]:
+    """Return how many tokens of the output the prompt goes on from, and the text that it adds to them."""
     text = decoder.text(output)
-    if text.startswith(said) and rest.startswith(text[len(said) :]):
-        return len(output), rest[len(text) - len(said) :]
+    if text.startswith(shown) and rest.startswith(text[len(shown) :]):
+        return len(output), rest[len(text) - len(shown) :]
     for count in range(len(output), 0, -1):
         text = decoder.text(output[:count])
-        if said.startswith(text):
-            return count, said[len(text) :] + rest
-    return 0, said + rest
+        if shown.startswith(text):
+            return count, shown[len(text) :] + rest
+    return 0, shown + rest
 
 
 def _token_ids(ids: Sequence[int]) -> TokenIds:
     try:
         packed = TokenIds.of(ids)
     except struct.error as error:
-        raise InvalidRequest("there is no such token", param="prompt") from error
+        raise InvalidRequest("the prompt has an id that no token has", param="prompt") from error
     if min(ids, default=0) < 0:
-        raise InvalidRequest("there is no such token", param="prompt")
+        raise InvalidRequest("the prompt has an id that no token has", param="prompt")
     return packed

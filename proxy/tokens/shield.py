@@ -1,4 +1,4 @@
-"""Marking the places of a text that could make a control token (`control_tokens`)."""
+"""Marking of the places in a text that could form a control token (`control_tokens` explains marks)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
+# Characters searched in one call, which takes some milliseconds at worst and blocks other threads meanwhile.
 _PIECE = 1 << 16
-"""Characters searched at a time: in the worst case some milliseconds."""
 
 _Value = TypeVar("_Value")
 
 
 class Shield:
-    """Marks the texts that could make one of `tokens`, whole or in part.
+    """Marks texts that could form one of `tokens`, whole or in part.
 
-    A template joins contents to each other and to its own text. So a content is marked where it holds a token, ends
-    with the beginning of one, begins with the end of one, or is the middle of one whose beginning is in `constants`,
-    the template's own texts. White space at the ends does not count, because templates trim. A mark alone changes
-    nothing: only a whole token's text is spelled.
+    A template joins contents with each other and with its own text. So a content is marked where it holds a token,
+    ends with the beginning of one, begins with the end of one, or is the middle of one whose beginning is in
+    `constants`, the template's own texts. White space at the ends is ignored, because templates strip it. A mark
+    alone changes nothing: only the complete text of a token is spelled with ordinary tokens.
 
-    `normalised` is what the tokenizer does to a text before it looks for tokens, given where that can make a token of
-    other characters (`＜` of `<`).
+    `normalised` is the tokenizer's normaliser, if it can turn other characters into a token (`＜` into `<`).
     """
 
     def __init__(
@@ -34,17 +33,17 @@ class Shield:
         self._marks = marks
         self._normalised = normalised
         self._whole = any_of(tokens)
-        # One object for each token: a body may hold millions of them.
+        # Built once for each token: a body may hold millions of occurrences.
         self._marked = {token: marks[token[0]] + token[1:] for token in tokens}
         self._longest = max(map(len, tokens), default=0)
         self._edges = tuple(sorted({token[0] for token in tokens} | {token[-1] for token in tokens}))
         self._beginnings = frozenset(token[:cut] for token in tokens for cut in range(1, len(token)))
         self._ends = frozenset(token[cut:] for token in tokens for cut in range(1, len(token)))
-        # A template compares contents with its own words ("function", "object"): those must stay equal to them.
+        # A template compares contents with its own words ("function", "object"): a mark would make them unequal.
         self._middles = frozenset(_middles(tokens, constants)) - frozenset(constants)
 
     def value(self, value: _Value) -> _Value:
-        """Return JSON with every text in it marked, keys too; the same object where nothing needed a mark."""
+        """Return a JSON value with all of its texts marked, keys too; the same object if nothing needs a mark."""
         marked: Any = value
         if isinstance(value, str):
             marked = self.text(value)
@@ -59,7 +58,7 @@ class Shield:
         return marked  # type: ignore[no-any-return]
 
     def text(self, text: str) -> str:
-        """Return `text` with marks; the same object where it needs none."""
+        """Return `text` with marks; the same object if it needs none."""
         if self._normalised is None and not any(edge in text for edge in self._edges):
             stripped = text.strip()
             if len(stripped) >= self._longest or stripped not in self._middles:
@@ -72,8 +71,8 @@ class Shield:
         return marked if marked != text else text
 
     def _mark_whole(self, text: str) -> str:
-        """Mark the tokens in `text`, piece by piece: a search holds the interpreter's lock, so that a search of a
-        whole body would keep other calls waiting."""
+        """Mark the whole tokens in `text`, piece by piece: a search holds the interpreter's lock, and searching a
+        whole body at once would delay other calls."""
         parts: list[str] = []
         at = 0
         for start in range(0, len(text), _PIECE):
@@ -87,13 +86,15 @@ class Shield:
         return "".join([*parts, text[at:]]) if parts else text
 
     def _as_tokenised(self, text: str) -> str:
-        """Return the normalised form of a text that holds more of the tokens so; its ids are the same."""
+        """Return the normalised text if it holds more tokens than `text` does, else `text`. Both have the same
+        ids."""
         assert self._normalised is not None
         normal = self._normalised(text)
         count = len(self._whole.findall(text)) + len(self._places_at_edges(text))
         return normal if len(self._whole.findall(normal)) + len(self._places_at_edges(normal)) > count else text
 
     def _places_at_edges(self, text: str) -> set[int]:
+        """Return the indices of the characters to mark at the ends of `text`."""
         end, longest = len(text.rstrip()), self._longest
         start = len(text) - len(text.lstrip())
         places = {at for at in range(max(start, end - longest), end) if text[at:end] in self._beginnings}
@@ -105,13 +106,13 @@ class Shield:
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of the longest of `texts` that stands somewhere, as tokenizers look for added tokens."""
+    """Return a pattern that finds any of `texts`, the longest first, as tokenizers find added tokens."""
     ordered = sorted(texts, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
 def _middles(tokens: Iterable[str], constants: Iterable[str]) -> Iterable[str]:
-    """The middle parts of tokens whose beginning a template's own text may have written just before."""
+    """Yield the parts of tokens that complete a beginning which the template's own text may have written before."""
     by_last: dict[str, list[str]] = {}
     for constant in constants:
         by_last.setdefault(constant[-1], []).append(constant)

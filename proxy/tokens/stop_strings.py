@@ -1,4 +1,4 @@
-"""Stop strings: text up to the first one, holding back only what may be the beginning of one."""
+"""Stop strings in a stream of text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def partial_marker(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `marker`, shorter than the whole of it."""
+    """Return the length of the longest end of `text` that is a proper beginning of `marker`."""
     for length in range(min(len(text), len(marker) - 1), 0, -1):
         if text.endswith(marker[:length]):
             return length
@@ -16,21 +16,22 @@ def partial_marker(text: str, marker: str) -> int:
 class StopTrimmer:
     """Cuts a stream of text at the first stop string, which is not part of the answer.
 
-    The first is the one that is complete first, so that the split of the text into pieces does not matter; of those
-    that end together, the longest.
+    Only text that may be the beginning of a stop string is held back. The first stop string is the one that is
+    complete first, so that the split of the text into pieces does not matter; if several end together, the longest.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
         self.stopped_by: str | None = None
-        """The stop string that ended the text; None as long as none did."""
+        """The stop string that ended the text, or None while the text goes on."""
 
     @property
     def stopped(self) -> bool:
         return self.stopped_by is not None
 
     def feed(self, text: str) -> str:
+        """Return the text that can be shown; nothing behind a stop string."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -47,6 +48,6 @@ class StopTrimmer:
         return released
 
     def finish(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """Return the text that was held back for a stop string that did not come."""
         released, self._held = self._held, ""
         return released

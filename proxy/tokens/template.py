@@ -21,15 +21,16 @@ from proxy.tokens.messages import Message, prepared
 from proxy.tokens.model_files import ModelFiles, locate, read_model_files
 from proxy.tokens.shield import any_of
 
-_TAIL = 32
+_TAIL_TOKENS = 32
+# Characters per token of usual text: a text with fewer for each token of the context is not counted, since it fits.
 _USUAL_CHARACTERS = 4
-"""For a token. A shorter text than this makes is not counted: most fit."""
+# Only runs of one character have more characters per token, and tokenising those would take a minute.
 _MOST_CHARACTERS = 32
-"""For a token. Only text of nothing but runs of one character has more, and to tokenise it would take a minute."""
+# Characters tokenised at a time to count them: bounds memory, as a tokenizer takes about 200 bytes for a token.
 _PIECE = 1 << 16
-"""Characters tokenised at a time to count them: a tokenizer takes some 200 bytes for a token."""
+# Cutting a text into pieces may change the number of tokens at the cuts by at most this many.
 _CUT = 64
-"""Tokens by which a piece of a text may differ from the same piece cut out."""
+# Control pictures, which no tokenizer or template treats specially, so that the probe is found again as it is.
 _PROBE = "\u2402probe\u2403"
 
 
@@ -43,15 +44,17 @@ class ChatTemplate:
         environment = chat_environment()
         self._templates = {name: environment.from_string(text) for name, text in files.templates.items()}
         self.sources = tuple(files.templates.values())
-        """The texts of the templates."""
+        """The Jinja sources of the templates."""
         self._short_ids = any("[TOOL_CALLS]" in text for text in self.sources)
         self.known_arguments = known_arguments(environment, files.templates.values()) - files.special_tokens.keys()
-        """The names that the templates read beside messages, tools and the like: switches such as enable_thinking."""
+        """The further names that the templates read, beside messages and tools: switches such as
+        `enable_thinking`."""
         self.context_length = files.context_length
         self.vocabulary_size = tokenizer.get_vocab_size(with_added_tokens=True)
         highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.model_vocabulary_size = max(files.vocabulary_size, highest + 1)
-        """How many ids the model can answer: its output layer may be padded beyond the tokenizer's vocabulary."""
+        """The number of ids that the model can generate: its output layer may be padded beyond the tokenizer's
+        vocabulary."""
         added = tokenizer.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
         self._added = {entry.content: token for token, entry in added.items()}
@@ -67,18 +70,18 @@ class ChatTemplate:
         self._think_ids = self.added_ids((reasoning.OPEN,))
         self.knows_reasoning = any(reasoning.CLOSE in text for text in self.sources)
         self.writes_reasoning = self.knows_reasoning and self._renders_reasoning()
-        """Whether an answer's `reasoning_content` is written where the answer stands last."""
+        """Whether the template writes the `reasoning_content` of the last answer."""
         self.single_calls = self._renders_calls(1) and not self._renders_calls(2)
-        """Whether an answer may have one call only."""
+        """Whether the template refuses an answer with several calls."""
         self.system_anywhere = self._takes_system_anywhere()
-        """Whether messages of role system are written where they stand, also behind the first."""
+        """Whether the template writes system messages at their place, also behind the first message."""
         self.stop_ids = self._find_stop_ids(files)
         if not self.stop_ids:
             raise ConfigurationError(f"{files.directory} names no end-of-sequence token (eos_token_id)")
 
     @classmethod
     def load(cls, model: str, *, cache_dir: Path | None = None, allow_control_tokens: bool = False) -> ChatTemplate:
-        """Load a model's directory or Hugging Face id. Raises ConfigurationError saying what is missing."""
+        """Load a model's directory or Hugging Face id. Raise ConfigurationError that names what is missing."""
         files = read_model_files(locate(model, cache_dir))
         try:
             tokenizer = Tokenizer.from_file(str(files.tokenizer_json))
@@ -103,17 +106,17 @@ class ChatTemplate:
         generation_prompt: bool,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the conversation as the model reads it; `arguments` are what else is said to the template.
+        """Return the conversation as the model reads it. `arguments` are further variables for the template.
 
-        Contents that could write control tokens are marked in it: `encode` reads the marks, `plain` removes them.
-        Raises InvalidRequest when the template refuses the conversation.
+        Contents that could form control tokens are marked in it: `encode` reads the marks, `plain` removes them.
+        Raise InvalidRequest if the template refuses the conversation.
         """
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         control = self._control
         try:
             return self._templates[name].render(
                 **{
-                    **{name: control.said(value) for name, value in (arguments or {}).items()},
+                    **{name: control.from_client(value) for name, value in (arguments or {}).items()},
                     **self._special_tokens,
                 },
                 messages=list(map(control.message, prepared(messages, short_ids=self._short_ids))),
@@ -128,34 +131,38 @@ class ChatTemplate:
                 f"the model's chat template cannot render these messages: {self.plain(str(error))}", param="messages"
             ) from error
 
-    def marked_text(self, said: str) -> str:
-        """Return a text that is to stand behind a rendered one, marked as `render` marks contents."""
-        return self._control.said(said)
+    def marked_text(self, text: str) -> str:
+        """Return a text that will follow a rendered one, marked as `render` marks contents."""
+        return self._control.from_client(text)
 
     def marked_message(self, message: Message) -> Message:
-        """Return a message with its contents as `render` gives them to the template."""
+        """Return a message with its contents marked, as `render` passes them to the template."""
         return self._control.message(message)
 
     def plain(self, rendered: str) -> str:
-        """Return rendered text without marks, for people."""
+        """Return rendered text without marks, for people to read."""
         return self._control.restored(rendered)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of text, rendered or raw; nothing is added at either end."""
+        """Return the token ids of text, rendered or raw, without adding tokens at either end."""
         try:
-            # A batch of one: `encode` would hold the interpreter's lock, and a long text every other request with it.
+            # A batch of one, because it releases the interpreter's lock: `encode` holds it, and a long text would
+            # delay all other requests.
             return tuple(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
-        except TypeError:  # no tokenizer takes marks; asking it is cheaper than looking for them in every text
+        except TypeError:  # tokenizers refuse marks; trying is cheaper than searching every text for them
             return self._control.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of prompt ids, control tokens included, with marks as `render` makes them where ordinary
-        tokens spell a control token."""
+        """Return the text of prompt ids, control tokens included. Where ordinary tokens spell a control token, the
+        text has marks as in `render`."""
         return self._control.decode(ids)
 
     def check_length(self, text: str) -> None:
-        """Raise ContextLengthExceeded for a text that cannot fit the context. It is counted piece by piece,
-        and only as far as it fits: a body may have so much text that its tokens would fill the memory."""
+        """Raise ContextLengthExceeded for a text that cannot fit the context.
+
+        The text is tokenised piece by piece and only until it is too long: a body may hold so much text that its
+        tokens would fill the memory.
+        """
         if len(text) <= _USUAL_CHARACTERS * self.context_length:
             return
         count, start = 0, 0
@@ -170,8 +177,8 @@ class ChatTemplate:
             )
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a text that is a whole prompt. They begin with the tokens that the tokenizer puts before
-        every text (a BOS token, say), once."""
+        """Return the ids of a text that is a whole prompt. They begin, exactly once, with the tokens that the
+        tokenizer puts before every text, such as BOS."""
         ids = self.encode(text)
         return ids if ids[: len(self._beginning)] == self._beginning else self._beginning + ids
 
@@ -184,7 +191,7 @@ class ChatTemplate:
         return anchored[1:] if anchored[:1] == (last_id,) else self.encode(text)
 
     def token_text(self, token: int) -> str:
-        """Return a token as the vocabulary writes it; an empty string for an id outside of the vocabulary."""
+        """Return a token's text in the vocabulary; an empty string for an id outside of the vocabulary."""
         return self._tokenizer.id_to_token(token) or ""
 
     def readable_token(self, token: int) -> str:
@@ -206,8 +213,8 @@ class ChatTemplate:
         return not self._think_ids or self.holds_thought(ids)
 
     def tail_text(self, ids: Sequence[int], *, margin: int = 0) -> str:
-        """Return the end of the text of `ids`, special tokens included: a few words, and `margin` characters more."""
-        return self._tokenizer.decode(list(ids[-_TAIL - margin :]), skip_special_tokens=False)
+        """Return the text of the last ids, special tokens included: a few words, and `margin` characters more."""
+        return self._tokenizer.decode(list(ids[-_TAIL_TOKENS - margin :]), skip_special_tokens=False)
 
     def _find_beginning(self) -> tuple[int, ...]:
         whole = tuple(self._tokenizer.encode(_PROBE, add_special_tokens=True).ids)
@@ -215,9 +222,9 @@ class ChatTemplate:
         return next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), ())
 
     def _find_turn_tokens(self) -> frozenset[str]:
-        """Return the control tokens: those that the tokenizer calls special, and the added tokens that the template
-        writes around messages, because some models do not call these special. Tags of thoughts are none of them: they
-        divide an answer."""
+        """Return the control tokens: the tokenizer's special tokens, and the added tokens that the template writes
+        around messages, since some models do not mark these as special. The tags of thoughts are excluded: they
+        divide an answer and end no turn."""
         special = {self.token_text(token) for token in self.special_ids}
         asked = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
         framing: set[str] = set()
@@ -230,7 +237,7 @@ class ChatTemplate:
         return frozenset(special | framing) - {reasoning.OPEN, reasoning.CLOSE}
 
     def _find_tags(self, constants: Iterable[str]) -> frozenset[str]:
-        """Return the added tokens that stand in the template's own texts, such as `<tool_response>`."""
+        """Return the added tokens in the template's own texts, such as `<tool_response>`."""
         written = any_of(self._structural)
         return frozenset(found for text in constants for found in written.findall(text))
 
@@ -276,8 +283,8 @@ class ChatTemplate:
             return False
 
     def _find_stop_ids(self, files: ModelFiles) -> tuple[int, ...]:
-        """Return the configured end tokens, and the special token by which the template closes an answer: base models
-        often name the end of text only."""
+        """Return the configured end tokens, and the special token with which the template closes an answer: the
+        configuration of base models often names the end of text only."""
         stops = list(files.stop_ids)
         stops += [self._added[text] for text in files.stop_texts if text in self._added]
         first = self.encode(self.closing.lstrip())[:1]

@@ -1,8 +1,8 @@
-"""Whether a template would keep the thoughts that a recorded path holds.
+"""Detection of templates that strip earlier reasoning, by stand-ins for thoughts.
 
-Clients send answers back without the reasoning that they were given. So the template is shown the recorded answers
-with stand-ins for their thoughts: one that keeps the stand-in, now that more messages follow, would keep the thought,
-and the recorded ids go on as they are; one that leaves it out strips earlier reasoning.
+Clients send answers back without the reasoning that they were given. So the template renders the recorded answers
+with stand-ins for their thoughts. If the stand-in is still there once more messages follow, the template would keep
+the thought, and the recorded ids can be reused; otherwise it strips earlier reasoning.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from proxy.tokens.reasoning import CLOSE, OPEN
 from proxy.tokens.template import ChatTemplate
 
 _STAND_IN = "\u2402thought\u2403"
-"""For the thought of the answer that is continued."""
+"""The stand-in for the thought of the answer that is continued."""
 _EARLIER = "\u2402earlier thought\u2403"
+"""The stand-in for the thoughts of earlier answers, which a template may strip."""
 
 
 class WithThoughts(Sequence[Message]):
-    """Messages whose answers, as far as they are recorded, have stand-ins for thoughts: in `reasoning_content`, or in
-    the text where the template does not read that."""
+    """Messages whose recorded answers have stand-ins for thoughts: in `reasoning_content` or, with `inline`, in the
+    text, for templates that do not read `reasoning_content`. The first `covered` messages are recorded."""
 
     def __init__(self, messages: Sequence[Message], covered: int, *, inline: bool) -> None:
         self._messages = messages
@@ -53,7 +54,7 @@ class WithThoughts(Sequence[Message]):
 
 
 def with_thoughts(template: ChatTemplate, messages: Sequence[Message], covered: int) -> WithThoughts:
-    """`messages` with stand-ins in those of the first `covered` that are answers."""
+    """Return `messages` with stand-ins for thoughts in the answers among the first `covered`."""
     return WithThoughts(messages, covered, inline=not template.writes_reasoning)
 
 
