@@ -1,16 +1,16 @@
-"""From rewards to one advantage per turn: pure functions over trajectories.
+"""Turn rewards into one advantage per turn: pure functions over trajectories.
 
-The return of a session is the sum of its rewards, all in the user's unit. Two parts of it are compared apart:
+The return of a session is the sum of its rewards, all in the user's unit. Its two parts are compared separately:
 
 - the session's reward, which belongs to the whole path to each leaf of the token tree;
-- turns' rewards, which belong to their turn and those before it on its path, as returns-to-go.
+- rewards of turns, which belong to their turn and the turns before it on its path, as returns-to-go.
 
     A[t] = γ^(turns between t and its leaf) · (R − baseline) / scale + (G[t] − baseline at t's position) / scale
 
-`algorithm/baselines.py` says what the baselines and the scale are. Answers that the agent did not go on with
-(`superseded`) get nothing of the session's reward. Rewards of several answers to one prompt are compared with each
-other; only what follows the one that the agent went on with is compared by position. A critic is given the rewards
-where they came in, at the end of a turn, and says what each token had to do with them.
+`algorithm/baselines.py` defines baselines and scale. Superseded answers, with which the agent did not continue, have
+no part in the session's reward. Rewards of several answers to one prompt are compared with each other; only what
+follows the answer that the agent continued is compared by position. A critic gets every reward at the end of the turn
+that it was given for, and estimates the part of each token in it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from trainer.config import RewardSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fallbacks:
-    """How many rewards a group or batch baseline had no cohort for.
+    """Counts of the rewards for which a group or batch baseline had no cohort.
 
-    Of the `rewarded` trajectories, `trajectories` had none for any of their rewards; `without_task` of these met the
-    whole run's estimates. `turns` are returns without a cohort at their position.
+    `rewarded` trajectories have a reward. `trajectories` of these had no cohort for any reward, and `without_task` of
+    these were compared with the estimates of the whole run. `turns` counts returns without a cohort at their
+    position.
     """
 
     rewarded: int = 0
@@ -49,8 +50,11 @@ class Fallbacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advantages:
-    """`session[i]` is trajectory i's own, `turns[i][t]` that of its turn t. `means` are the running estimates after
-    this batch. With `for_critic` they are rewards, `turns[i][t]` those that came with the end of turn t."""
+    """The advantages of a batch: `session[i]` of trajectory i's session reward, `turns[i][t]` of its turn t.
+
+    `means` are the running estimates after this batch. With `for_critic` the values are rewards: `turns[i][t]` is
+    what came at the end of turn t.
+    """
 
     session: tuple[float, ...]
     turns: tuple[tuple[float, ...], ...]
@@ -59,7 +63,8 @@ class Advantages:
     for_critic: bool = False
 
     def only(self, indices: Sequence[int]) -> Advantages:
-        """Return the advantages of these trajectories, in this order; counts and means are those of all."""
+        """Return the advantages of these trajectories, in this order. Counts and means still cover all
+        trajectories."""
         return dataclasses.replace(
             self,
             session=tuple(self.session[index] for index in indices),
@@ -67,10 +72,11 @@ class Advantages:
         )
 
     def where(self, trained: Sequence[Sequence[bool]]) -> Advantages:
-        """Return the advantages with 0 for turns that are not trained; `trained[i]` are the turns of trajectory i.
+        """Return the advantages with 0 for turns that are not trained; `trained[i][t]` is about turn t of trajectory
+        i.
 
-        A critic's are rewards and keep their values: those of a turn without trained tokens come with the last token
-        before it.
+        A critic's values are rewards and are kept: the reward of a turn without trained tokens comes with the last
+        token before it.
         """
         if self.for_critic:
             return self
@@ -82,7 +88,7 @@ class Advantages:
 
     @property
     def all_zero(self) -> bool:
-        """Whether nothing can be learnt. A critic learns from rewards of 0 as well."""
+        """Whether nothing can be learnt. A critic also learns from rewards of 0."""
         return not self.for_critic and not any(value for turns in self.turns for value in turns)
 
 
@@ -91,8 +97,8 @@ def assign(
 ) -> Advantages:
     """Return the advantages of a batch. `groups` holds one index per trajectory, equal within a group.
 
-    A trajectory without a session reward takes no part in the baseline of sessions, and its session advantage is 0;
-    a turn without a reward at or after it takes no part in that of turns.
+    A trajectory without a session reward is not part of the sessions' baseline, and its session advantage is 0. A
+    turn without a reward at or after it is not part of the turns' baseline.
     """
     places = _rewarded_sessions(trajectories, groups, algorithm)
     for index, trajectory in enumerate(trajectories):
@@ -142,9 +148,9 @@ def _rewarded_sessions(
 
 
 def _rewarded_turns(index: int, trajectory: Trajectory, group: int, algorithm: Algorithm) -> list[_Place]:
-    """Return what is compared of a trajectory's turns: returns-to-go, and rewards of several answers to one prompt.
+    """Return the values of a trajectory's turns that are compared: returns-to-go, and rewards of sibling answers.
 
-    A turn whose reward is compared with those of its siblings has only what follows it compared by position.
+    If a turn's reward is compared with its siblings', only the return after it is compared by position.
     """
     turns = trajectory.turns
     own = _turn_rewards(trajectory, algorithm.reward)
@@ -201,10 +207,10 @@ def _turn_rewards(trajectory: Trajectory, settings: RewardSettings) -> dict[int,
 
 
 def as_they_came(trajectory: Trajectory, session_reward: float, settings: RewardSettings) -> tuple[float, ...]:
-    """Return the rewards at the end of each turn: its own, and the session's where no turn goes on from it.
+    """Return the reward at the end of each turn: its own, plus the session's if no turn continues it.
 
-    A superseded turn has its own reward less the mean of the answers to its prompt: the critic does not know what
-    would have come after it, so this difference is its advantage (`gae.RewardTree.apart`).
+    A superseded turn has its own reward minus the mean over the answers to its prompt: the critic cannot know what
+    would have followed it, so this difference is its advantage (`gae.RewardTree.apart`).
     """
     going_on = set(continued(trajectory.turns))
     own = _turn_rewards(trajectory, settings)
@@ -218,14 +224,14 @@ def as_they_came(trajectory: Trajectory, session_reward: float, settings: Reward
 
 
 def continued(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
-    """Return for each turn the one that it goes on from: the nearest before it on its path of whose output it keeps a
-    token.
+    """Return for each turn the turn that it continues: the nearest one before it on its path of whose output it keeps
+    a token. None if it keeps no output.
 
-    A call may begin before the end of the turn that it is stored behind: a sub-agent that shares only its prompt, an
-    edited past, a template that strips an earlier answer. Of what it does not keep it is not a later turn, so that no
-    reward of its path is discounted there on its account. None where it keeps no output at all. None as well for
-    answers that the agent did nothing with, which weigh on nothing before them: superseded ones, those of failed
-    calls, and truncated ones of which no later turn keeps a token. Parents stand before their children.
+    A call may keep only a part of its parent turn: a sub-agent that shares the prompt alone, an edited history, a
+    template that strips an earlier answer. It does not continue turns of which it keeps nothing, so it does not add
+    to the discount of their rewards. The result is also None for answers that the agent did not use, which must not
+    affect turns before them: superseded ones, those of failed calls, and truncated ones of which no later turn keeps
+    a token. Parents come before their children.
     """
     found = _keeping_output(turns)
     used = set(found)
@@ -236,7 +242,7 @@ def continued(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
 
 
 def _keeping_output(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
-    """Return for each turn the nearest before it on its path of whose output it keeps a token."""
+    """Return for each turn the nearest turn before it on its path of whose output it keeps a token."""
     found: list[int | None] = []
     for turn in turns:
         kept, owner = turn.prefix_tokens, turn.parent
@@ -247,11 +253,10 @@ def _keeping_output(turns: Sequence[TrajectoryTurn]) -> list[int | None]:
 
 
 def discounts(parents: Sequence[int | None], turn_discount: float) -> list[float]:
-    """Return γ to the number of turns between a turn and the leaf of its path, 1 for a leaf. `parents` are those that
-    `continued` returns.
+    """Return γ to the power of the number of turns between each turn and the leaf of its path: 1 for a leaf.
 
-    A turn that several paths share gets the mean over the leaves below it, so that branching does not count it twice.
-    Parents stand before their children.
+    `parents` is the result of `continued`. A turn on several paths gets the mean over the leaves below it, so that
+    branching does not count it twice.
     """
     leaves = [0] * len(parents)
     total = [0.0] * len(parents)
@@ -266,8 +271,8 @@ def discounts(parents: Sequence[int | None], turn_discount: float) -> list[float
 
 
 def session_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> Tensor:
-    """Return the session rewards as the algorithm sees them, as float64: bounded and scaled, less the penalty on
-    overlong answers. The trajectories have such rewards."""
+    """Return the session rewards that are compared, as float64: clipped, scaled, minus the penalty on overlong
+    answers. Every trajectory must have a session reward."""
     rewards_N = shaped([trajectory.reward or 0.0 for trajectory in trajectories], algorithm.reward)
     return rewards_N + overlong_penalty(trajectories, algorithm)
 

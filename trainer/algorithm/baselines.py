@@ -1,11 +1,11 @@
 """Advantages of a batch's rewards: their deviations from a baseline, divided by a scale. Pure, in float64.
 
-A reward stands at a place of its trajectory: its session's, or the return-to-go of a turn at a position of its path.
-It is compared with its cohort: the rewards at the same place of its group, or of the batch. Where a cohort is of one
-trajectory, the reward meets the running estimates instead (`algorithm/running.py`), baseline and scale. Rewards of
-several answers to one prompt are a cohort of their own, under every baseline.
+A reward has a place in its trajectory: the session's, or the position on its path of the turn whose return-to-go it
+is. It is compared with its cohort: the rewards at the same place in its group, or in the batch. If a cohort has only
+one trajectory, the reward is compared with the running estimates instead (`algorithm/running.py`), for baseline and
+scale. Rewards of several answers to one prompt are a cohort of their own, under every baseline.
 
-One scale belongs to a trajectory, for its session's reward and its turns' returns alike:
+A trajectory has one scale, for its session's reward and its turns' returns:
 
     scale² = mean squared deviation of the sessions' rewards + that of the turns' returns, all positions pooled
 
@@ -27,14 +27,16 @@ from trainer.config import Baseline, Scale
 _OF_GROUPS = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
 _OF_COHORTS = (*_OF_GROUPS, Baseline.BATCH_MEAN)
 _NOT_MET = Met(0.0, 0.0)
-"""Answers to one prompt meet each other, not the running estimates."""
+"""Placeholder for answers to one prompt, which are compared with each other and not with the running estimates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rewarded:
     """A session's reward (`place` is SESSION) or a turn's return (`place` is its position), already shaped.
-    `trajectory` is an index into the batch, `group` equal for members of one group. `siblings` is equal for answers
-    to one prompt of the trajectory, which are compared with each other; None for a reward compared by place."""
+
+    `trajectory` is an index into the batch, and `group` is equal for members of one group. `siblings` is equal for
+    answers to one prompt of the trajectory, which are compared with each other; None for a reward compared by place.
+    """
 
     trajectory: int
     group: int
@@ -46,8 +48,11 @@ class Rewarded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compared:
-    """`advantages[i]` belongs to the i-th reward; `alone[i]`: it had no cohort and met the running estimates.
-    `means` are the running estimates after the batch."""
+    """The comparison of a batch's rewards.
+
+    `advantages[i]` belongs to the i-th reward. `alone[i]` is True if that reward had no cohort and was compared with
+    the running estimates. `means` are the running estimates after the batch.
+    """
 
     advantages: tuple[float, ...]
     alone: tuple[bool, ...]
@@ -101,8 +106,8 @@ def _scales(
 ) -> list[float]:
     """Return the divisor of each deviation.
 
-    A reward without a cohort takes the running scale: its deviation is no part of a cohort's spread, and could be any
-    multiple of it. For the same reason answers to one prompt never take the running scale, but their group's.
+    A reward without a cohort is divided by the running scale: its deviation is not part of any cohort's spread, and
+    could be any multiple of that. For the same reason answers to one prompt are divided by their group's scale.
     """
     if scale is Scale.NONE or baseline is Baseline.CRITIC:
         return [1.0] * len(rewards)
@@ -148,7 +153,7 @@ def _root(sessions: Sequence[float], turns: Sequence[float]) -> float:
 
 
 class _Cohort(NamedTuple):
-    """`group` is None for a cohort of the whole batch, `siblings` for one that is compared by place."""
+    """The key of a cohort. `group` is None for the whole batch; `siblings` is None for rewards compared by place."""
 
     group: int | None
     place: int
@@ -157,9 +162,9 @@ class _Cohort(NamedTuple):
 
 
 def _cohorts(rewards: Sequence[Rewarded], *, grouped: bool) -> dict[_Cohort, list[int]]:
-    """Return the indices of the rewards that are compared with each other.
+    """Return the indices of the rewards in each cohort.
 
-    Rewards by place need several trajectories: the branches of one session do not compete.
+    A cohort by place needs several trajectories: branches of one session are not compared with each other.
     """
     found: dict[_Cohort, list[int]] = {}
     for index, each in enumerate(rewards):

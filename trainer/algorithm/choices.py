@@ -11,7 +11,7 @@ from trainer.algorithm.rounding import deviations
 
 
 def siblings(turns: Sequence[TrajectoryTurn]) -> list[int]:
-    """Return for each turn the place of the first turn with the same prompt: its own if there is none before it."""
+    """Return for each turn the index of the first turn with the same prompt, which may be its own."""
     return prompts_alike(
         [
             Prompt(turn.parent, turn.prefix_tokens, turn.prefix_tokens + len(turn.prompt_ids), turn.packed_prompt_ids)
@@ -21,10 +21,10 @@ def siblings(turns: Sequence[TrajectoryTurn]) -> list[int]:
 
 
 def rewarded_siblings(turns: Sequence[TrajectoryTurn], rewards: Mapping[int, float]) -> dict[int, int]:
-    """Return for each reward that has another answer's to its prompt beside it the first turn with that prompt.
+    """Return for each rewarded turn with a rewarded sibling the first turn with the same prompt.
 
-    `rewards` are those of turns, by place. A reward without another beside it is left out: there is nothing to
-    compare it with.
+    `rewards` are rewards of turns by index. A turn without a rewarded sibling is omitted: there is nothing to compare
+    it with.
     """
     prompts = siblings(turns)
     counts = Counter(prompts[place] for place in rewards)
@@ -32,9 +32,9 @@ def rewarded_siblings(turns: Sequence[TrajectoryTurn], rewards: Mapping[int, flo
 
 
 def against_siblings(turns: Sequence[TrajectoryTurn], rewards: Mapping[int, float]) -> dict[int, float]:
-    """Return each reward less the mean of the rewards of all answers to its prompt, by the place of its turn.
+    """Return each reward minus the mean reward of all answers to its prompt, by index of the turn.
 
-    `rewards` are those of turns, by place; those without siblings are left out (`rewarded_siblings`).
+    `rewards` are rewards of turns by index; those without rewarded siblings are omitted (`rewarded_siblings`).
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for place, first in rewarded_siblings(turns, rewards).items():

@@ -1,4 +1,4 @@
-"""Refusals at start: parts of an algorithm that contradict each other, and given parts that would change nothing."""
+"""Refuse, at start, parts of an algorithm that contradict each other and settings that would have no effect."""
 
 from __future__ import annotations
 
@@ -125,9 +125,10 @@ def refuse_unused(settings: AlgorithmSettings, algorithm: Algorithm) -> None:
 
 
 def dead_parts(preset: Algorithm, algorithm: Algorithm) -> dict[str, str]:
-    """Return the parts that act in the preset and cannot in `algorithm`, made from it, by name with the reason.
+    """Return the parts of a preset that have an effect there but none in `algorithm`, with reasons by name.
 
-    Parts without a value are left out, and those in whose place the user set a teacher alone or a function.
+    `algorithm` is the preset with the user's changes. Parts without a value are omitted, and so are those that the
+    user replaced by a function or by learning from a teacher alone.
     """
     if preset.learns_from_rewards and not algorithm.learns_from_rewards:
         return {}
@@ -140,7 +141,7 @@ def dead_parts(preset: Algorithm, algorithm: Algorithm) -> dict[str, str]:
 
 
 def unused_parts(algorithm: Algorithm) -> dict[str, str]:
-    """Return the parts that change nothing beside the others, by name with the reason."""
+    """Return the parts that have no effect in combination with the others, with reasons by name."""
     unused = {
         **_unused_in_the_ratio(algorithm),
         **_unused_in_the_weight(algorithm),

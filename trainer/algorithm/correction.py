@@ -1,12 +1,12 @@
-"""Importance weights: how a loss corrects for tokens that another policy drew than the one that is trained.
+"""Importance weights: the correction for tokens that were drawn by another policy than the trained one.
 
-Every weight is made of ρ, the trainer's probability of a token over the probability that the engine recorded:
-exp(prox − behave) in a policy loss, exp(logp − behave) in a divergence that the current policy is held to. Two causes
-are mixed in it and cannot be told apart: the age of the token (its version is older than the trainer's) and the
-mismatch of the two implementations at one version (numerics, quantised weights, a wrong version). Both bias the
-gradient alike, and both are corrected alike.
+Every weight is computed from ρ, the trainer's probability of a token over the probability that the engine recorded:
+exp(prox − behave) in a policy loss, exp(logp − behave) in a divergence term. ρ has two causes that cannot be
+distinguished: the age of the token (its version is older than the trainer's) and the mismatch of the two
+implementations at one version (numerics, quantised weights, a wrong version). Both bias the gradient in the same way
+and have the same correction.
 
-A sequence is one answer: the output of one turn. Tokens of a session's other turns have weights of their own.
+A sequence is one answer: the output of one turn. Other turns of the session have weights of their own.
 
 Axes: N trained tokens, A answers; no answer is divided between two calls. Weights carry no gradient.
 """
@@ -25,12 +25,12 @@ from trainer.config import Correction
 
 
 def importance_weight(objective: Objective, logratio_N: Tensor, answer_N: Tensor, altered_N: Tensor) -> Tensor:
-    """Return the weight of each token by the objective's correction; 0 leaves the token out.
+    """Return the weight of each token under the objective's correction; 0 leaves the token out.
 
-    `logratio_N` is log ρ. `altered_N` marks tokens whose recorded log-probability is not the policy's own but of what
-    a grammar, a penalty or a bias made of it. Their ratio is no sign of a mismatch: it takes no part in a judgement
-    about its answer, and their weight is min(ρ, cap) under every correction. An answer with a token whose ρ is below
-    the objective's `veto` is left out.
+    `logratio_N` is log ρ. `altered_N` marks tokens whose recorded log-probability belongs to a distribution that a
+    grammar, a penalty or a bias changed. Their ratio is no sign of a mismatch: it does not count in a decision about
+    its answer, and their weight is min(ρ, cap) under every correction. An answer with a token whose ρ is below the
+    objective's `veto` is left out.
     """
     bounds = objective.bounds
     logratio_N = logratio_N.detach()
@@ -41,10 +41,10 @@ def importance_weight(objective: Objective, logratio_N: Tensor, answer_N: Tensor
 
 
 def vetoed(logratio_N: Tensor, answer_N: Tensor, veto: float) -> Tensor:
-    """Return 1 for tokens of answers all of whose ρ are `veto` or more, 0 for those of other answers.
+    """Return 1 for tokens of answers in which every ρ is at least `veto`, and 0 for tokens of other answers.
 
-    One token that the trainer's policy would hardly ever have drawn shows that the answer is another policy's (the
-    veto of veRL's rollout correction; Liu, Li et al. 2025, "When Speed Kills Stability").
+    A token that the trainer's policy would hardly ever draw shows that another policy drew the answer (the veto of
+    veRL's rollout correction; Liu, Li et al. 2025, "When Speed Kills Stability").
     """
     below_A = torch.zeros(_count(answer_N), dtype=torch.long, device=logratio_N.device)
     below_A = below_A.index_add(0, answer_N, (logratio_N < math.log(veto)).long())
@@ -53,7 +53,7 @@ def vetoed(logratio_N: Tensor, answer_N: Tensor, veto: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """The answer of each token, and how many of each answer's tokens are not altered."""
+    """The answer of each token, and the number of unaltered tokens of each answer."""
 
     answer_N: Tensor
     counts_A: Tensor
@@ -120,8 +120,8 @@ def _clipped(logratio_N: Tensor, bounds: Bounds) -> Tensor:
 
 
 def _within(logweight_N: Tensor, judged_N: Tensor, bounds: Bounds) -> Tensor:
-    """exp(logweight) where the judged logarithm is within the bounds, else 0. Compared as logarithms, which do not
-    overflow."""
+    """Return exp(logweight) where the judged logarithm is within the bounds, else 0. Logarithms are compared because
+    they do not overflow."""
     inside_N = (judged_N >= _log(bounds.low)) & (judged_N <= _log(bounds.high))
     return torch.where(inside_N, logweight_N, torch.full_like(logweight_N, -math.inf)).exp()
 

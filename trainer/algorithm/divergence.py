@@ -1,4 +1,4 @@
-"""How far the policy is from a reference, token by token: estimates of KL(policy ‖ reference) (Schulman 2020).
+"""Estimates, per token, of the divergence KL(policy ‖ reference) (Schulman 2020).
 
 Axes: N trained tokens, in the order of their answers.
 """
@@ -12,12 +12,12 @@ from trainer.config import Divergence
 
 
 def divergence(form: Divergence, logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """Of tokens that the policy drew; with δ = logp − ref:
+    """Estimate the divergence at tokens that the policy drew. With δ = logp − ref:
 
-    - k1 = δ: no bias, and negative as often as not. Paid in reward, its policy gradient is that of KL(π ‖ ref); in
-      the loss its gradient is zero on average.
+    - k1 = δ: no bias, and often negative. As a part of the reward its policy gradient is that of KL(π ‖ ref); in the
+      loss its gradient is zero on average.
     - k2 = δ²/2: in the loss, its gradient is that of KL(π ‖ ref).
-    - k3 = exp(−δ) − 1 + δ: no bias, and never negative. In the loss, its gradient is that of KL(ref ‖ π); paid in
+    - k3 = exp(−δ) − 1 + δ: no bias, and never negative. In the loss, its gradient is that of KL(ref ‖ π); in the
       reward it would drive the policy away from where both divergences are large.
     """
     difference_N = logprobs_N - reference_N
@@ -29,7 +29,7 @@ def divergence(form: Divergence, logprobs_N: Tensor, reference_N: Tensor) -> Ten
 
 
 def still_to_come(values_N: Tensor, answer_N: Tensor) -> Tensor:
-    """Of each token: the sum over itself and all that come after it in its answer. `answer_N` counts up from 0."""
+    """Return for each token the sum over itself and all later tokens of its answer. `answer_N` counts up from 0."""
     if not values_N.numel():
         return values_N
     suffix_N = values_N.flip(0).cumsum(0).flip(0)

@@ -1,13 +1,14 @@
 """Generalised advantage estimation over the output tokens of a trajectory's paths (Schulman et al. 2016): pure.
 
-A token is a step of the agent; what it reads between its turns is the environment's, and no step. Along a path
+An output token is a step of the agent; text that it reads between turns belongs to the environment and is no step.
+Along a path
 
     δ = r + γ·V(next) − V        A = δ + γλ·A(next)
 
-where the next token of a turn's last one is the first of the turn that goes on from it, less by the turn discount.
-Where several turns go on from one, V(next) and A(next) are their means over the leaves below them, so that branching
-does not count twice: A is then the mean, over those leaves, of its value on the path to each. A turn without a token
-to learn is no step; its reward comes with the last token before it.
+The token after a turn's last one is the first token of the turn that continues it, multiplied by the turn discount.
+If several turns continue one turn, V(next) and A(next) are means over the leaves below them, so that branching does
+not count twice: A is then the mean, over those leaves, of its value on the path to each. A turn without a trained
+token is no step; its reward comes with the last token before it.
 
 Axes: N trained tokens of a batch.
 """
@@ -28,12 +29,12 @@ _FLOOR = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardTree:
-    """A trajectory's rewards. `parents[t]` is the turn that turn t goes on from, before it in order (None: none);
-    `rewards[t]` comes with its last token.
+    """A trajectory's rewards. `parents[t]` is the earlier turn that turn t continues, or None; `rewards[t]` comes
+    with the last token of turn t.
 
-    Turns in `apart` are superseded: the critic cannot say what would have come after them, so it has no part in
-    them. All their tokens have the advantage `rewards[t]`, a difference to the other answers already, and the critic
-    is to learn nothing from them. Nothing goes on from them, and they go on from nothing.
+    Turns in `apart` are superseded: the critic cannot estimate what would have followed them, so it is neither used
+    nor trained on them. All their tokens have the advantage `rewards[t]`, which already is a difference to the other
+    answers. No turn continues them, and they have no parent.
     """
 
     parents: tuple[int | None, ...]
@@ -43,7 +44,7 @@ class RewardTree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Discounts:
-    """γ and λ per token, and what a turn is discounted by for one that goes on from it."""
+    """γ and λ per token, and the factor from a turn to the one that continues it."""
 
     discount: float
     gae_lambda: float
@@ -53,8 +54,8 @@ class Discounts:
 def tree_advantages(
     tree: RewardTree, values: Sequence[Sequence[float]], costs: Sequence[Sequence[float]], discounts: Discounts
 ) -> list[list[float]]:
-    """Return the advantage of each token. `values[t]` are those of the tokens of turn t, in order, before each was
-    chosen; `costs[t]` are taken from their rewards."""
+    """Return the advantage of each token. `values[t]` has the critic's value before each token of turn t, in order;
+    `costs[t]` is subtracted from the tokens' rewards."""
     turns = len(tree.parents)
     leaves = [0] * turns
     value_below = [0.0] * turns
@@ -83,13 +84,13 @@ def tree_advantages(
 
 
 def _apart(advantage: float, costs: Sequence[float]) -> list[float]:
-    """Return the advantages of a superseded turn's tokens: each costs what it and those after it in its turn do."""
+    """Return the advantages of a superseded turn's tokens: each token pays its own cost and those after it."""
     to_come = list(accumulate(reversed(costs)))[::-1]
     return [advantage - cost for cost in to_come]
 
 
 def set_apart(trajectory_N: Tensor, turn_N: Tensor, trees: Mapping[int, RewardTree]) -> Tensor:
-    """Return which tokens are of superseded turns (`RewardTree.apart`)."""
+    """Return a mask of the tokens of superseded turns (`RewardTree.apart`)."""
     apart_N = torch.zeros_like(trajectory_N, dtype=torch.bool)
     for trajectory, tree in trees.items():
         for turn in tree.apart:
@@ -105,8 +106,8 @@ def batch_advantages(
     trees: Mapping[int, RewardTree],
     discounts: Discounts,
 ) -> Tensor:
-    """Return the advantages of a batch's tokens, float64. The tokens of a turn stand together and in order; the turns
-    may stand in any."""
+    """Return the advantages of a batch's tokens, float64. The tokens of a turn must be together and in order; turns
+    may be in any order."""
     places: dict[int, dict[int, slice]] = {trajectory: {} for trajectory in trees}
     for start, end in _runs(trajectory_N, turn_N):
         places[int(trajectory_N[start])][int(turn_N[start])] = slice(start, end)
@@ -131,11 +132,11 @@ def _runs(trajectory_N: Tensor, turn_N: Tensor) -> list[tuple[int, int]]:
 
 
 def scaled(advantages_N: Tensor, kind: Scale) -> Tensor:
-    """Divide the advantages by their root mean square plus a floor of 1e-4; return them as they are for `none`.
+    """Divide the advantages by their root mean square plus a floor of 1e-4; with `none` return them unchanged.
 
-    The spread is taken around zero and not around the mean: the critic has not foreseen the mean, and without it a
-    batch of successes would teach that half of them were failures. Tokens that nobody chose, whose advantage is 0,
-    do not count.
+    Deviations are taken from zero and not from the mean: the mean is what the critic did not foresee, and without it
+    a batch of successes would teach that half of them were failures. Tokens to which a grammar left no alternative
+    have the advantage 0 and do not count.
     """
     chosen_M = advantages_N[advantages_N != 0]
     if kind is Scale.NONE or not chosen_M.numel():

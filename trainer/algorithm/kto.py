@@ -1,4 +1,4 @@
-"""KTO: a loss of answers that each are called desirable or undesirable, without pairs (Ethayarajh et al. 2024).
+"""KTO: a loss for single answers that are labelled desirable or undesirable, without pairs (Ethayarajh et al. 2024).
 
 Axes: E examples, M mismatched pairs of a prompt with the answer to another one.
 """
@@ -13,9 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KtoInputs:
-    """Log-probabilities of answers, summed over their tokens, under the policy and under the reference; `logprobs_E`
-    carries the gradient. `mismatched_M` are those of answers after prompts that they do not belong to.
-    `desirable_E` is boolean. `share_E` is what each term is multiplied by: 1 / the examples of the batch."""
+    """Log-probabilities of answers, summed over their tokens, under the policy and under the reference.
+
+    `logprobs_E` carries the gradient. `mismatched_M` belongs to answers after prompts of other examples.
+    `desirable_E` is boolean. Each term is multiplied by `share_E`: 1 / the number of examples in the batch.
+    """
 
     logprobs_E: Tensor
     reference_E: Tensor
@@ -27,8 +29,10 @@ class KtoInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KtoLoss:
-    """`loss`, a scalar, alone carries a gradient. `rewards_E` are β · log(policy / reference). `point` is β · z₀:
-    the reward above which an answer counts as a gain."""
+    """The loss, a scalar and the only field with a gradient, and figures about it.
+
+    `rewards_E` are β · log(policy / reference). `point` is β · z₀, the reward above which an answer counts as a gain.
+    """
 
     loss: Tensor
     rewards_E: Tensor
@@ -47,8 +51,11 @@ def reference_point(mismatched_M: Tensor, mismatched_reference_M: Tensor) -> Ten
 
 
 def kto_loss(inputs: KtoInputs, beta: float, desirable_weight: float, undesirable_weight: float) -> KtoLoss:
-    """Σ share · λ · (1 − σ(s · β · (log(policy / reference) − z₀))): λ and s are `desirable_weight` and 1 for a
-    desirable answer, `undesirable_weight` and −1 for another one (equation 8 of the paper, λ_y − v)."""
+    """Return Σ share · λ · (1 − σ(s · β · (log(policy / reference) − z₀))).
+
+    λ and s are `desirable_weight` and 1 for a desirable answer, `undesirable_weight` and −1 for an undesirable one
+    (equation 8 of the paper, λ_y − v).
+    """
     ahead_E = inputs.logprobs_E - inputs.reference_E
     point = reference_point(inputs.mismatched_M, inputs.mismatched_reference_M)
     ones_E = torch.ones_like(ahead_E)

@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens, in chunks: the logits of all tokens never exist at once.
+"""Log-probabilities of chosen tokens, computed in chunks: the logits of all tokens never exist at once.
 
 Axes: N predicted tokens, D hidden, V vocabulary.
 """
@@ -40,9 +40,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return (log softmax(head(h) / temperature)[target], entropy in nats of the same distribution), N, float32.
 
-    The entropy carries a gradient only with `entropy_gradient`, as its backward pass takes more memory and time. More
-    tokens than fit a chunk are computed chunk by chunk, and once more in the backward pass, so that no more than one
-    chunk's logits are alive.
+    The entropy carries a gradient only with `entropy_gradient`, because its backward pass takes more memory and time.
+    If there are several chunks, each is computed again in the backward pass, so that only the logits of one chunk are
+    in memory.
     """
     if logits_per_chunk is None:
         logits_per_chunk = LOGITS_PER_CHUNK_ON_CUDA if hidden_ND.is_cuda else LOGITS_PER_CHUNK
@@ -81,7 +81,7 @@ def exact_token_logprobs(
     A logit of 20 in bfloat16 is off by up to 0.06, and so is the log-probability
     (MiniMax-M1, https://arxiv.org/abs/2506.13585, section 3.2).
     """
-    # As many bytes of logits at a time as the same chunk has in bfloat16, where they are half as wide.
+    # Half the logits per chunk: float32 takes twice the bytes of bfloat16.
     logits_per_chunk = LOGITS_PER_CHUNK_ON_CUDA // 2 if hidden_ND.is_cuda else None
     with torch.autocast(hidden_ND.device.type, enabled=False):
         return token_logprobs(
@@ -118,8 +118,10 @@ def of_logits(
 
 @cache
 def fused(device: torch.device, entropy_gradient: bool = False) -> OfLogits:
-    """Return `of_logits` compiled: a few passes over the logits as the head gives them, instead of a dozen over
-    float32 copies. Where a trial finds that it cannot be compiled for the device, warn and return it uncompiled."""
+    """Return `of_logits` compiled: a few passes over the head's own logits instead of a dozen over float32 copies.
+
+    If a trial shows that it cannot be compiled for the device, warn and return it uncompiled.
+    """
     found = compiled(of_logits, dynamic=True)
     logits_NV = torch.zeros(4, 8, device=device, requires_grad=True)
     try:

@@ -1,5 +1,5 @@
-"""Policy losses: sums of token terms, each times its share of the batch, so that micro-batches and data parallelism
-change nothing.
+"""Policy losses: sums of terms per token, each multiplied by its share of the batch, so that the division into
+micro-batches and among ranks does not change them.
 
 Axes: N trained tokens. All log-probabilities are taken at the temperature that the token was sampled at. An answer is
 the output of one turn; no answer is divided between two calls.
@@ -24,9 +24,9 @@ class PolicyLossInputs:
     """Log-probabilities of the N trained tokens under the current policy (with gradient), the proximal policy (the
     weights at the start of the step) and the behaviour policy (the engine's record), and the advantages.
 
-    `answer_N` numbers the answer of each token, from 0. `share_N` is what each term is multiplied by: 1 / the batch's
-    denominator. A token that takes no part has the share 0. `altered_N` marks tokens that were drawn from a
-    distribution that a grammar, a penalty or a bias had changed.
+    `answer_N` numbers the answer of each token, from 0. Each term is multiplied by `share_N`: 1 / the batch's
+    denominator, or 0 for a token to ignore. `altered_N` marks tokens that were drawn from a distribution that a
+    grammar, a penalty or a bias had changed.
     """
 
     logprobs_N: Tensor
@@ -40,8 +40,10 @@ class PolicyLossInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """`loss` is a scalar. `clipped_N` marks tokens whose gradient a clip took away or, with CISPO, bounded. No field
-    but `loss` carries a gradient."""
+    """The loss, a scalar and the only field with a gradient, and figures about it.
+
+    `clipped_N` marks tokens whose gradient a clip removed or, with CISPO, bounded.
+    """
 
     loss: Tensor
     weight_N: Tensor
@@ -52,8 +54,8 @@ def policy_loss(inputs: PolicyLossInputs, objective: Objective, own_N: Tensor | 
     """Return Σ share · w · term, with exp(logp − prox) as the ratio in the surrogate's term and the weight w that
     `importance_weight` makes of exp(prox − behave). The weight carries no gradient.
 
-    With the behaviour policy as the proximal one, w is 1 and this is the surrogate as it was published; otherwise it
-    is decoupled (Hilton et al. 2022). `own_N` are the terms of a user's own loss, in place of the surrogate's.
+    With the behaviour policy as the proximal one, w is 1 and this is the surrogate as published; otherwise the loss
+    is decoupled (Hilton et al. 2022). `own_N` are the terms of a user's own loss, which replace the surrogate's.
     """
     proximal_N = inputs.proximal_N.detach()
     logratio_N = proximal_N - inputs.behaviour_N
@@ -68,10 +70,11 @@ def policy_loss(inputs: PolicyLossInputs, objective: Objective, own_N: Tensor | 
 
 
 def loglinear_proximal(logprobs_N: Tensor, behaviour_N: Tensor, staleness_N: Tensor) -> Tensor:
-    """The proximal policy between behaviour and current one: behave + α(logp − behave), without gradient.
+    """Return a proximal policy between the behaviour and the current one, behave + α(logp − behave), without
+    gradient.
 
-    α = clamp((v − 1 − v_b) / (v − v_b), 0, 1), where v is the version that the step makes and v_b the token's own;
-    `staleness_N` = v − 1 − v_b. A token of the head's own policy (staleness 0) has its behaviour as its proximal.
+    α = clamp((v − 1 − v_b) / (v − v_b), 0, 1), where v is the version that the step makes and v_b the token's
+    version; `staleness_N` = v − 1 − v_b. For a token of the newest version (staleness 0) it is the behaviour policy.
     """
     age_N = staleness_N.clamp(min=0)
     alpha_N = age_N / (age_N + 1)
@@ -79,19 +82,20 @@ def loglinear_proximal(logprobs_N: Tensor, behaviour_N: Tensor, staleness_N: Ten
 
 
 def beyond_behaviour(difference_N: Tensor, advantages_N: Tensor) -> Tensor:
-    """Mark the tokens that already moved from the policy that acted in the direction of their advantage.
+    """Mark the tokens whose probability already moved away from the behaviour policy in the direction of their
+    advantage.
 
-    `difference_N` is log(policy / behaviour). A token with A > 0 and a ratio above 1, or A < 0 and a ratio below 1,
-    is one that PPO's clip could leave out; pushing the others brings them back towards the policy that acted.
+    `difference_N` is log(policy / behaviour). Tokens with A > 0 and a ratio above 1, or A < 0 and a ratio below 1,
+    are those that PPO's clip could leave out; a gradient on the others moves them back towards the behaviour policy.
     """
     return advantages_N * difference_N > 0
 
 
 def second_moment_cut(difference_N: Tensor, bound: float) -> float:
-    """Return the largest square that a token may have so that the mean of the squares up to it is at most `bound`.
+    """Return the largest square such that the mean of all squares up to it is at most `bound`.
 
-    `difference_N` holds log(policy / behaviour) of all candidates of the batch (M2PO, Zheng et al. 2025); tokens
-    beyond the cut are left out. Infinity means that none is; of tokens with equal squares all are, or none.
+    `difference_N` has log(policy / behaviour) of all candidates of the batch (M2PO, Zheng et al. 2025); tokens beyond
+    the cut are left out. Infinity leaves out none. Tokens with equal squares are left out together or not at all.
     """
     squares_N = squared(difference_N).sort().values
     means_N = squares_N.cumsum(0) / torch.arange(1, squares_N.numel() + 1, device=squares_N.device)
@@ -119,8 +123,8 @@ def _clipped(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective)
 
 
 def _sequence_clipped(inputs: PolicyLossInputs, logratio_N: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """The same with the geometric mean of the answer's ratios as the ratio of each of its tokens (GSPO, Zheng et al.
-    2025, in the form per token: a token's own log-probability has the gradient, the ratio is the answer's)."""
+    """PPO's clip with the geometric mean of an answer's ratios as the ratio of each of its tokens (GSPO, Zheng et al.
+    2025, in its form per token: the gradient is that of the token's own log-probability)."""
     answers = int(inputs.answer_N.max()) + 1 if inputs.answer_N.numel() else 0
     counts_A = torch.bincount(inputs.answer_N, minlength=answers).to(logratio_N.dtype)
     sums_A = torch.zeros(answers, dtype=logratio_N.dtype, device=logratio_N.device)

@@ -1,4 +1,4 @@
-"""The penalty on overlong answers (Yu et al. 2025, DAPO: soft overlong punishment), and the bound that it follows."""
+"""The penalty on overlong answers (Yu et al. 2025, DAPO: soft overlong punishment) and the length where it begins."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _log = structlog.get_logger("trainer.overlong")
 
 
 def overlong_penalty(trajectories: Sequence[Trajectory], algorithm: Algorithm) -> Tensor:
-    """Return −factor · min(1, max(0, length − (tokens − tail)) / tail) for each trajectory, as float64, where length
-    is that of its longest answer. Without a bound there is no penalty."""
+    """Return −factor · min(1, max(0, length − (tokens − tail)) / tail) for each trajectory, as float64.
+
+    `length` is that of the trajectory's longest answer. Without a bound on tokens there is no penalty.
+    """
     tokens, tail = algorithm.overlong_tokens, algorithm.overlong_tail
     lengths_N = torch.tensor(
         [max((len(turn.output_ids) for turn in each.turns), default=0) for each in trajectories], dtype=torch.float64
@@ -32,12 +34,11 @@ def overlong_penalty(trajectories: Sequence[Trajectory], algorithm: Algorithm) -
 
 
 def bounded(algorithm: Algorithm, max_new_tokens: int | None, context: int | None) -> Algorithm:
-    """Return the algorithm with the bound of the penalty filled in: `overlong_tokens` follows the run's
-    `max_new_tokens`, `overlong_tail` is TAIL_SHARE of it.
+    """Return the algorithm with defaults for the penalty: `overlong_tokens` is the run's `max_new_tokens`, and
+    `overlong_tail` is TAIL_SHARE of it.
 
-    `context` is the number of tokens that a prompt and its answer may have together. None: the proxy does not say.
-    Without any bound nothing is penalised, with a warning. Raises ConfigurationError for a bound that no answer can
-    reach.
+    `context` is the largest number of tokens of a prompt and its answer together; None if the proxy does not tell.
+    Without any bound, warn and remove the penalty. Raises ConfigurationError for a bound that no answer can reach.
     """
     if not algorithm.overlong_factor:
         return algorithm

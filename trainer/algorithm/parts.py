@@ -1,4 +1,4 @@
-"""The parts of a policy-gradient algorithm, and how they are written as JSON."""
+"""The parts of a policy-gradient algorithm, and their form in JSON."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Algorithm:
 
     @property
     def user_functions(self) -> dict[str, UserFunction]:
-        """The functions of the user's own, by the part that they are."""
+        """The user's own functions, by name of the part."""
         return functions_in(self)
 
     @property
@@ -139,7 +139,7 @@ class Algorithm:
 
     @property
     def ratio_is_one(self) -> bool:
-        """Whether every ratio is exactly 1: only one step is taken from the weights that the ratio is against."""
+        """Whether every ratio is exactly 1, because the denominator has the weights of the only optimiser step."""
         return self.mini_batches == 1 and self.proximal is Proximal.RECOMPUTE
 
     @property
@@ -174,13 +174,13 @@ _PARTS: TypeAdapter[Algorithm] = TypeAdapter(Algorithm)
 
 
 def as_json(algorithm: Algorithm) -> dict[str, Any]:
-    """Return the parts by name, in JSON's types."""
+    """Return the parts by name, as JSON values."""
     return without_directories(cast("dict[str, Any]", _PARTS.dump_python(algorithm, mode="json")))
 
 
 def from_json(parts: Mapping[str, Any]) -> Algorithm:
-    """Read what `as_json` wrote. Raises ConfigurationError for parts that this version does not know."""
+    """Read the result of `as_json`. Raises ConfigurationError for parts that this version does not know."""
     try:
         return _PARTS.validate_python(parts)
     except ValidationError as error:
-        raise ConfigurationError(f"these are not the parts of an algorithm as they are now: {error}") from error
+        raise ConfigurationError(f"this version does not know these parts of an algorithm: {error}") from error

@@ -1,6 +1,7 @@
-"""Losses of pairs of which one was preferred: DPO and its kin, and reward modelling (Bradley and Terry).
+"""Losses for pairs with a preferred side: DPO and its variants, and reward modelling (Bradley and Terry).
 
-Axes: P pairs. Both are sums of pair terms, each times its share of the batch, so that the parts of a batch sum to it.
+Axes: P pairs. Losses are sums of terms per pair, each multiplied by its share of the batch, so that the losses of a
+batch's parts sum to the loss of the batch.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from trainer.config import PreferenceForm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceInputs:
-    """Of each side the log-probability of what was learnt of it, summed over its tokens: under the policy (with
-    gradient) and under the reference; and the number of those tokens. `share_P` is what each term is multiplied by:
-    1 / the pairs of the batch."""
+    """For both sides of each pair, log-probabilities summed over the trained tokens, and the number of these tokens.
+
+    `chosen_P` and `rejected_P` are under the policy, with gradient; the others under the reference. Each term is
+    multiplied by `share_P`: 1 / the number of pairs in the batch.
+    """
 
     chosen_P: Tensor
     rejected_P: Tensor
@@ -31,8 +34,10 @@ class PreferenceInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairLoss:
-    """`loss` is a scalar and alone carries a gradient. `margin_P` is how far the chosen side is ahead: in β times
-    log-ratios for DPO, in scores for a reward model."""
+    """The loss, a scalar and the only field with a gradient, and the margins of the chosen sides.
+
+    `margin_P` is the difference of the two sides: in β times log-ratios for DPO, in scores for a reward model.
+    """
 
     loss: Tensor
     margin_P: Tensor
@@ -41,7 +46,7 @@ class PairLoss:
 def preference_loss(
     inputs: PreferenceInputs, form: PreferenceForm, beta: float, label_smoothing: float = 0.0
 ) -> PairLoss:
-    """Σ share · term, with Δ the chosen side's log(policy / reference) minus the rejected side's:
+    """Return Σ share · term, with Δ the chosen side's log(policy / reference) minus the rejected side's:
 
     - sigmoid: −(1 − ε) log σ(βΔ) − ε log σ(−βΔ) (Rafailov et al. 2023; ε, the share of labels that are believed to
       be wrong, is `label_smoothing`: Mitchell 2023);
@@ -63,11 +68,11 @@ def preference_loss(
 
 
 def bradley_terry(chosen_P: Tensor, rejected_P: Tensor, share_P: Tensor) -> PairLoss:
-    """Σ share · −log σ(s⁺ − s⁻), of scores with gradient (Bradley and Terry 1952; Ouyang et al. 2022)."""
+    """Return Σ share · −log σ(s⁺ − s⁻) for scores s (Bradley and Terry 1952; Ouyang et al. 2022)."""
     ahead_P = chosen_P - rejected_P
     return PairLoss(loss=-(share_P * functional.logsigmoid(ahead_P)).sum(), margin_P=ahead_P.detach())
 
 
 def accuracy(margin_P: Tensor) -> float:
-    """The share of pairs that are ranked right; a tie is half right."""
+    """Return the share of pairs that are ranked correctly; a tie counts one half."""
     return (margin_P > 0).double().add((margin_P == 0).double() / 2).mean().item() if margin_P.numel() else torch.nan

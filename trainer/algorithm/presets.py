@@ -31,7 +31,7 @@ _GRPO = Algorithm(
     importance_cap=2.0,
     proximal=Proximal.RECOMPUTE,
     denominator=Denominator.TOKENS,
-    # Two steps are the fewest in which a ratio leaves 1. They reach a reward in fewer batches than one step does.
+    # With one step every ratio is 1 and no clip acts. Two steps reach a reward in fewer batches than one.
     mini_batches=2,
     turn_discount=1.0,
     running_mean_decay=0.99,
@@ -46,10 +46,10 @@ PRESETS: dict[str, Algorithm] = {
     # Shao et al. 2024 (DeepSeekMath), with the asymmetric clip and token mean of Yu et al. 2025 (DAPO) and the
     # decoupled objective of Fu et al. 2025 (AReaL) for trajectories of older versions.
     "grpo": _GRPO,
-    # Yu et al. 2025: groups that teach nothing do not count, answers near the bound are penalised. The penalty is
+    # Yu et al. 2025: groups without signal do not count, and answers near the bound are penalised. The penalty is
     # largest for answers that were cut, so these are trained, as in the authors' final recipe.
     "dapo": _row(_GRPO, drop_degenerate=True, fill=True, overlong_factor=1.0, truncated=Truncated.TRAIN),
-    # Liu et al. 2025: neither the spread of a group nor the length of an answer changes what it weighs.
+    # Liu et al. 2025: the weight of an answer depends neither on the spread of its group nor on its length.
     "dr_grpo": _row(_GRPO, scale=Scale.NONE, denominator=Denominator.CONSTANT),
     # Zheng et al. 2025 (Qwen): one ratio per answer.
     "gspo": _row(
@@ -59,7 +59,7 @@ PRESETS: dict[str, Algorithm] = {
         clip_high=4e-4,
         denominator=Denominator.ANSWERS,
     ),
-    # Ahmadian et al. 2024: the others of the group are the baseline, all that a session said is one action, and plain
+    # Ahmadian et al. 2024: the rest of the group is the baseline, all answers of a session are one action, and plain
     # REINFORCE needs no clip. A divergence from the base model is a part of the reward.
     "rloo": _row(
         _GRPO,
@@ -72,8 +72,8 @@ PRESETS: dict[str, Algorithm] = {
     ),
     # Liu et al. 2025 (Tricks or Traps): the group's mean, the batch's spread.
     "lite_ppo": _row(_GRPO, scale=Scale.BATCH_STD),
-    # Hu et al. 2025: no groups; the reward of each token, less what its divergence from the base model costs, is
-    # normalised over all tokens of the batch.
+    # Hu et al. 2025: no groups; the reward of each token, minus its divergence from the base model, is normalised
+    # over all tokens of the batch.
     "reinforce_pp": _row(
         _GRPO,
         baseline=Baseline.BATCH_MEAN,
@@ -81,22 +81,22 @@ PRESETS: dict[str, Algorithm] = {
         kl_coefficient=0.01,
         kl_form=Divergence.K1,
     ),
-    # MiniMax 2025 (M1): the truncated weight against the policy that acted, and every token keeps its gradient. The
-    # bound, which the paper does not tell, is from Khatri et al. 2025 (ScaleRL), where 4 to 8 did alike.
+    # MiniMax 2025 (M1): the truncated weight against the behaviour policy, and every token keeps its gradient. The
+    # paper does not give the bound; this one is from Khatri et al. 2025 (ScaleRL), where 4 to 8 did equally well.
     "cispo": _row(_GRPO, surrogate=Surrogate.TRUNCATED, proximal=Proximal.BEHAVIOUR, clip_low=0.99, clip_high=4.0),
-    # Gao et al. 2025 (Qwen): a soft gate against the policy that acted, the mean of each answer's mean.
+    # Gao et al. 2025 (Qwen): a soft gate on the ratio to the behaviour policy, the mean of each answer's mean.
     "sapo": _row(
         _GRPO,
         surrogate=Surrogate.GATED,
         proximal=Proximal.BEHAVIOUR,
         denominator=Denominator.ANSWERS,
     ),
-    # Zheng et al. 2025: the ratio against the policy that acted, whose second moment is bounded instead of itself.
+    # Zheng et al. 2025: the ratio to the behaviour policy, with a bound on its second moment instead of a clip.
     "m2po": _row(_GRPO, surrogate=Surrogate.RATIO, proximal=Proximal.BEHAVIOUR, second_moment=0.04, mini_batches=1),
-    # Schulman et al. 2017, with the estimate of Schulman et al. 2016: a critic says what each token was worth.
+    # Schulman et al. 2017, with the advantages of Schulman et al. 2016: a critic estimates the value of each token.
     "ppo": _row(_GRPO, baseline=Baseline.CRITIC, scale=Scale.BATCH_STD, value_clip=0.2),
-    # Agarwal et al. 2024 (GKD, on-policy with the reverse divergence): what the policy said itself, judged token by
-    # token by a teacher. Rewards teach nothing, and a token is judged without regard to how its answer ended.
+    # Agarwal et al. 2024 (GKD, on-policy with the reverse divergence): a teacher judges the policy's own answers
+    # token by token. Rewards are not used. Cut answers are trained: how an answer ended does not matter here.
     "distillation": _row(
         _GRPO,
         baseline=Baseline.NONE,
@@ -110,7 +110,7 @@ PRESETS: dict[str, Algorithm] = {
 
 
 def resolve(settings: AlgorithmSettings) -> Algorithm:
-    """Return the settings' preset with the parts that they give in place of its own.
+    """Return the preset that the settings name, with the parts that they change.
 
     Raises ConfigurationError for an unknown preset, for parts that contradict each other, and for a given part that
     would change nothing.

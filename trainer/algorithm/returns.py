@@ -1,6 +1,6 @@
-"""What follows a turn: the returns-to-go of turn rewards, along the token tree.
+"""Returns-to-go of turns' rewards along the token tree.
 
-`parents[t]` is the turn that turn t goes on from (None: none); parents stand before their children.
+`parents[t]` is the turn that turn t continues, or None; parents come before their children.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def positions(parents: Sequence[int | None]) -> list[int]:
-    """Return for each turn how many turns stand before it on its path."""
+    """Return for each turn the number of turns before it on its path."""
     found: list[int] = []
     for parent in parents:
         found.append(0 if parent is None else found[parent] + 1)
@@ -32,9 +32,9 @@ def returns_to_go(
 def what_follows(
     rewards: Sequence[float | None], parents: Sequence[int | None], turn_discount: float
 ) -> list[float | None]:
-    """Return for each turn γ·G(next), without its own reward; None where no later turn has a reward.
+    """Return for each turn γ·G(next), without its own reward; None if no later turn has a reward.
 
-    Where several turns go on from one, G(next) is the mean over the leaves below them, so that branching does not
+    If several turns continue one turn, G(next) is the mean over the leaves below them, so that branching does not
     count twice.
     """
     leaves = [0] * len(parents)

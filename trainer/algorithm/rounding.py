@@ -1,7 +1,7 @@
-"""Means and deviations in which equal rewards are exactly equal: rounding must not invent an advantage.
+"""Means and deviations that are exact for equal rewards, so that rounding never creates an advantage.
 
-Adam divides a gradient by its own size, so an advantage of 1e-17 moves the weights as far as one of 1. Three times
-0.1, summed and divided by three, is not 0.1 in binary.
+Adam divides a gradient by its own size, so an advantage of 1e-17 moves the weights as far as one of 1. In binary, the
+mean of three times 0.1 is not 0.1.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 _ROUNDING = 2.0**-46
-"""Relative difference that summing some dozens of float64 numbers may leave. Rewards are such sums of entries."""
+"""Relative error of a sum of some dozens of float64 numbers. A reward is such a sum of ledger entries."""
 
 
 def equal_but_for_rounding(values: Sequence[float]) -> bool:

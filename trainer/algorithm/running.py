@@ -1,19 +1,19 @@
-"""Running estimates of rewards over a run: what a reward meets that has no group to be compared with.
+"""Running estimates of rewards over a run, for rewards without a group to be compared with.
 
-A reward belongs to a place: the session's (`SESSION`), or the return-to-go of a turn, by its position on its path.
-Each place has an exponential mean and an exponential mean of squared deviations, for the run and for each task.
-With decay δ, a batch of N values of a place enters with the weight w = (1 − δᴺ) / (1 − δ), beside what is known,
-whose weight W becomes δᴺ·W:
+A reward has a place: the session's (`SESSION`), or the position on its path of the turn whose return-to-go it is.
+Every place has an exponential mean and an exponential mean of squared deviations, for the run and for each task. With
+decay δ, a batch of N values of a place has the weight w = (1 − δᴺ) / (1 − δ), and the weight W of earlier values
+becomes δᴺ·W:
 
     W' = δᴺ·W + w        mean' = mean + (w / W')·(mean of the N − mean)        V' alike, of (value − baseline)²
 
-A task's estimates are shrunk towards the run's while they stand for few values; n is how many the task ever had, n'
-with this batch's:
+The estimates of a task with few values are shrunk towards those of the run. n is the number of the task's values so
+far, n' with this batch:
 
     baseline = (n·mean_task + k·mean_run) / (n + k)        log V = (n'·log V_task + k·log V_run) / (n' + k)
 
-Spreads are shrunk by their logarithm since they differ by factors: a task with rewards of 0 to 1 beside one of 0 to
-100 would otherwise never be measured in its own unit.
+Spreads are shrunk in their logarithm because they differ by factors: otherwise a task with rewards from 0 to 1 beside
+one with rewards from 0 to 100 would never be measured in its own unit.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ SESSION = -1
 """The place of a session's reward; the place of a turn's return is its position, from 0."""
 
 SHRINKAGE = 8.0
-"""k: a task's own mean counts half once this many of its trajectories are known, as many as a usual group has."""
+"""k: a task's own mean counts half after this many of its trajectories, the size of a usual group."""
 
 MOST_TASKS = 1024
-"""Tasks that a state holds; the one that was not seen for the longest time is dropped. It bounds the checkpoint."""
+"""Largest number of tasks in a state, to bound the checkpoint. The least recently seen task is dropped."""
 
 MOST_POSITIONS = 16
-"""Positions with estimates of their own; turns further on their path share those of the last. It bounds the
-checkpoint as well."""
+"""Largest number of positions with estimates of their own, to bound the checkpoint. Later turns share the last
+one."""
 
 
 class Observation(NamedTuple):
-    """A reward or return of one trajectory at a place. `task` is the trajectory's, None where it names none."""
+    """A reward or return of one trajectory at a place. `task` is None for a trajectory that names no task."""
 
     task: str | None
     place: int
@@ -52,15 +52,17 @@ class Observation(NamedTuple):
 
 
 class Met(NamedTuple):
-    """The running baseline that an observation meets, its deviation from it, and the scale of its trajectory."""
+    """An observation's deviation from the running baseline, and the running scale of its trajectory."""
 
     deviation: float
     scale: float
 
 
 class Estimate(msgspec.Struct, frozen=True, array_like=True):
-    """Mean of the values seen and mean of their squared deviations. `weight` is the number of values that these stand
-    for, which the decay bounds; `seen` is the number of all values."""
+    """Mean of the values seen, and mean of their squared deviations.
+
+    `weight` is the effective number of values, which the decay bounds; `seen` is the number of all values.
+    """
 
     weight: float = 0.0
     mean: float = 0.0
@@ -68,9 +70,9 @@ class Estimate(msgspec.Struct, frozen=True, array_like=True):
     seen: int = 0
 
     def updated(self, values: Sequence[float], baseline: float, decay: float) -> Estimate:
-        """Return the estimate after a batch, whose values count alike and met this `baseline`.
+        """Return the estimate after a batch, whose deviations are taken from `baseline`.
 
-        The first batch of a place met no baseline of its own, so its squares are taken around its own mean.
+        A place has no baseline before its first batch, whose deviations are taken from its own mean instead.
         """
         kept = decay ** len(values)
         added = (1 - kept) / (1 - decay)
@@ -87,9 +89,9 @@ class Estimate(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def square_with(self, values: Sequence[float], baseline: float, decay: float) -> float:
-        """Return the mean square after a batch, its deviations all from `baseline`, for a place's first batch too.
+        """Return the mean square after a batch, with all deviations from `baseline`, also for a place's first batch.
 
-        It counts the batch itself, so no deviation of the batch is divided by much less than itself.
+        Because the batch itself is included, no deviation is divided by a scale much smaller than itself.
         """
         if self.weight == 0:
             return mean_square(values, baseline)
@@ -97,20 +99,20 @@ class Estimate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """The estimates of a run or of one task, by place. `turns[p]` is of position p."""
+    """The estimates of a run or of one task, by place. `turns[p]` belongs to position p."""
 
     session: Estimate = Estimate()
     turns: tuple[Estimate, ...] = ()
 
     def at(self, place: int) -> Estimate:
-        """Return the estimate of a place; an empty one where nothing was seen yet."""
+        """Return the estimate of a place, which is empty before its first value."""
         if place == SESSION:
             return self.session
         place = min(place, MOST_POSITIONS - 1)
         return self.turns[place] if place < len(self.turns) else Estimate()
 
     def updated(self, values: Mapping[int, Sequence[float]], baseline: Callable[[int], float], decay: float) -> Scope:
-        """Return the estimates after a batch with these values by place, where each place met its `baseline`."""
+        """Return the estimates after a batch. `values` and `baseline` are by place."""
         after = {place: self.at(place).updated(each, baseline(place), decay) for place, each in values.items()}
         positions = max(len(self.turns), *(place + 1 for place in after), 0)
         return Scope(
@@ -120,8 +122,10 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
-    """The estimates of a run and of its tasks, in the order in which the tasks were last seen. Part of the trainer's
-    state. Tasks stand under a digest of their name: names may be long texts, and may have to be erased."""
+    """The estimates of a run and of its tasks, least recently seen task first. A part of the trainer's state.
+
+    Keys are digests of the tasks' names, because names may be long texts and may have to be erased.
+    """
 
     decay: float
     run: Scope = Scope()
@@ -133,8 +137,8 @@ class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
         return RunningMeans(decay=decay)
 
     def baseline(self, task: str | None, place: int) -> float:
-        """Return what a reward meets. 0 before anything was seen, so that the first one pushes in the direction of
-        its sign."""
+        """Return the running baseline of a place. It is 0 before the first value, so that a first reward pushes in
+        the direction of its sign."""
         run = self.run.at(place).mean
         own = self._scope(task).at(place)
         if own.weight == 0:
@@ -154,9 +158,9 @@ class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
         return RunningMeans(decay=self.decay, run=run, tasks=tasks)
 
     def meet(self, batch: Sequence[Observation]) -> list[Met]:
-        """Return what each observation of a batch meets: its deviation from its baseline, and its trajectory's scale.
+        """Compare each observation of a batch with the running estimates.
 
-        The scale counts the batch itself. It is 0 only where the deviations are 0 too.
+        The scale includes the batch itself. It is 0 only if the deviations are 0 too.
         """
         run = self._squares(None, _by_place(batch))
         scales: dict[str | None, float] = {None: math.sqrt(sum(part.square for part in run))}
@@ -166,12 +170,12 @@ class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
         return [Met(deviation(each.value, self.baseline(each.task, each.place)), scales[each.task]) for each in batch]
 
     def _scope(self, task: str | None) -> Scope:
-        """Return a task's own estimates; empty ones for a task that is not known, and for no task."""
+        """Return a task's own estimates, which are empty for an unknown task and for None."""
         return Scope() if task is None else self.tasks.get(digest(task), Scope())
 
     def _squares(self, task: str | None, values: Mapping[int, Sequence[float]]) -> tuple[_Part, _Part]:
-        """Return the mean squares of a task (None: of the run) with those of the batch: of sessions, and of the turns
-        of all positions together."""
+        """Return the mean squares of a task (None: of the run) including the batch: of sessions' rewards, and of
+        turns' returns at all positions together."""
         scope = self.run if task is None else self._scope(task)
         parts: dict[int, _Part] = {}
         for place in (SESSION, *range(MOST_POSITIONS)):
@@ -188,16 +192,17 @@ class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
         return session, _Part(total, pooled, max(part.seen for part in parts.values()))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the estimates for the trainer's state, without the decay, which is the configuration's. JSON keeps
-        the order of the tasks."""
+        """Return the estimates for the trainer's state, in which JSON keeps the order of the tasks. The decay is not
+        included: it comes from the configuration."""
         return {"run": msgspec.to_builtins(self.run), "tasks": msgspec.to_builtins(self.tasks)}
 
     @staticmethod
     def from_json(decay: float, plain: Mapping[str, Any]) -> RunningMeans:
-        """Return the estimates of a trainer's state. Raise WeightsUnusable for one that holds no such thing.
+        """Read the estimates in a trainer's state. Raises WeightsUnusable if there are none.
 
-        A state from before there were spreads has means alone. Its session mean counts as one trajectory, so the
-        first batch makes mean and spread anew; its turn mean was of rewards without what follows, and is left out.
+        States of earlier trainers have means without spreads. Their session mean counts as one trajectory, so that
+        the first batch replaces it; their turn mean is dropped, because it did not include the rewards of later
+        turns.
         """
         try:
             if lacks_spreads(plain):
@@ -210,12 +215,12 @@ class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lacks_spreads(plain: Mapping[str, Any]) -> bool:
-    """Return whether a trainer that kept means alone wrote these estimates."""
+    """Whether an earlier trainer, which recorded means only, wrote these estimates."""
     return "run" not in plain
 
 
 def digest(task: str) -> str:
-    """Return the name under which a task's estimates stand."""
+    """Return the key of a task's estimates."""
     return hashlib.sha256(task.encode()).hexdigest()[:32]
 
 
@@ -226,7 +231,7 @@ class _Part(NamedTuple):
 
 
 def _shrunk(own: _Part, run: _Part) -> float:
-    """Return a task's mean square, its logarithm shrunk towards the run's."""
+    """Return a task's mean square with its logarithm shrunk towards that of the run."""
     if own.seen == 0:
         return run.square
     if own.square == 0 or run.square == 0:  # Nothing differs yet, in the task or in the run: no logarithm.

@@ -1,4 +1,4 @@
-"""Which groups of a batch teach something, and which do not although their rewards differ: pure functions.
+"""Find the groups of a batch with a signal, and those whose differing rewards give none: pure functions.
 
 A group has a signal if one of its trajectories has an advantage other than zero at one of its turns.
 """
@@ -21,8 +21,8 @@ def with_signal(groups: Sequence[int], turns: Sequence[Sequence[float]]) -> list
 
 
 def levelled_groups(trajectories: Sequence[Trajectory], groups: Sequence[int], algorithm: Algorithm) -> int:
-    """Count the groups whose session rewards differ as they were given, and are equal after the reward's bounds and
-    the overlong penalty."""
+    """Count the groups whose given session rewards differ but become equal by the reward's bounds or the overlong
+    penalty."""
     rewarded = [index for index, trajectory in enumerate(trajectories) if trajectory.reward is not None]
     shaped = session_rewards([trajectories[index] for index in rewarded], algorithm).tolist()
     given: dict[int, set[float]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Try a user's functions on made-up data, so that what is wrong with them is an error at the start."""
+"""Try a user's functions on made-up data, so that their faults are errors at the start."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Load the functions of a user's files, and call them so that whatever they do wrong is said in one line.
+"""Load the functions in a user's files, and call them with their results checked.
 
-Every failure names the file, the line and what is expected. Axes: N tokens, as in `algorithm/custom.py`.
+Every failure is one line with the file, the line number and what is expected. Axes: N tokens, as in
+`algorithm/custom.py`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from trainer.user_code import UserFunction
 
 _ARGUMENT = {"loss": "inputs", "advantage": "sessions", "filter": "sessions"}
 _LONGEST = 600
-"""Characters of a failure that are passed on: an error's text may hold whole tensors."""
+"""Largest number of characters of a failure's message, because an error's text may contain whole tensors."""
 
 
 def load(part: str, function: UserFunction) -> Callable[[Any], Any]:
-    """Return the function that the configuration names as `part`. Raises UserFunctionFailed."""
+    """Load the function that the configuration names as `part`. Raises UserFunctionFailed."""
     found = getattr(_module(function.file, function.sha256), function.name, None)
     if not callable(found):
         defined = [name for name, each in vars(_module(function.file, function.sha256)).items() if _is_defined(each)]
@@ -113,7 +114,8 @@ def call_filter(function: UserFunction, sessions: Sequence[Session]) -> tuple[bo
 
 @cache
 def _module(file: str, sha256: str) -> ModuleType:
-    """Execute the file once per process. Raises UserFunctionFailed, also where it is not what was configured."""
+    """Execute the file once per process. Raises UserFunctionFailed, also if its content is not that of the
+    configuration's SHA-256."""
     try:
         content = Path(file).read_bytes()
     except OSError as error:
@@ -139,7 +141,7 @@ def _called(function: UserFunction, found: Callable[[Any], Any], argument: objec
     try:
         return found(argument)
     except torch.OutOfMemoryError:
-        raise  # the trainer makes the step again in smaller parts
+        raise  # the trainer repeats the step in smaller parts
     except (Exception, SystemExit) as error:
         raise UserFunctionFailed(f"{_raised_at(function.file, error)} in {function.name}") from error
 
@@ -147,7 +149,7 @@ def _called(function: UserFunction, found: Callable[[Any], Any], argument: objec
 def _one_each(
     where: str, function: UserFunction, values: object, sessions: Sequence[Session], what: str
 ) -> list[Any]:
-    """The values as a list, one per session. Raises UserFunctionFailed, saying `what` each should be."""
+    """Return the values as a list, one per session. Raises UserFunctionFailed; `what` describes an expected value."""
     listed = values.tolist() if isinstance(values, Tensor) else values
     if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != len(sessions):
         raise UserFunctionFailed(
@@ -158,7 +160,7 @@ def _one_each(
 
 
 def _raised_at(file: str, error: BaseException) -> str:
-    """The innermost line of the file that the error passed through, and the error."""
+    """Describe an error with the innermost line of the user's file that it passed through."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     place = f"{file}:{lines[-1]}" if lines else file
     said = f"{place}: {type(error).__name__}: {error}".replace("\n", " ")
@@ -166,13 +168,13 @@ def _raised_at(file: str, error: BaseException) -> str:
 
 
 def _place(function: UserFunction, found: Callable[[Any], Any]) -> str:
-    """The file, with the line where the function begins if it is defined there."""
+    """Return the file of a function, with its first line if it is a Python function."""
     code = getattr(inspect.unwrap(found), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else function.file
 
 
 def _kind(value: object) -> str:
-    """What a value is, in words for an error."""
+    """Describe a value for an error."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What a critic learns from: pure functions. Axes: N trained tokens."""
+"""The critic's loss, and a measure of its values: pure functions. Axes: N trained tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def value_loss(values_N: Tensor, before_N: Tensor, returns_N: Tensor, share_N: Tensor, clip: float | None) -> Tensor:
-    """The sum of share · ½ · max((V − R)², (V' − R)²), where V' = before + clamp(V − before, −clip, clip).
+    """Return Σ share · ½ · max((V − R)², (V' − R)²), where V' = before + clamp(V − before, −clip, clip).
 
-    `before_N` are the values at the start of the step. A value that has left their neighbourhood in the direction of
-    its return has no gradient (Schulman et al. 2017's own implementation); without a clip it is the plain square.
+    `before_N` are the values at the start of the step. A value that moved further than `clip` towards its return has
+    no gradient (the authors' implementation of Schulman et al. 2017). Without a clip it is the plain squared error.
     """
     terms_N = (values_N - returns_N).square()
     if clip is not None:
@@ -20,8 +20,8 @@ def value_loss(values_N: Tensor, before_N: Tensor, returns_N: Tensor, share_N: T
 
 
 def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
-    """1 − Var(R − V) / Var(R): 1 where the values foresee everything, 0 where a constant would do as well; 0 where
-    the returns do not vary."""
+    """Return 1 − Var(R − V) / Var(R): 1 for perfect values, 0 for values no better than a constant, and 0 if the
+    returns do not vary."""
     spread = returns_N.double().var(correction=0)
     if not spread > 0:
         return 0.0

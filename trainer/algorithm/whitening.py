@@ -11,8 +11,8 @@ from torch import Tensor
 def whitened(advantages_N: Tensor, counted_N: Tensor) -> Tensor:
     """Centre the counted tokens on their mean and divide them by their population standard deviation, in float64.
 
-    Tokens that do not count keep what they have, as they would otherwise get an advantage from nothing. Equal
-    advantages become exactly 0: the mean is taken from the lowest one, so that rounding invents no difference.
+    Other tokens are unchanged, because centring would give them an advantage without a reward. Equal advantages
+    become exactly 0: deviations are computed from the lowest one, so that rounding creates no difference.
     """
     advantages_N = advantages_N.double()
     counted_M = advantages_N[counted_N]
