@@ -22,7 +22,9 @@ from trainer.loop import TrainingLoop
 from trainer.models.huggingface import resolve_directory
 from trainer.models.policy import Policy
 from trainer.observe.instruments import Instruments
+from trainer.observe.step_report import StepReporter
 from trainer.observe.tracing import Profiler
+from trainer.observe.watch import GradientWatch
 from trainer.parallel.layout import layout_of
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
@@ -145,20 +147,19 @@ def assemble(
     if shared.changed is not None:
         prefetcher = BatchPrefetcher(connection.claims, source, shared.changed)
         ending.callback(prefetcher.stop)
+    memory = MicroBatchMemory(settings.batch, ranks, Restarts.of_launcher(), head.run_id)
     loop = TrainingLoop(
-        settings.batch,
-        algorithm,
-        ranks,
-        connection.claims,
-        versions,
-        learner,
-        instruments=instruments,
-        sample=settings.audit.sample,
-        pause_after=settings.optimizer.pause_after,
-        mismatch=settings.mismatch,
-        teacher=teacher,
-        memory=MicroBatchMemory(settings.batch, ranks, Restarts.of_launcher(), head.run_id),
+        algorithm=algorithm,
+        ranks=ranks,
         take=source.take if prefetcher is None else prefetcher.take,
+        prepare=source.prepare,
+        claims=connection.claims,
+        learner=learner,
+        teacher=teacher,
+        versions=versions,
+        memory=memory,
+        reporter=StepReporter(settings, algorithm, ranks, connection.claims, memory, instruments),
+        gradients=GradientWatch(ranks, connection.claims, settings.optimizer.pause_after),
     )
     return RunTrainer(
         name=name,

@@ -26,7 +26,7 @@ from trainer.assembly import RunTrainer, Shared, begin
 from trainer.claims.prefetch import BatchPrefetcher
 from trainer.config import TrainerSettings
 from trainer.errors import MemoryExhausted, ProxySilent, RanksStartAgain, TeacherSilent, TrainerError
-from trainer.observe.report import ELSEWHERE, WAITING
+from trainer.observe.clock import ELSEWHERE, WAITING
 from trainer.parallel.mesh import Ranks
 from trainer.runtime.fairness import FairShare
 

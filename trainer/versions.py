@@ -18,7 +18,7 @@ from trainer.claims.leased import LeasedClaims
 from trainer.config import TrainerSettings
 from trainer.errors import ProxyRefused, ProxySilent, Superseded, WeightsUnusable
 from trainer.models.state_dict import whole_weights
-from trainer.observe.report import consumption
+from trainer.observe.step_metrics import consumption
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
 from trainer.publish.publisher import TrainerState, WeightPublisher
@@ -49,10 +49,10 @@ class Versions:
         self._ranks = ranks
         self._client = client
         self._claims = claims
-        self._publisher = publisher
+        self.publisher = publisher
         self._learner = learner
-        self.told: dict[str, float] = {}
-        """The metrics that were committed with the version made last; empty on all ranks but the first."""
+        self.committed_metrics: dict[str, float] = {}
+        """The metrics of the last commit; empty on all ranks but the first."""
         self._fresh = True
         """No trainer state belongs to the weights as they are: the optimiser began anew with them."""
 
@@ -64,8 +64,8 @@ class Versions:
         """
         self._ranks.from_first(self._claims.give_back)
         head = self._ranks.from_first(self._client.head)
-        garbage = self._ranks.from_first(lambda: self._publisher.collect(head))
-        state = self._publisher.restore(head, self._learner.model, self._learner.divided())
+        garbage = self._ranks.from_first(lambda: self.publisher.collect(head))
+        state = self.publisher.restore(head, self._learner.model, self._learner.divided())
         if state is None and head.weights is not None:
             _log.warning("no trainer state was kept for the head: the optimiser starts fresh", version=head.version)
         check_format(state, head)
@@ -104,17 +104,17 @@ class Versions:
         )
 
         self._ranks.from_first(lambda: self._claims.check(claim_id))
-        staged = self._publisher.stage(head, tensors, state)
+        staged = self.publisher.stage(head, tensors, state)
 
         def commit() -> Head:
             try:
                 claim_ids, consumed = self._claims.to_commit(claim_id, audits)
                 together = self._claims.taken_together()
-                self.told = {**metrics, **consumption(consumed)}
+                self.committed_metrics = {**metrics, **consumption(consumed)}
                 report = StepReport(
                     config_hash=self._settings.config_hash(),
                     seed=self.seed(head),
-                    metrics=self.told,
+                    metrics=self.committed_metrics,
                     audit=consumed,
                     tokens=tuple(tokens),
                     inputs=msgspec.structs.replace(inputs, taken_together=together),
@@ -125,9 +125,9 @@ class Versions:
                     )
                 )
             except Superseded:
-                self._publisher.discard(staged)
+                self.publisher.discard(staged)
                 raise
-            self._publisher.settle(staged)
+            self.publisher.settle(staged)
             self._claims.consumed(claim_ids)
             return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)
 
@@ -139,7 +139,7 @@ class Versions:
     def _remove_old(self, head: Head) -> None:
         """Deletes weights beyond those to be kept. What is not done now is done after the next version."""
         keep = self._settings.weights.keep_versions
-        present = self._publisher.removable(head) if keep is not None else ()
+        present = self.publisher.removable(head) if keep is not None else ()
         if keep is None or not present:
             return
         try:
@@ -147,7 +147,7 @@ class Versions:
         except (ProxySilent, ProxyRefused) as error:
             _log.warning("old weights not removed, trying again after the next version", reason=str(error))
             return
-        self._publisher.remove(reply.remove)
+        self.publisher.remove(reply.remove)
         if reply.remove:
             _log.info("old weights removed", directories=[Path(uri).name for uri in reply.remove])
 

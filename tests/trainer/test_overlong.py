@@ -19,5 +19,5 @@ def test_the_penalty_follows_the_proxys_bound(tmp_path: Path) -> None:
         ):
             pass
         with proxy.trainer(algorithm={"preset": "dapo", "overlong_tokens": 64}) as trainer:
-            algorithm = trainer.loop._algorithm
+            algorithm = trainer.loop.algorithm
             assert (algorithm.overlong_tokens, algorithm.overlong_tail) == (64, 13)

@@ -62,7 +62,7 @@ class Together:
     def train(self, until: Callable[[], bool] | None = None) -> None:
         """Until that many steps are on their way to be committed; None: until all runs have ended."""
         for run in self.runs.values():
-            make = run.loop._versions.make
+            make = run.loop.versions.make
 
             def checked(*arguments: Any, make: Callable[..., Any] = make) -> Any:
                 head = make(*arguments)
@@ -70,7 +70,7 @@ class Together:
                     raise Enough
                 return head
 
-            run.loop._versions.make = checked  # type: ignore[method-assign, assignment]
+            run.loop.versions.make = checked  # type: ignore[method-assign, assignment]
         course = Turns([run.parts for run in self.runs.values()], ALONE, self.changed, self.failed)
         if until is None:
             course.run()

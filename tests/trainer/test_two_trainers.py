@@ -64,7 +64,7 @@ def test_of_two_commits_on_one_head_one_is_made(proxy: RealProxy, monkeypatch: p
     batch(proxy, 0)
     batch(proxy, 0)
     with proxy.trainer("one") as first, proxy.trainer("two") as second:
-        stage = second.loop._versions._publisher.stage
+        stage = second.loop.versions.publisher.stage
 
         def overtaken(*arguments: Any) -> Any:
             staged = stage(*arguments)
@@ -72,7 +72,7 @@ def test_of_two_commits_on_one_head_one_is_made(proxy: RealProxy, monkeypatch: p
                 first.loop.step()
             return staged
 
-        monkeypatch.setattr(second.loop._versions._publisher, "stage", overtaken)
+        monkeypatch.setattr(second.loop.versions.publisher, "stage", overtaken)
         second.loop.step()
         assert (first.loop.head.version, second.loop.head.version) == (1, 1)
         assert list(states(proxy).values()).count("ready") == 8

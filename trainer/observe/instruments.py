@@ -15,9 +15,9 @@ from proxy.contract.policy import Head
 from trainer.algorithm.parts import Algorithm, as_json
 from trainer.batching.packing import MiniBatch
 from trainer.config import TrainerSettings
+from trainer.observe.clock import PhaseClock
 from trainer.observe.metrics.sink import RunAbout
 from trainer.observe.metrics.sinks import Sinks, open_sinks
-from trainer.observe.report import PhaseClock
 from trainer.observe.tracing import Profiler, StepTrace
 from trainer.observe.utilisation import EngineIdle, ModelFlops, peak_flops
 from trainer.parallel.mesh import Ranks

@@ -1,5 +1,5 @@
-"""What shows only over several batches: gradients that never come, for which the run is paused, and traffic that does
-not suit the baseline, for which there is a warning."""
+"""Faults that show only over several batches: gradients that cannot be learnt from, for which the run is paused, and
+traffic that does not suit the baseline, for which there is a warning."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from trainer.algorithm.advantages import Advantages
 from trainer.claims.leased import LeasedClaims
 from trainer.config import Baseline
 from trainer.parallel.mesh import Ranks
+from trainer.update import Outcome
 
-_LONGEST = 1500
-"""Characters of a failure in the reason of a pause: the proxy takes 2,000 in all."""
+_LONGEST_FAILURE = 1500
+"""Characters of a failure in the reason of a pause: the proxy accepts 2,000 for the whole reason."""
 
 _log = structlog.get_logger("trainer")
 
 _ENOUGH_BATCHES = 3
-"""Batches in a row without any group before this is called the traffic's way: one small batch may have none."""
+"""Batches in a row without any group before the warning, since one small batch may have none by chance."""
 
 
 class GradientWatch:
-    """Counts batches in a row that could not be learnt from. One alone is skipped; after `pause_after` the weights,
-    the data or a function of the user's own are at fault, and further batches would only be lost.
+    """Counts batches in a row that could not be learnt from, and pauses the run after `pause_after` of them.
 
-    Every rank counts the same. The pause itself is in the proxy's store, where it outlives this process.
+    A single one is skipped. Several mean that the weights, the data or a user's own function are at fault, and
+    further batches would be wasted. All ranks count alike. The pause is in the proxy's store, so it outlives this
+    process.
     """
 
     def __init__(self, ranks: Ranks, claims: LeasedClaims, pause_after: int) -> None:
@@ -33,22 +35,31 @@ class GradientWatch:
         self._in_a_row = 0
 
     def learnt(self) -> None:
+        """Begin to count anew after a batch that was learnt from."""
         self._in_a_row = 0
 
-    def learnt_nothing(self, version: int, norm: float) -> None:
-        """Count a batch whose gradient, at the weights of `version`, was not finite or beyond its bound: of this
-        `norm`. Pause the run if it is time."""
+    def not_tried(self, version: int, failure: str | None) -> None:
+        """Count a batch that was not tried because a filter or an advantage of the user's own failed on it. A batch
+        without a `failure` had no signal; it says nothing about gradients and is not counted."""
+        if failure is not None:
+            self._function_failed(version, failure)
+
+    def not_stepped(self, version: int, outcome: Outcome) -> None:
+        """Count a batch whose gradient at the weights of `version` was not finite or beyond its bound, or on which
+        the user's own loss failed."""
+        if outcome.failure is not None:
+            self._function_failed(version, outcome.failure)
+            return
         self._count(
-            f"had no gradient to learn from at version {version} (norm of the last: {norm:g}). See what they were"
-            " rewarded with; lower trainer.optimizer.learning_rate; then resume the run"
+            f"had no gradient to learn from at version {version} (norm of the last: {outcome.gradient_norm:g})."
+            " See what they were rewarded with; lower trainer.optimizer.learning_rate; then resume the run"
         )
 
-    def function_failed(self, version: int, failure: str) -> None:
-        """Count a batch on which a function of the user's own failed, and pause the run if it is time."""
+    def _function_failed(self, version: int, failure: str) -> None:
         _log.error("a function of the configuration failed: the batch is skipped", reason=failure)
         self._count(
             f"were not learnt from at version {version}: a function of the configuration failed"
-            f" ({failure[:_LONGEST]}). Correct it, restart the trainer, then resume the run"
+            f" ({failure[:_LONGEST_FAILURE]}). Correct it, restart the trainer, then resume the run"
         )
 
     def _count(self, what: str) -> None:

@@ -45,7 +45,7 @@ from trainer.config import (
     Truncated,
     TruncatedSampling,
 )
-from trainer.observe.report import audit_skipped
+from trainer.observe.audits import audit_skipped
 
 MEANS = RunningMeans.fresh(0.9).after([Observation(None, SESSION, 0.25), Observation(None, 0, 0.5)])
 PARTS = BatchSettings(packing=Packing.PADDED)

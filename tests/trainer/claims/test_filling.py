@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.contract.claim import ClaimedBatch
 from proxy.contract.trajectory import TrajectoryGroup
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
@@ -24,7 +25,7 @@ from tests.trainer.tiny import build, group_of, settings, trajectory, turn
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
 from trainer.assembly import Shared, connect
-from trainer.batching.preparation import prepare
+from trainer.batching.preparation import Prepared, prepare
 from trainer.claims.filling import BatchSource
 from trainer.claims.leased import MOST_KEPT
 from trainer.config import AlgorithmSettings, TrainerSettings
@@ -71,6 +72,27 @@ def test_the_batch_is_filled_up_from_what_waits(start: Start, tiny_model: Path, 
     assert told["without_signal_share"] == 0.6
     assert commit.step.inputs is not None
     assert commit.step.inputs.taken_together == (tuple(proxy.claimed),)
+
+
+@pytest.mark.parametrize("fill", [True, False])
+def test_each_batch_is_prepared_once(
+    start: Start, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fill: bool
+) -> None:
+    """The preparation that counted the signal of the filled batch is the one that is trained."""
+    prepared: list[int] = []
+
+    def counted(batch: ClaimedBatch, *arguments: Any) -> Prepared:
+        prepared.append(batch.trajectory_count)
+        return prepare(batch, *arguments)
+
+    monkeypatch.setattr("trainer.claims.filling.prepare", counted)
+    proxy = TrainingProxy(base_model=str(tiny_model))
+    proxy.offer([*silent(1), *telling(2)])
+    trainer = start(proxy, filling(tmp_path, algorithm={"fill": fill}))
+    trainer.loop.resume()
+    trainer.loop.step()
+    assert len(proxy.commits) == 1
+    assert prepared == ([4, 6] if fill else [4])
 
 
 def test_without_the_part_nothing_more_is_claimed(start: Start, tiny_model: Path, tmp_path: Path) -> None:
@@ -154,7 +176,7 @@ def test_a_lost_lease_of_any_claim_undoes_the_whole_batch(start: Start, tiny_mod
     trainer = start(proxy, filling(tmp_path))
     trainer.loop.resume()
     means = trainer.loop.means
-    batch = trainer.loop._take(0, means)
+    batch = trainer.loop.take(0, means)
     assert batch is not None
     assert batch.claim_id is not None
     (extra,) = trainer.claims.joined_to(batch.claim_id)
@@ -173,7 +195,7 @@ def test_a_process_that_dies_between_the_claims_leaves_nothing_consumed(
     proxy.offer([*silent(1), *telling(2)])
     dead = start(proxy, filling(tmp_path))
     dead.loop.resume()
-    assert dead.loop._take(0, dead.loop.means) is not None
+    assert dead.loop.take(0, dead.loop.means) is not None
     assert len(proxy.leases) == 2
     for lease in proxy.leases.values():
         lease.expires_at = 0.0  # nobody renews them
@@ -269,15 +291,15 @@ def test_a_batch_has_what_was_wanted_or_all_that_may_be_had(
         for number, (size, told) in enumerate(offered)
     ]
     proxy = TrainingProxy(base_model="m")
-    proxy.offer([group(1.0, name=f"kept{number}") for number in range(kept)])
     client, _ = client_of(proxy.transport())
     configured = settings(Path("unused"), batch={"trajectories": want, "wait_seconds": 0.001})
     algorithm = resolve(AlgorithmSettings(fill=True))
     means = RunningMeans.fresh(0.9)
     with ExitStack() as ending:
         claims = connect(client, configured, "a-process", ending).claims
-        for _ in range(kept):
-            own = claims._claim(0, 1, 1, 0.0)
+        for number in range(kept):
+            proxy.offer([group(1.0, name=f"kept{number}")])
+            own = claims.take(0)
             assert own is not None
             assert own.claim_id is not None
             claims.keep(own.claim_id, ())

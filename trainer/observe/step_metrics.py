@@ -1,18 +1,14 @@
-"""Numbers of a training step: seconds per phase, its metrics and an audit per trajectory."""
+"""The metrics of a training step."""
 
 from __future__ import annotations
 
-import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from proxy.contract.claim import TrajectoryAudit
-from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import LogprobConvention
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.divergence import divergence
@@ -23,141 +19,9 @@ from trainer.batching.preparation import Prepared
 from trainer.batching.staleness import Skip, is_trained
 from trainer.batching.teaching import Taught, taught_of
 from trainer.config import Divergence
+from trainer.observe.audits import combined_reward, comparable, quantile
+from trainer.observe.clock import ELSEWHERE, WAITING
 from trainer.update import Outcome, TokenRecord
-
-WAITING, ELSEWHERE = "claim", "other_runs"
-"""Phases of a run's step in which the trainer waits for trajectories, and in which it trains other runs."""
-
-
-class PhaseClock:
-    """Seconds per named phase. In a profiler's trace a phase is a range of its name."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._phase: str | None = None
-        self._began = 0.0
-        self._range: record_function | None = None
-
-    def begin(self, phase: str) -> None:
-        """Ends the phase before."""
-        self.end()
-        self._phase, self._began = phase, time.perf_counter()
-        self._range = record_function(phase)
-        self._range.__enter__()  # type: ignore[no-untyped-call]
-
-    def end(self) -> None:
-        self._count()
-        self._phase = None
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-            self._range = None
-
-    def add(self, phase: str, seconds: float) -> None:
-        """Add seconds of a phase that the caller measured."""
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
-
-    def take(self) -> dict[str, float]:
-        """The seconds of all phases since the last `take`."""
-        self._count()
-        taken, self._seconds = self._seconds, {}
-        return taken
-
-    def _count(self) -> None:
-        if self._phase is not None:
-            now = time.perf_counter()
-            self.add(self._phase, now - self._began)
-            self._began = now
-
-
-def combined_reward(trajectory: Trajectory) -> float:
-    """The session's reward; the sum of its turns' where only turns were rewarded."""
-    if trajectory.reward is not None:
-        return trajectory.reward
-    return sum(turn.reward for turn in trajectory.turns if turn.reward is not None)
-
-
-def audit_skipped(trajectory: Trajectory, reason: Skip) -> TrajectoryAudit:
-    """The audit of a trajectory that was consumed and taught nothing."""
-    return TrajectoryAudit(
-        session_id=trajectory.session_id,
-        reward=combined_reward(trajectory),
-        advantage=0.0,
-        trained_tokens=0,
-        staleness_mean=0.0,
-        staleness_max=0,
-        logprob_gap_mean=0.0,
-        logprob_gap_max=0.0,
-        ratio_min=1.0,
-        ratio_median=1.0,
-        ratio_max=1.0,
-        clipped_share=0.0,
-        skipped=reason.value,
-    )
-
-
-def audit_untrained(prepared: Prepared) -> list[TrajectoryAudit]:
-    """Return one audit per trajectory that was claimed and is not part of the batch."""
-    dropped = [audit_skipped(trajectory, reason) for trajectory, reason in prepared.dropped]
-    return [*dropped, *(audit_skipped(trajectory, Skip.NO_SIGNAL) for trajectory in prepared.left_out)]
-
-
-def why_skipped(outcome: Outcome) -> Skip:
-    """Return why a batch whose update took no step taught nothing."""
-    if outcome.failure is not None:
-        return Skip.USER_FUNCTION_FAILED
-    return Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
-
-
-def audit_all_skipped(batch: Batch, reason: Skip) -> list[TrajectoryAudit]:
-    return [audit_skipped(trajectory, reason) for trajectory in batch.trajectories]
-
-
-def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | None) -> list[TrajectoryAudit]:
-    """One audit per trajectory of a trained batch, in its order; none on a rank without the token record."""
-    if tokens is None:
-        return []
-    order_N = torch.argsort(tokens.trajectory_N, stable=True)
-    counts = torch.bincount(tokens.trajectory_N, minlength=len(batch.trajectories)).tolist()
-    difference_N = (tokens.logprobs_N - tokens.behaviour_N)[order_N]
-    credited = _per_trajectory(tokens, len(counts)) if advantages.for_critic else _of_trajectories(batch, advantages)
-    columns = zip(
-        torch.split(difference_N, counts),
-        torch.split(tokens.altered_N[order_N], counts),
-        torch.split(tokens.staleness_N[order_N], counts),
-        torch.split(tokens.clipped_N[order_N], counts),
-        strict=True,
-    )
-    audits = []
-    for index, (difference, altered, staleness, clipped) in enumerate(columns):
-        ratio = difference.exp()
-        gap = _comparable(difference, altered).abs()
-        audits.append(
-            TrajectoryAudit(
-                session_id=batch.trajectories[index].session_id,
-                reward=combined_reward(batch.trajectories[index]),
-                advantage=credited[index],
-                trained_tokens=counts[index],
-                staleness_mean=staleness.mean().item(),
-                staleness_max=int(staleness.max().item()),
-                logprob_gap_mean=gap.mean().item(),
-                logprob_gap_max=gap.max().item(),
-                ratio_min=ratio.min().item(),
-                ratio_median=ratio.median().item(),
-                ratio_max=ratio.max().item(),
-                clipped_share=clipped.float().mean().item(),
-                ratio_p05=_quantile(ratio.sort().values, 0.05),
-                ratio_p95=_quantile(ratio.sort().values, 0.95),
-            )
-        )
-    return audits
-
-
-def _of_trajectories(batch: Batch, advantages: Advantages) -> list[float]:
-    """Return the session's advantage of each trajectory; the mean over its turns where turns have rewards."""
-    return [
-        session if all(turn.reward is None for turn in trajectory.turns) else sum(turns) / len(turns)
-        for trajectory, session, turns in zip(batch.trajectories, advantages.session, advantages.turns, strict=True)
-    ]
 
 
 def step_metrics(
@@ -261,7 +125,7 @@ def _of_layout(mini_batches: Sequence[MiniBatch]) -> dict[str, float]:
 def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
     difference_N = (tokens.logprobs_N - tokens.behaviour_N).double()
     ratio_N = difference_N.exp()
-    comparable_N = _comparable(difference_N, tokens.altered_N)
+    comparable_N = comparable(difference_N, tokens.altered_N)
     gap_N = comparable_N.abs()
     return {
         **{f"ratio_{name}": value for name, value in _quantiles(ratio_N).items()},
@@ -297,14 +161,6 @@ def _of_critic(batch: Batch, outcome: Outcome, tokens: TokenRecord) -> dict[str,
     }
 
 
-def _per_trajectory(tokens: TokenRecord, trajectories: int) -> list[float]:
-    """The mean advantage of each one's tokens."""
-    sums = torch.zeros(trajectories, dtype=torch.float64)
-    sums.index_add_(0, tokens.trajectory_N, tokens.advantages_N.double())
-    means: list[float] = (sums / torch.bincount(tokens.trajectory_N, minlength=trajectories)).tolist()
-    return means
-
-
 def divergence_from_teacher(outcome: Outcome, taught: Taught | None) -> dict[str, float]:
     """The mean of logp − teacher over the trained tokens, before the step; nothing where there is no teacher."""
     tokens = outcome.tokens
@@ -329,21 +185,10 @@ def _fresh_gap(difference_N: Tensor, tokens: TokenRecord) -> dict[str, float]:
     return {"logprob_gap_fresh": difference_N[fresh_N].abs().mean().item()}
 
 
-def _comparable(difference_N: Tensor, altered_N: Tensor) -> Tensor:
-    """Return the differences of log-probabilities where the trainer's and the engine's are of the same distribution;
-    all differences if there is no such token."""
-    same_N = ~altered_N
-    return difference_N[same_N] if bool(same_N.any()) else difference_N
-
-
 def _quantiles(values_N: Tensor) -> dict[str, float]:
     ordered_N = values_N.sort().values
     points = {"min": 0.0, "p01": 0.01, "median": 0.5, "p99": 0.99, "max": 1.0}
-    return {name: _quantile(ordered_N, point) for name, point in points.items()}
-
-
-def _quantile(ordered_N: Tensor, point: float) -> float:
-    return ordered_N[round(point * (ordered_N.numel() - 1))].item()
+    return {name: quantile(ordered_N, point) for name, point in points.items()}
 
 
 def _staleness(staleness_N: Tensor) -> dict[str, float]:
