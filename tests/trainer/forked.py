@@ -18,6 +18,7 @@ _IMPORTED = [
     "trainer.__main__",
     "trainer.models.archon.dividing",
     "trainer.rotation",
+    "trainer.train.command",
     "transformers.models.auto.modeling_auto",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.configuration_qwen3_moe",

@@ -13,8 +13,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from trainer import __main__ as trainer
+from trainer.__main__ import main as trainer_main
 from trainer.errors import ConfigurationError
+from trainer.train import process
 
 RANK = os.environ["RANK"]
 
@@ -34,9 +35,9 @@ def course(how: str, directory: Path) -> None:
 
 
 def main(how: str, directory: Path) -> int:
-    found: Any = trainer
-    found._train = lambda *_: course(how, directory)
-    status = trainer.main(["--set", "run=policy", "--set", "api_key=k", "--set", "proxy_url=http://127.0.0.1:9"])
+    found: Any = process
+    found.train = lambda *_: course(how, directory)
+    status = trainer_main(["--set", "run=policy", "--set", "api_key=k", "--set", "proxy_url=http://127.0.0.1:9"])
     if how == "refuses":  # both have said what they have to say when the first of them ends
         if RANK == "1":
             (directory / "1").write_text("said")

@@ -119,5 +119,5 @@ def test_more_processes_than_devices_are_refused_at_every_rank(monkeypatch: pyte
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     for rank in range(3):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
-        with pytest.raises(ConfigurationError, match="3 processes are on this machine, and torch finds 2 CUDA"):
+        with pytest.raises(ConfigurationError, match="3 processes run on this machine, and torch finds 2 CUDA"):
             join("auto")

@@ -1,0 +1,146 @@
+"""The process that trains: its signals, its exit status, and the reason that it leaves to its launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import FrameType
+
+import structlog
+
+from trainer.config import TrainerSettings
+from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
+from trainer.parallel.layout import layout_of
+from trainer.runtime.restarts import STATUS, LastWords, Restarts, end_with_launcher
+
+
+class Interrupted(BaseException):
+    """A signal asked the process to end. Not an Exception, so that no handler of errors catches it."""
+
+
+def run(runs: Mapping[str, TrainerSettings]) -> int:
+    """Train the runs until the end and return the exit status."""
+    failed: dict[str, TrainerError] = {}
+    try:
+        _listen()
+        end_with_launcher()
+        train(runs, failed)
+    except Interrupted:
+        structlog.get_logger("trainer").info("ended by a signal")
+    except TrainerError as error:
+        return _ended(error)
+    except Exception:
+        if (lost := _lost_peer()) is None:
+            raise
+        structlog.get_logger("trainer").error("ended, as another rank did", rank=lost.rank, reason=lost.reason)
+        return 1
+    return _status(list(failed.values()))
+
+
+def _ended(error: TrainerError) -> int:
+    """Log the error that ends the process and return the exit status."""
+    logger = structlog.get_logger("trainer")
+    if isinstance(error, RanksStartAgain):
+        logger.warning("ranks start again", reason=str(error))
+    else:
+        logger.error("cannot go on", error=type(error).__name__, reason=str(error))
+    return last_words(error)
+
+
+def last_words(error: TrainerError) -> int:
+    """Report to the launcher why this rank ends, and return the exit status."""
+    status = STATUS if isinstance(error, RanksStartAgain) else _status([error])
+    if (launcher := Restarts.of_launcher()) is not None:
+        launcher.say(LastWords(rank=rank(), status=status, reason=str(error)))
+    return status
+
+
+def _report_error(_kind: object, error: BaseException | None, _trace: object) -> None:
+    """Report the error before this rank leaves: its peers read the report as soon as a collective with it fails."""
+    if isinstance(error, TrainerError):
+        last_words(error)
+
+
+def _lost_peer() -> LastWords | None:
+    """Return the report of another rank that has ended; its end makes collectives fail here with any error."""
+    launcher = Restarts.of_launcher()
+    said = launcher.said() if launcher is not None else None
+    return said if said is not None and said.rank != rank() else None
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _status(errors: Sequence[TrainerError]) -> int:
+    """Return the exit status after these errors."""
+    if not errors:
+        return 0
+    return 2 if all(isinstance(error, ConfigurationError) for error in errors) else 1
+
+
+def train(runs: Mapping[str, TrainerSettings], failed: dict[str, TrainerError]) -> None:
+    """Train until a signal. If one of several runs cannot go on, add its error to `failed` and train the others.
+
+    torch is imported here, because it reads its number of threads when it is imported.
+    """
+    settings = next(iter(runs.values()))
+    _check_processes(runs)
+    decide_threads(settings.threads)
+    import torch
+
+    from trainer.assembly import Shared, begin
+    from trainer.claims.presence import new_process_name
+    from trainer.parallel.mesh import join
+    from trainer.rotation import train_in_turns
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    process = new_process_name()
+    with ExitStack() as ending:
+        ranks = join(settings.device, offload=any(each.offload for each in runs.values()))
+        ending.callback(ranks.leave)
+        ending.push(_report_error)
+        if len(runs) > 1:
+            train_in_turns(runs, ranks, process, failed)
+            return
+        alone = begin(settings.run, settings, ranks, process, Shared(ranks.device))
+        ending.callback(alone.ending.close)
+        alone.loop.run()
+
+
+def decide_threads(threads: int | None) -> None:
+    """Set the number of threads of torch's libraries, which read it when torch is imported."""
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _check_processes(runs: Mapping[str, TrainerSettings]) -> None:
+    """Raise ConfigurationError if the number of processes is not the configured one."""
+    there = int(os.environ.get("WORLD_SIZE", "1"))
+    for settings in runs.values():
+        if settings.nproc is not None and settings.nproc != there:
+            raise ConfigurationError(
+                f"trainer.nproc is {settings.nproc}, and {there} {'process was' if there == 1 else 'processes were'}"
+                f" started: `base-rl train --nproc {settings.nproc}` starts as many"
+            )
+        if (layout := layout_of(settings)) is not None:
+            layout.check_world(there)
+
+
+def _listen() -> None:
+    """Make signals raise Interrupted on the first rank, which then gives claims back. Other ranks have nothing to
+    clean up and just end."""
+    if rank() != 0:
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # A second signal kills, in case the clean-up hangs.
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+        raise Interrupted
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, interrupt)
