@@ -1,4 +1,4 @@
-"""What trains one run, put together from its configuration."""
+"""Assembly of everything that trains one run, from its configuration."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ from trainer.versions import Versions
 
 
 class Shared:
-    """What the runs of a process have in common: the profiler, and base models under adapters. `changed` is notified
-    when one of several has a batch; of a run that is alone it is None."""
+    """Parts that the runs of a process share: the profiler, and base models under adapters.
+
+    `changed` is notified when one of several runs has a batch; None if the process trains a single run.
+    """
 
     def __init__(self, device: torch.device, changed: Condition | None = None) -> None:
         self.profiler = Profiler(device)
@@ -49,7 +51,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """A run's way to its proxy, and what it has claimed there."""
+    """The connection of a run to its proxy, and the claims that it has leased there."""
 
     client: ProxyClient
     leases: LeaseKeeper
@@ -59,7 +61,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTrainer:
-    """The parts that others than the loop use. `ending` lets go of all that it holds outside of itself."""
+    """One run that can be trained. Closing `ending` releases everything that it holds outside the process."""
 
     name: str
     loop: TrainingLoop
@@ -80,9 +82,12 @@ def begin(
     shared: Shared,
     patience: float | None = None,
 ) -> RunTrainer:
-    """Ready to resume from the run's head. It is announced to other trainers of the run on this machine, and has what
-    dead ones left. Its proxy and teacher are waited for with `patience`. A collective; raises TrainerError on every
-    rank, having let go of everything."""
+    """Return a run that is ready to resume from its head. It is announced to other trainers on this machine, and the
+    claims of dead ones have been given back.
+
+    `patience` bounds in seconds how long its proxy and its teacher are waited for. A collective; raises TrainerError
+    on every rank, after everything has been closed again.
+    """
     ending = ExitStack()
     with ExitStack() as undone:
         undone.callback(ending.close)
@@ -126,7 +131,7 @@ def assemble(
     shared: Shared,
     ending: ExitStack,
 ) -> RunTrainer:
-    """Of the parts of a run, all but its connection and its announcement."""
+    """Build all parts of a run except its connection and its presence."""
     ranks = ranks.arranged(layout_of(settings))
     algorithm = bounded(resolve(settings.algorithm), head.max_new_tokens, head.context_length)
     base = resolve_directory(head.base_model)

@@ -25,8 +25,8 @@ from trainer.parallel.mesh import Ranks
 
 
 class Credit(NamedTuple):
-    """Values of a micro-batch's tokens at the start of the step, the returns that the critic learns to predict, and
-    the advantages that the policy learns from. On the CPU, float32."""
+    """The values of a micro-batch's tokens at the start of the step, the returns that the critic learns to predict,
+    and the advantages that the policy learns from. On the CPU, float32."""
 
     values_N: Tensor
     returns_N: Tensor
@@ -42,7 +42,7 @@ class Critic:
     def __init__(self, model: ValueModel, algorithm: Algorithm, settings: OptimizerSettings, ranks: Ranks) -> None:
         self.model = model
         self.steps = 0
-        """Optimiser steps taken since it began."""
+        """Optimiser steps that the critic has taken."""
         self._algorithm = algorithm
         self._settings = settings
         self._ranks = ranks
@@ -51,7 +51,7 @@ class Critic:
 
     @property
     def learns_alone(self) -> bool:
-        """Whether the next step trains the critic alone."""
+        """Return whether the next step trains the critic alone."""
         return self.steps < self._algorithm.critic_warmup
 
     def credit(
@@ -98,7 +98,8 @@ class Critic:
             discount=algorithm.discount, gae_lambda=algorithm.gae_lambda, turn_discount=algorithm.turn_discount
         )
         found_N = batch_advantages(trajectory_N, turn_N, values_N, costs_N, rewards, discounts)
-        # A superseded answer's advantage is not about the value: the critic keeps its own there, and learns nothing.
+        # The advantage of a superseded answer says nothing about the value. With its own value as return, the critic
+        # learns nothing there.
         returns_N = torch.where(set_apart(trajectory_N, turn_N, rewards), values_N, values_N + found_N)
         advantages_N = scaled(torch.where(forced_N, torch.zeros_like(found_N), found_N), algorithm.scale)
         counts = [columns[0].numel() for columns in gathered]
@@ -141,12 +142,12 @@ class Critic:
         }
 
     def divided(self) -> dict[str, Tensor | None]:
-        """See `Learner.divided`."""
+        """Return the tensors of `Learner.divided` for the critic's own state."""
         weights: dict[str, Tensor | None] = dict(self.model.named_weights())
         return {**below("weights", weights), **below("optimizer", weights)}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Take over what was captured. None makes the critic begin anew. Raises WeightsUnusable."""
+        """Take over a captured state. None makes the critic begin anew. Raises WeightsUnusable."""
         if state is None:
             self.model.begin_anew()
         else:

@@ -1,12 +1,12 @@
-"""The claims that the trainer holds: those of the batch it works on, and those that wait for the next version.
+"""The claims that this process has leased: those of the current batch, and those that wait for the next version.
 
-A batch that teaches nothing (all advantages zero, or a gradient that is not finite) makes no version of its own:
-equal weights would be a swap for nothing. Its claims are kept under lease and committed together with the next
-version, so that they too are consumed exactly once.
+A batch that teaches nothing (all advantages are zero, or the gradient is not finite) makes no version of its own,
+because engines would swap to equal weights. Its claims stay leased and are committed together with the next version,
+so that they too are consumed exactly once.
 
 A batch may consist of several claims: `take_more` joins further ones to the first. They are kept, committed or given
-back together. If the process dies, all their leases expire, or its successor gives them back; nothing of them was
-true before the commit.
+back together. If the process dies, all their leases expire, or its successor gives them back; before the commit none
+of them has had an effect.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from trainer.proxy_client import ProxyClient
 from trainer.publish.accepted import Accepted
 
 MOST_KEPT = 8
-"""At most this many claims are held at a time, so that leases do not pile up: kept claims are committed with a
-version of unchanged weights when they reach it, and a batch is not filled up beyond it."""
+"""Number of claims that are held at most, so that leases do not pile up: when kept claims reach it, they are
+committed with a version of unchanged weights, and a batch is not filled up beyond it."""
 
 _log = structlog.get_logger("trainer.claims")
 
 
 class LeasedClaims:
-    """Used by the first rank only."""
+    """The claims of one run. Only the first rank uses them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LeasedClaims:
         self._accepted = accepted
         self._kept: dict[ClaimId, tuple[TrajectoryAudit, ...]] = {}
         self._joined: dict[ClaimId, tuple[ClaimId, ...]] = {}
-        """By the first claim of a batch, the claims that were joined to it."""
+        """The claims that were joined to a batch, by the first claim of the batch."""
 
     def take(self, version: int, *, waits: bool = True) -> ClaimedBatch | None:
         """Claim the next batch to train from `version`. Return None if there was too little within the waiting time,
@@ -67,7 +67,7 @@ class LeasedClaims:
         at_least = settings.at_least if waits else settings.trajectories
         batch = self._claim(version, settings.trajectories, at_least, settings.wait_seconds if waits else 0.0)
         if batch is not None and self._accepted.is_unknown:
-            with suppress(ProxySilent):  # the batch is held all the same; the next one asks again
+            with suppress(ProxySilent):  # the batch is leased all the same, and the next `take` asks again
                 self._accepted.look(self._client.head())
         return batch
 
@@ -120,15 +120,17 @@ class LeasedClaims:
         self._client.head()
 
     def keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> bool:
-        """Keep the claims of a batch for the next version. Return whether that version is due now, whatever it
-        teaches."""
+        """Keep the claims of a batch for the next version. Return whether there are so many that the version is due
+        now."""
         self._kept[claim_id] = tuple(audits)
-        self._kept |= dict.fromkeys(self.joined_to(claim_id), ())  # their audits are among the batch's
+        self._kept |= dict.fromkeys(
+            self.joined_to(claim_id), ()
+        )  # the audits of the batch are stored with its first claim
         return len(self._kept) >= MOST_KEPT
 
     def check(self, current: ClaimId | None) -> None:
-        """Raises ClaimLost as `to_commit` would, before a version is written in vain."""
-        self._check_held(self._of_a_version(current))
+        """Raise ClaimLost if `to_commit` would, so that no version is written in vain."""
+        self._check_held(self._due(current))
 
     def to_commit(
         self, current: ClaimId | None, audits: Sequence[TrajectoryAudit]
@@ -136,14 +138,14 @@ class LeasedClaims:
         """Return the claims that a version consumes, with their audits: the kept ones in their order, then those of
         the batch that began with `current`.
 
-        Raises ClaimLost if one of them has no lease any more, also a kept one: the running means have seen it, and
-        what the weights depend on must be what is consumed.
+        Raises ClaimLost if one of them has lost its lease, even a kept one: the running means include its rewards,
+        and the consumed claims must be those that the weights depend on.
         """
-        ids = self._of_a_version(current)
+        ids = self._due(current)
         self._check_held(ids)
         return ids, (*(audit for kept in self._kept.values() for audit in kept), *audits)
 
-    def _of_a_version(self, current: ClaimId | None) -> tuple[ClaimId, ...]:
+    def _due(self, current: ClaimId | None) -> tuple[ClaimId, ...]:
         return (*self._kept, *(self._whole(current) if current is not None else ()))
 
     def _whole(self, claim_id: ClaimId) -> tuple[ClaimId, ...]:
@@ -165,17 +167,17 @@ class LeasedClaims:
         self._client.pause_run(reason)
 
     def give_back(self) -> None:
-        """Release everything that is held; what cannot be released now comes back when its lease expires."""
-        for claim_id in self._let_go():
+        """Release all held claims. Those that cannot be released now come back when their leases expire."""
+        for claim_id in self._drop_all():
             if self._client.release(claim_id):
                 _log.info("claim given back", claim=claim_id)
 
     def leave(self) -> None:
-        """Release everything at the end of the process, claims included whose answer it never saw."""
-        for claim_id in self._client.release_own(self._process, known=self._let_go()):
+        """Release all claims of the process at its end, including claims whose reply was lost."""
+        for claim_id in self._client.release_own(self._process, known=self._drop_all()):
             _log.info("claim given back", claim=claim_id)
 
-    def _let_go(self) -> list[ClaimId]:
+    def _drop_all(self) -> list[ClaimId]:
         """Stop renewing all held claims and return them."""
         held = self._leases.held()
         for claim_id in held:
@@ -186,8 +188,8 @@ class LeasedClaims:
 
 
 def take_over(presence: Presence, client: ProxyClient) -> None:
-    """Announce this trainer and give back what dead ones held on this machine, so that nobody waits for their leases.
-    If this process dies in between, the next one does it."""
+    """Announce this trainer and give back the claims of dead trainers on this machine, so that nobody waits for
+    their leases. If this process dies in between, the next one does it."""
     presence.announce()
     for process in presence.dead():
         released = client.release_abandoned(process)

@@ -1,4 +1,4 @@
-"""Leases are renewed from a thread of their own while the trainer computes, publishes or waits."""
+"""Renewal of leases, on a thread of its own, while the trainer computes, publishes or waits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from trainer.proxy_client import ProxyClient
 
 _LONGEST_PAUSE = 20.0
 _SHORTEST_PAUSE = 0.25
-_FAREWELL_SECONDS = 2.0
+_STOP_SECONDS = 2.0
 
 _log = structlog.get_logger("trainer.leases")
 
 
 def pause_before_heartbeat(lease_expires_at: float, now: float) -> float:
-    """A third of what is left of a lease, between a quarter of a second and twenty: clocks may disagree."""
+    """Return a third of the rest of the lease, within bounds: two attempts may fail, and the clocks of proxy and
+    trainer may differ by as much as the rest."""
     return min(max((lease_expires_at - now) / 3, _SHORTEST_PAUSE), _LONGEST_PAUSE)
 
 
 class LeaseKeeper:
     """Renews the claims that the trainer holds.
 
-    The thread waits for the next heartbeat that is due; `hold` and `stop` wake it. A claim whose lease is gone is
-    forgotten, and `is_held` says so; what follows from it is decided where the claim would be committed.
+    The thread waits until the next heartbeat is due; `hold` and `stop` wake it. A claim whose lease ended is
+    dropped, so `is_held` returns False for it. The commit then refuses it.
     """
 
     def __init__(self, client: ProxyClient) -> None:
@@ -36,8 +37,8 @@ class LeaseKeeper:
         self._due: dict[ClaimId, float] = {}
         self._changed = Condition()
         self._ended = False
-        # In the context of the one who builds it: its log says which run it is about.
-        self._thread = Thread(target=copy_context().run, args=(self._keep,), name="leases", daemon=True)
+        # The thread logs in the context of its creator, which names the run.
+        self._thread = Thread(target=copy_context().run, args=(self._renew_due,), name="leases", daemon=True)
         self._thread.start()
 
     def hold(self, claim_id: ClaimId, lease_expires_at: float) -> None:
@@ -61,9 +62,9 @@ class LeaseKeeper:
         with self._changed:
             self._ended = True
             self._changed.notify()
-        self._thread.join(timeout=_FAREWELL_SECONDS)
+        self._thread.join(timeout=_STOP_SECONDS)
 
-    def _keep(self) -> None:
+    def _renew_due(self) -> None:
         while True:
             with self._changed:
                 while not self._ended and (wait := self._until_next()) != 0.0:
@@ -76,7 +77,7 @@ class LeaseKeeper:
                 self._renew(claim_id)
 
     def _until_next(self) -> float | None:
-        """Seconds until a heartbeat is due; None while nothing is held."""
+        """Return the seconds until a heartbeat is due; None if no claim is held."""
         if not self._due:
             return None
         return max(0.0, min(self._due.values()) - time.monotonic())

@@ -1,8 +1,8 @@
-"""Ask for a run's next batch on a thread of its own while the process trains other runs.
+"""Prefetch a run's next batch on a thread while the process trains other runs.
 
 What waits for what: the thread waits at the proxy for the batch, as a loop alone would; then for the loop to take it
-and to ask for the one after it. Both wake whoever waits for the shared condition. Between asking and taking the run
-makes no version, so a batch grows no staler in hand; its lease is renewed meanwhile.
+and to ask for the next one. Both wake waiters by the shared condition. The run makes no version between asking and
+taking, so a prefetched batch grows no staler; its lease is renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trainer.claims.leased import LeasedClaims
 from trainer.errors import ProxySilent
 
 DECIDED_WITHIN = 1.0
-"""Seconds within which the proxy has to say that it has a batch; after them it counts as having none."""
+"""Seconds that the proxy has to answer whether it has a batch; after them the run counts as having none."""
 
 
 class BatchPrefetcher:
-    """`changed` is shared by all runs of the process. Used by the first rank only."""
+    """Fetches one batch at a time. Only the first rank has one. `changed` is shared by all runs of the process."""
 
     def __init__(self, claims: LeasedClaims, source: BatchSource, changed: Condition) -> None:
         self._claims = claims
@@ -36,30 +36,29 @@ class BatchPrefetcher:
         self._found: ClaimedBatch | Exception | None = None
         self._is_ready = False
         self._ended = False
-        # In the context of the one who builds it: its log says which run it is about.
+        # The thread logs in the context of its creator, which names the run.
         self._thread = Thread(target=copy_context().run, args=(self._work,), name="prefetch", daemon=True)
 
     def ask(self, version: int, means: RunningMeans) -> None:
-        """Begin to ask for the batch to train from `version` after batches of these `means`, until there is one."""
+        """Begin to fetch the batch to train from `version`, with the running means before it."""
         self._ask(partial(self._batch, version, means))
 
     def ask_for_proxy(self) -> None:
-        """Begin to ask the proxy until it answers at all."""
+        """Begin to wait until the proxy answers at all."""
         self._ask(self._answer)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the batch or the answer that was asked for has arrived. Read it under `changed`."""
+        """Return whether the requested batch or answer has arrived. Call it with `changed` locked."""
         return self._is_ready
 
     def undecided_for(self, now: float) -> float:
-        """Return the seconds left after `now` (of `time.monotonic`) for the proxy to say that it has a batch; 0 if it
-        has answered or took too long. Call it under `changed`."""
+        """Return the seconds left after `now` (of `time.monotonic`) for the proxy to report a batch; 0 if it has
+        answered or took too long. Call it with `changed` locked."""
         return 0.0 if self._undecided_until is None else max(0.0, self._undecided_until - now)
 
     def take(self, version: int, means: RunningMeans) -> ClaimedBatch | None:
-        """Wait for the batch that was asked for, with this version and these means, and return it. Raises what
-        `BatchSource.take` raised."""
+        """Wait for the requested batch and return it. Raises the errors of `BatchSource.take`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_ready)
             found, self._found = self._found, None
@@ -68,7 +67,7 @@ class BatchPrefetcher:
         return found
 
     def stop(self) -> None:
-        """End the thread without waiting for the proxy. A batch that arrives later is given back or its lease
+        """End the thread without waiting for the proxy. A batch that arrives later is given back, or its lease
         expires."""
         with self._changed:
             self._ended = True
@@ -120,7 +119,7 @@ class BatchPrefetcher:
                 return
 
     def _decided(self) -> None:
-        """Note that the proxy has no batch at once, and wake who waits for that."""
+        """Record that the proxy has no batch right now, and wake the rotation, which waits for that."""
         with self._changed:
             self._undecided_until = None
             self._changed.notify_all()

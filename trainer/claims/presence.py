@@ -1,8 +1,8 @@
-"""Which trainers of a run live on this machine, told by locks that the kernel drops when their holder dies.
+"""The trainers of a run that are alive on this machine, by file locks that the kernel releases when a process dies.
 
-`DIRECTORY/PROCESS` holds the machine's name and is locked for as long as the process lives, however it ends. So a
-trainer that starts can tell a dead one's claims, which nobody renews, from those of a live one beside it, and give
-back the former at once. Of trainers on other machines nothing can be told: their leases run out.
+`DIRECTORY/PROCESS` contains the machine's name and is locked for the life of the process. So a trainer that starts
+can distinguish the claims of a dead trainer, which nobody renews, from those of a live one, and give the former back
+at once. Claims of dead trainers on other machines come back when their leases expire.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import IO
 
 from trainer.errors import ConfigurationError
 
-_TOLD_OF_THE_HOST = 32
+_HOST_LETTERS = 32
 
 
 def new_process_name() -> str:
-    """Never used before, and readable: machine, process id, chance."""
+    """Return a new, unique and readable name: machine, process id, random suffix."""
     host = "".join(letter if letter.isalnum() or letter in "-." else "-" for letter in socket.gethostname())
-    return f"{host[:_TOLD_OF_THE_HOST]}-{os.getpid()}-{secrets.token_hex(4)}"
+    return f"{host[:_HOST_LETTERS]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Presence:
-    """One trainer's. Only the first rank's is used."""
+    """The presence of one trainer. Only the first rank uses it."""
 
     def __init__(self, directory: Path, process: str) -> None:
         self._directory = directory
@@ -34,9 +34,10 @@ class Presence:
         self._lock: IO[str] | None = None
 
     def announce(self) -> None:
-        """From here on others see this process as alive. The file has its lock before it has its name.
+        """Show this process as alive to others. The file is locked before it gets its name, so nobody sees it
+        unlocked.
 
-        Raises ConfigurationError where there can be no such file.
+        Raises ConfigurationError if the file cannot be written.
         """
         hidden = self._directory / f".{self._process}"
         try:
@@ -50,17 +51,17 @@ class Presence:
             raise ConfigurationError(f"trainer.weights.directory: cannot write {hidden}: {error}") from error
 
     def dead(self) -> list[str]:
-        """The trainers of this machine that ended without a farewell."""
+        """Return the trainers of this machine that ended without calling `leave`."""
         here = socket.gethostname()
         names = sorted(path.name for path in self._directory.glob("*") if not path.name.startswith("."))
         return [name for name in names if name != self._process and _is_dead(self._directory / name, here)]
 
     def forget(self, process: str) -> None:
-        """A dead one's claims have been given back."""
+        """Remove a dead trainer, whose claims have been given back."""
         (self._directory / process).unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """The farewell: claims have been given back, as far as that was possible."""
+        """Remove this trainer, whose claims have been given back as far as possible."""
         if self._lock is not None:
             self.forget(self._process)
             self._lock.close()
@@ -72,5 +73,5 @@ def _is_dead(file: Path, here: str) -> bool:
         with file.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return stream.read() == here
-    except OSError:  # locked by its living holder, or gone
+    except OSError:  # locked by a live trainer, or already removed
         return False

@@ -23,7 +23,7 @@ from trainer.user_code import FunctionInFile
 
 
 class FilterAction(StrEnum):
-    """What happens to an answer that a filter catches: it is masked, or its whole trajectory is dropped."""
+    """The treatment of an answer that a filter catches: mask its tokens, or drop its whole trajectory."""
 
     MASK = "mask"
     DROP = "drop"
@@ -48,11 +48,12 @@ class FilterSettings(Section):
     """Bounds beyond which an answer counts as repetitive or as gibberish (`batching/filters.py`); None: no bound."""
 
     repeated_share: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """An answer is repetitive if a larger share of its n-grams stands earlier in it as well."""
+    """An answer is repetitive if a larger share of its n-grams already occurred earlier in it."""
     repeated_ngram: Annotated[int, Field(ge=1, le=64)] = 8
     """The n of these n-grams, in tokens."""
     certain_tokens: PositiveInt | None = None
-    """An answer is repetitive if so many consecutive tokens were each drawn with more than `certain_probability`."""
+    """An answer is repetitive if this many consecutive tokens were each drawn with more than `certain_probability`.
+    """
     certain_probability: Annotated[float, Field(gt=0, lt=1)] = 0.99
     gibberish_logprob: Annotated[float, Field(lt=0)] | None = None
     """An answer is gibberish if the mean log-probability of `gibberish_window` consecutive tokens is lower."""
@@ -85,7 +86,7 @@ class FilterSettings(Section):
 
 
 class AlgorithmSettings(Section):
-    """A preset and what to change in it. A part that is not given is the preset's; "none" clears one."""
+    """A preset, and parts that replace those of the preset. None: the preset's own; "none" switches a part off."""
 
     preset: str = "grpo"
     loss: FunctionInFile | None = None
@@ -135,5 +136,5 @@ class AlgorithmSettings(Section):
 
     @property
     def learns_entropy(self) -> bool:
-        """Whether the loss may have a gradient through the policy's entropies. No preset has one by itself."""
+        """Return whether the loss can have a gradient through the policy's entropies. No preset has one by itself."""
         return bool(self.entropy_coefficient) or self.loss is not None

@@ -21,25 +21,27 @@ class Packing(StrEnum):
 
 
 class BatchSettings(Section):
-    """What one step takes."""
+    """The batch that one step trains."""
 
     trajectories: PositiveInt = 128
-    """About how many trajectories a step waits for; whole groups, so it may be a few more."""
+    """Trajectories that a step waits for. Groups are never divided, so a step may get a few more."""
     at_least: PositiveInt = 2
-    """After `wait_seconds`, a step is made of what is there if it is this many."""
+    """After `wait_seconds`, a step also begins with fewer trajectories, if there are at least this many."""
     wait_seconds: Annotated[float, Field(gt=0, le=60)] = 30.0
     max_staleness: NonNegativeInt = 4
-    """Versions between a token's policy and the head beyond which its trajectory is not trained; 0: synchronous."""
+    """A trajectory is not trained if the policy of one of its tokens is more than this many versions older than the
+    head. 0: synchronous training."""
     packing: Packing = Packing.TREE
-    """A model that does not take this layout gets `padded`."""
+    """A model that does not support this layout gets `padded`."""
     row_tokens: Annotated[PositiveInt | None, Clearable] = None
-    """`packed`: rows of this many tokens; a longer sequence gets a row of its own. None: 512, or
+    """With `packed`: tokens in a row; a longer sequence gets a row of its own. None: 512, or
     `max_tokens_per_microbatch` if that is less."""
     max_tokens_per_microbatch: PositiveInt = 16384
-    """Rows times their length, padding included, in one forward and backward; one row at least."""
+    """Number of rows times their length, with padding, in one forward and backward pass; a micro-batch has at least
+    one row."""
 
     def taken_by(self, packings: Collection[Packing]) -> BatchSettings:
-        """The same for a model that takes these packings, of which `padded` is one."""
+        """Return these settings for a model that supports `packings`, one of which is `padded`."""
         return self if self.packing in packings else self.model_copy(update={"packing": Packing.PADDED})
 
     @property

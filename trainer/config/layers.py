@@ -1,4 +1,8 @@
-"""The layers of a configuration: file, environment and command line, laid over each other."""
+"""The layers of a configuration (file, environment, command line), merged into one mapping.
+
+The trainer does not use pydantic-settings for this, because the sections of single runs are laid over the settings
+of all runs before anything is validated.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,8 @@ RUNS = "runs"
 def layered(
     config_file: Path | None, overrides: Mapping[str, Any] | None, environment: Mapping[str, str] | None
 ) -> tuple[dict[str, Any], dict[str, Mapping[str, Any]], str | None]:
-    """What is said of all runs, what is said of each, and the `run` that the trainer's own section names."""
+    """Return the settings of all runs, the settings of single runs by name, and the run that the trainer's own
+    section names."""
     environment = os.environ if environment is None else environment
     file = _read(config_file) if config_file is not None else {}
     values = _followed(file, environment)
@@ -42,7 +47,7 @@ def layered(
 
 
 def parse_assignment(text: str) -> dict[str, Any]:
-    """`section.key=value` of the command line as a nested mapping. Raises ConfigurationError."""
+    """Return `section.key=value` of the command line as a nested mapping. Raises ConfigurationError."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigurationError(f"{text!r}: write section.key=value")
@@ -59,7 +64,7 @@ def _read(config_file: Path) -> dict[str, Any]:
 
 
 def _followed(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The trainer's defaults that the proxy's own sections decide."""
+    """Return the trainer's defaults that follow from the proxy's own sections."""
 
     def proxy_value(section: str, key: str) -> Any:
         in_file = file.get(section)
@@ -86,7 +91,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Lists, tables and null are JSON; all else stays text, which the types then read."""
+    """Parse lists, tables and null as JSON. All other values stay text, which the types of the settings then read."""
     if text == "null" or text[:1] in {"[", "{"}:
         try:
             return json.loads(text)

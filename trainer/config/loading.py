@@ -19,8 +19,8 @@ def load_settings(
     overrides: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> TrainerSettings:
-    """Reads file and environment (default: the process's own) and lays `overrides` (a nested mapping) over both. What
-    they say of `run` alone, in its section of `runs`, goes before what they say of all.
+    """Read file and environment (default: the process's own) and lay `overrides`, a nested mapping, over both. The
+    section of the run in `runs` goes before the settings of all runs, wherever those are written.
 
     Raises ConfigurationError with one line per wrong key.
     """
@@ -39,8 +39,8 @@ def load_runs(
     environment: Mapping[str, str] | None = None,
     only: Sequence[str] = (),
 ) -> dict[str, TrainerSettings]:
-    """Of each run to train, by the name of its section: `only` these, or all in `runs`, or, without such sections,
-    `run`.
+    """Return the settings of each run to train, by the name of its section: the runs in `only`, or all in `runs`, or
+    `run` if there are no such sections.
 
     Raises ConfigurationError with one line per wrong key.
     """
@@ -67,7 +67,8 @@ def load_runs(
 def _settings_of(
     name: str, values: Mapping[str, Any], own: Mapping[str, Any], lines: list[str]
 ) -> TrainerSettings | None:
-    """What is said of all runs with what is said of this one laid over. None where it is wrong: `lines` say how."""
+    """Return the settings of all runs with those of this run laid over. If they are wrong, return None and add to
+    `lines`."""
     place = f"{SECTION}.{RUNS}.{name}"
     lines += [f"{place}.{key}: is the same for all runs; set {SECTION}.{key}" for key in own if key in OF_THE_PROCESS]
     everybodys = values.get("proxy_url", TrainerSettings.model_fields["proxy_url"].default)
@@ -82,7 +83,7 @@ def _settings_of(
 
 
 def _check_apart(runs: Mapping[str, TrainerSettings]) -> None:
-    """Raises ConfigurationError where two are the same one."""
+    """Raise ConfigurationError if two sections configure the same run."""
     seen: dict[tuple[str, str], str] = {}
     for name, settings in runs.items():
         other = seen.setdefault((settings.proxy_url.rstrip("/"), settings.run), name)
@@ -94,7 +95,8 @@ def _check_apart(runs: Mapping[str, TrainerSettings]) -> None:
 
 
 def _described(error: ValidationError, own: Mapping[str, Any], place: str) -> list[str]:
-    """A line per wrong key: of what was said of the run itself at its `place`, else of what is said of all."""
+    """Return a line per wrong key. It names the run's own section, `place`, if the key is set there, else the
+    trainer's."""
     lines = []
     for detail in error.errors():
         path = [str(part) for part in detail["loc"] if part != NUMBER]

@@ -12,15 +12,16 @@ from trainer.config.section import Section
 
 
 class Precision(StrEnum):
-    """What forward and backward compute in. Weights, gradients and optimiser state are float32 in both."""
+    """The precision of forward and backward passes. Weights, gradients and optimiser state are float32 in any
+    case."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
 
 class Attention(StrEnum):
-    """How attention under a mask is computed (`models/attention.py`): whole; by those blocks of it in which something
-    is seen; or by blocks where the model can."""
+    """How attention under a mask is computed (`models/attention.py`): `whole` computes every pair of tokens,
+    `blocks` only the blocks of the mask that are not empty, and `auto` takes `blocks` if the model supports it."""
 
     AUTO = "auto"
     WHOLE = "whole"
@@ -28,7 +29,7 @@ class Attention(StrEnum):
 
 
 class PipelineSchedule(StrEnum):
-    """In which order the stages of a pipeline compute micro-batches (`parallel/pipeline.py`)."""
+    """The order in which the stages of a pipeline compute micro-batches (`parallel/pipeline.py`)."""
 
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
@@ -36,37 +37,38 @@ class PipelineSchedule(StrEnum):
 
 
 class AdapterPublish(StrEnum):
-    """What a version's directory holds: the adapter alone, or whole weights with the adapter merged into them, which
-    every engine serves, and the adapter beside."""
+    """The content of a version's directory: the adapter alone, or whole weights with the adapter merged into them,
+    which every engine can load, and the adapter beside them."""
 
     ADAPTER = "adapter"
     MERGED = "merged"
 
 
 class AdapterSettings(Section):
-    """LoRA: the base model's weights stay as they are, and a low-rank difference to them is trained."""
+    """LoRA: the base model's weights stay fixed, and a low-rank difference to them is trained."""
 
     rank: PositiveInt = 16
     alpha: PositiveFloat = 32.0
     """The difference is scaled by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of what the adapter reads, in passes that learn."""
+    """Dropout of the adapter's inputs, in passes with a gradient."""
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
-    """Names of linear layers, or ends of them; "all-linear": all but the output head."""
+    """Names of linear layers, or endings of such names; "all-linear": all but the output head."""
     publish: AdapterPublish = AdapterPublish.ADAPTER
 
 
 class ReferenceSettings(Section):
-    """What the policy is held to where `kl_coefficient` is above 0. Neither chosen: the base model, for ever."""
+    """The model that a `kl_coefficient` above 0 keeps the policy close to. With neither option set: the base model,
+    fixed."""
 
     reset_every: PositiveInt | None = None
-    """Optimiser steps after which the reference becomes the policy as it then is."""
+    """Every this many optimiser steps, the reference is set to the current policy."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """The reference is an average of the policy: each optimiser step leaves it this share of itself."""
+    """The reference is a moving average of the policy, of which this share remains after each optimiser step."""
 
     @property
     def follows(self) -> bool:
-        """Whether the reference moves with the policy."""
+        """Return whether the reference moves with the policy."""
         return self.reset_every is not None or self.ema is not None
 
     @model_validator(mode="after")
@@ -77,13 +79,13 @@ class ReferenceSettings(Section):
 
 
 class TeacherSettings(Section):
-    """An engine that serves another model, which the policy learns from where `distill_coefficient` is above 0."""
+    """The engine of another model, from which the policy learns if `distill_coefficient` is above 0."""
 
     url: str | None = None
-    """Its address; it speaks as SGLang does."""
+    """Address of the engine, which must speak SGLang's API."""
     api_key: SecretStr = SecretStr("")
     tokenizer: Path | None = None
-    """A directory with its tokenizer.json; None: where the engine says that its model is."""
+    """Directory with the teacher's tokenizer.json; None: the directory of its model, as the engine reports it."""
     concurrency: Annotated[int, Field(ge=1, le=256)] = 8
-    """Sequences that it is asked about at a time."""
+    """Sequences that are scored at one time."""
     timeout_seconds: PositiveFloat = 300.0

@@ -1,4 +1,4 @@
-"""Settings of what is measured and recorded of steps."""
+"""Settings of metrics, audits, warnings and profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.config.section import Section
 
 
 class SinkName(StrEnum):
-    """Where the metrics of steps go besides the store: packages that are installed by an extra of the same name."""
+    """Destinations of step metrics besides the store. Each needs the package extra of the same name."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
@@ -24,11 +24,11 @@ class MismatchSettings(Section):
     """Bounds on how far the engine's log-probabilities may be from the trainer's at one version (`watch.py`)."""
 
     warn_above: NonNegativeFloat = 0.1
-    """Nats: mean absolute difference over the tokens of the head's own version; 0: no warning."""
+    """Mean absolute difference, in nats, over the tokens of the head's own version; 0: no warning."""
     pause_above: NonNegativeFloat = 0.5
-    """Nats, of the same mean; 0: the run is not paused."""
+    """Bound in nats of the same mean, above which the run is paused; 0: it is not."""
     steps: PositiveInt = 3
-    """Steps in a row above a bound, after which it acts."""
+    """Consecutive steps above a bound before it takes effect."""
 
     @model_validator(mode="after")
     def _consistent(self) -> MismatchSettings:
@@ -41,20 +41,20 @@ class MismatchSettings(Section):
 
 
 class AuditSettings(Section):
-    """What is kept of a step to explain it, besides the figures of each trajectory."""
+    """The tokens of a step that are recorded to explain it, besides the figures of each trajectory."""
 
     sample: Annotated[int, Field(ge=0, le=256)] = 4
-    """Of this many trajectories a step, every trained token: the one whose log-probabilities differ most from the
-    engine's, and others by chance."""
+    """Number of trajectories per step of which every trained token is recorded: the one whose log-probabilities
+    differ most from the engine's, and others at random."""
 
 
 class WandbSettings(Section):
-    """Weights & Biases; its key is where `wandb login` or WANDB_API_KEY left it."""
+    """Weights & Biases. Its key is taken from `wandb login` or WANDB_API_KEY."""
 
     entity: str | None = None
-    """The user or team; None: the key's own."""
+    """User or team; None: that of the key."""
     mode: Literal["online", "offline"] = "online"
-    """Offline: into files, which `wandb sync` sends later."""
+    """`offline` writes files, which `wandb sync` sends later."""
 
 
 class MlflowSettings(Section):
@@ -63,14 +63,13 @@ class MlflowSettings(Section):
 
 
 class MetricsSettings(Section):
-    """Where the metrics of steps go besides the store and Prometheus. What one of these does, or does not do, never
-    keeps the trainer waiting."""
+    """Destinations of step metrics besides the store and Prometheus. The trainer never waits for one."""
 
     sinks: tuple[SinkName, ...] = ()
     directory: Path = Path(".base-rl/metrics")
-    """Files of theirs: one directory per sink."""
+    """Directory of their files, with one folder per destination."""
     project: Annotated[str, Field(min_length=1)] = "base-rl"
-    """The project in W&B and Trackio, the experiment in MLflow."""
+    """Project in W&B and Trackio, experiment in MLflow."""
     wandb: WandbSettings = WandbSettings()
     mlflow: MlflowSettings = MlflowSettings()
 
@@ -90,7 +89,8 @@ class ProfileSettings(Section):
     """A trace of some steps by torch's profiler."""
 
     steps: Annotated[int, Field(ge=0, le=100)] = 0
-    """How many steps; 0: none."""
+    """Number of steps to trace; 0: none."""
     first: PositiveInt = 2
-    """The first of them, counted from the trainer's start; the very first step does much that no other does."""
+    """First step to trace, counted from the trainer's start. The very first one does extra work, such as compiling.
+    """
     directory: Path = Path(".base-rl/profiles")

@@ -12,7 +12,8 @@ from trainer.errors import ConfigurationError
 
 
 class LearningRate(StrEnum):
-    """How the learning rate goes down behind the warm-up: not at all, along a line, or along half a cosine."""
+    """The course of the learning rate after the warm-up: constant, linear to its minimum, or half a cosine to its
+    minimum."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
@@ -20,25 +21,25 @@ class LearningRate(StrEnum):
 
 
 class OptimizerSettings(Section):
-    """AdamW with a linear warm-up and, by choice, a learning rate that goes down behind it."""
+    """AdamW with a linear warm-up and an optional decay of the learning rate after it."""
 
     learning_rate: PositiveFloat = 1e-6
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     warmup_steps: NonNegativeInt = 0
-    """The first step that has the whole learning rate is this one; 0 and 1 mean no warm-up."""
+    """Number of the first step with the full learning rate; 0 and 1: no warm-up."""
     schedule: LearningRate = LearningRate.CONSTANT
     total_steps: PositiveInt | None = None
-    """Optimiser steps, counted from version 0, after which the rate stays at its minimum. None: a `fit`'s own number
-    of steps; a trainer, which has no last step, must be given one."""
+    """Optimiser steps, counted from version 0, after which the rate stays at its minimum. None: the number of steps
+    of a `fit`; a trainer has no last step and needs a number."""
     minimum_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """The least learning rate, as a share of the whole."""
+    """Minimum of the learning rate, as a share of the full one."""
     clip_norm: PositiveFloat = 1.0
     skip_norm: Annotated[PositiveFloat | None, Clearable] = None
-    """A gradient of a larger norm is not learnt from at all, as one that is not finite; None: any finite one is."""
+    """A gradient with a larger norm is skipped, like one that is not finite; None: no finite gradient is skipped."""
     pause_after: PositiveInt = 3
-    """Batches in a row without a gradient to learn from, after which the trainer pauses the run."""
+    """Consecutive batches without a usable gradient, after which the trainer pauses the run."""
 
     @model_validator(mode="after")
     def _consistent(self) -> OptimizerSettings:
@@ -58,7 +59,7 @@ class OptimizerSettings(Section):
         return self
 
     def check_end(self) -> None:
-        """Raise ConfigurationError if the learning rate of a trainer goes down without a step to be down at."""
+        """Raise ConfigurationError if the learning rate of a trainer decays without an end of the decay."""
         if self.schedule is not LearningRate.CONSTANT and self.total_steps is None:
             raise ConfigurationError(
                 f"trainer.optimizer.total_steps: schedule = {self.schedule.value} needs it: how many optimiser steps"

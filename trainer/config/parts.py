@@ -1,4 +1,4 @@
-"""The choices of which an algorithm is made."""
+"""The choices for each part of an algorithm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from enum import StrEnum
 
 
 class Baseline(StrEnum):
-    """What is subtracted from a session's reward; with `critic`, from what comes after each token."""
+    """The baseline that is subtracted from a session's reward; with `critic`, from the rewards that follow each
+    token."""
 
     GROUP_MEAN = "group_mean"
     LEAVE_ONE_OUT = "leave_one_out"
@@ -17,7 +18,7 @@ class Baseline(StrEnum):
 
 
 class Scale(StrEnum):
-    """What the difference to the baseline is divided by."""
+    """The scale that the difference to the baseline is divided by."""
 
     GROUP_STD = "group_std"
     BATCH_STD = "batch_std"
@@ -28,7 +29,7 @@ class Scale(StrEnum):
 
 
 class Surrogate(StrEnum):
-    """What stands in the loss for the policy's improvement on a token, or on an answer (`algorithm/losses.py`)."""
+    """The term of the policy loss for a token or an answer (`algorithm/losses.py`)."""
 
     RATIO = "ratio"
     CLIP = "clip"
@@ -38,8 +39,8 @@ class Surrogate(StrEnum):
 
 
 class Proximal(StrEnum):
-    """Where the proximal policy comes from: the weights at the start of the step, an interpolation, or the behaviour
-    policy in its place."""
+    """The proximal policy: the weights at the start of the step, an interpolation between these and the behaviour
+    policy, or the behaviour policy itself."""
 
     RECOMPUTE = "recompute"
     LOGLINEAR = "loglinear"
@@ -47,8 +48,8 @@ class Proximal(StrEnum):
 
 
 class Correction(StrEnum):
-    """How the weight of a token corrects for the difference between the policy that is trained and the one that drew
-    it (`algorithm/correction.py`)."""
+    """The weight of a token that corrects for the difference between the trained policy and the behaviour policy
+    (`algorithm/correction.py`)."""
 
     NONE = "none"
     TRUNCATE = "truncate"
@@ -59,8 +60,8 @@ class Correction(StrEnum):
 
 
 class Denominator(StrEnum):
-    """What the summed loss is divided by, counted over all that one optimiser step learns from: trained tokens,
-    sequences, answers that each are a mean over their tokens, or answers times a constant length."""
+    """The count that the summed loss is divided by, over everything that one optimiser step learns from: trained
+    tokens, sequences, answers that are each a mean over their tokens, or answers times a constant length."""
 
     TOKENS = "tokens"
     SEQUENCES = "sequences"
@@ -69,8 +70,8 @@ class Denominator(StrEnum):
 
 
 class Divergence(StrEnum):
-    """An estimate of the policy's divergence from its reference (`algorithm/divergence.py`), where it does what it is
-    for: k1 is taken from each token's advantage, k2 and k3 are added to the loss."""
+    """An estimate of the policy's divergence from its reference (`algorithm/divergence.py`). k1 is subtracted from
+    each token's advantage; k2 and k3 are added to the loss."""
 
     K1 = "k1"
     K2 = "k2"
@@ -78,10 +79,12 @@ class Divergence(StrEnum):
 
 
 class Truncated(StrEnum):
-    """How answers that did not end by themselves are trained (`batching/answers.py`).
+    """The treatment of answers that were cut by a bound or by the client (`batching/answers.py`).
 
-    `mask`: their tokens are not. `drop`: their whole trajectory is not, nor is its reward compared with others'.
-    `zero_reward`: they are, and their session's reward counts as 0. `train`: they are, as whole answers are.
+    - `mask`: their tokens are not trained.
+    - `drop`: their whole trajectory is not trained, and its reward is not compared with others.
+    - `zero_reward`: they are trained, and their session's reward counts as 0.
+    - `train`: they are trained like complete answers.
     """
 
     MASK = "mask"
@@ -91,10 +94,12 @@ class Truncated(StrEnum):
 
 
 class TruncatedSampling(StrEnum):
-    """The use of answers that were drawn with top-p, top-k or min-p (`batching/answers.py`).
+    """The treatment of answers that were drawn with top-p, top-k or min-p (`batching/answers.py`).
 
-    The engine does not say how much of the distribution was left, so no weight corrects for it. `mask`: their tokens
-    are not trained. `train`: they are, as if nothing had been cut.
+    The engine does not report how much of the distribution was left, so no weight corrects for it.
+
+    - `mask`: their tokens are not trained.
+    - `train`: they are trained as if the distribution had not been cut.
     """
 
     MASK = "mask"
@@ -102,7 +107,7 @@ class TruncatedSampling(StrEnum):
 
 
 class PreferenceForm(StrEnum):
-    """How a pair of which one side was preferred becomes a loss (`algorithm/preferences.py`)."""
+    """The loss of a pair of which one side was preferred (`algorithm/preferences.py`)."""
 
     SIGMOID = "sigmoid"
     SIGMOID_NORM = "sigmoid_norm"

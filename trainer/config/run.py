@@ -25,7 +25,7 @@ from trainer.config.weights import DiskWeights
 from trainer.user_code import without_directories
 
 OF_THE_PROCESS = ("name", "device", "nproc", "threads", "log_level")
-"""The same for all runs that one trainer trains."""
+"""Settings of the process, which are the same for all runs that it trains."""
 
 _NOT_PART_OF_THE_MATHEMATICS = {
     "proxy_url",
@@ -45,38 +45,38 @@ _NOT_PART_OF_THE_MATHEMATICS = {
 
 
 class TrainerSettings(Section):
-    """Everything the trainer can be told about one run. Build it with `load_settings`, or `load_runs`."""
+    """All settings of one run. Build them with `load_settings` or `load_runs`."""
 
     proxy_url: str = "http://127.0.0.1:8080"
     api_key: SecretStr = SecretStr("")
     run: str = "policy"
     name: str = "trainer"
-    """Who claims, as the proxy shows it."""
+    """Name of the trainer in the proxy's list of claims."""
     backend: Literal["fsdp", "archon"] = "fsdp"
-    """Whose definition of the model: transformers' (any architecture), or our own (`models/archon`)."""
+    """Definition of the model: that of transformers (any architecture), or the trainer's own (`models/archon`)."""
     layout: str | None = None
-    """How archon's ranks divide a model (`parallel/layout.py`); None: as shards, each rank with its own rows. Without
-    a `backend` it is archon."""
+    """Division of the model among the ranks with archon (`parallel/layout.py`); None: sharded, and each rank trains
+    rows of its own. A layout implies `backend` = archon."""
     pipeline_schedule: PipelineSchedule | None = None
-    """Of a layout with `p`; None: 1f1b."""
+    """Schedule of a layout with `p` (pipeline stages); None: 1f1b."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Precision = Precision.FLOAT32
     head_precision: Precision | None = None
-    """What the output head multiplies in. None: float32, but on CUDA the model's `precision`."""
+    """Precision of the output head. None: float32, but the model's `precision` on CUDA."""
     attention: Attention = Attention.AUTO
-    """In trees; on CUDA in packed rows too."""
+    """How attention is computed in trees, and on CUDA in packed rows too."""
     compile: bool = False
-    """archon: layers are compiled by torch.compile, but for attention itself and for experts."""
+    """With archon: layers are compiled by torch.compile, except attention and experts."""
     activation_checkpointing: bool = False
     offload: bool = False
-    """Weights, gradients and optimiser state are in the CPU's memory, and a layer's weights on the GPU while it
-    computes; AdamW steps on the CPU."""
+    """Keep weights, gradients and optimiser state in CPU memory, and a layer's weights on the GPU only while it
+    computes. AdamW then steps on the CPU."""
     seed: NonNegativeInt = 0
     nproc: PositiveInt | None = None
-    """Processes that train together; None: as many as there are. `base-rl up` and `base-rl train` start them, as many
-    as the layout is for where this is None."""
+    """Processes that train together. None: as many as were started; `base-rl up` and `base-rl train` start the
+    number that the layout needs."""
     threads: PositiveInt | None = None
-    """CPU threads of torch; None: torch decides."""
+    """CPU threads of torch; None: torch's default."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     batch: BatchSettings = BatchSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
@@ -94,7 +94,7 @@ class TrainerSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _archon_for_a_layout(cls, values: Any) -> Any:
-        """Where no backend is named, a layout names it."""
+        """Set the backend to archon if a layout is given without a backend."""
         if isinstance(values, dict) and values.get("layout") is not None and "backend" not in values:
             return {**values, "backend": "archon"}
         return values
@@ -128,8 +128,8 @@ class TrainerSettings(Section):
         return self
 
     def mathematics(self) -> dict[str, Any]:
-        """Return all that the new weights depend on, as JSON: without addresses, keys and names, and with the SHA-256
-        of the files of the user's own functions."""
+        """Return everything that the new weights depend on, as JSON: without addresses, keys and names, and with the
+        SHA-256 of the files of the user's own functions."""
         values = self.model_dump(mode="json", exclude=_NOT_PART_OF_THE_MATHEMATICS)
         values["algorithm"] = without_directories(values["algorithm"])
         if values["adapter"] is not None:
@@ -137,5 +137,5 @@ class TrainerSettings(Section):
         return values
 
     def config_hash(self) -> str:
-        """SHA-256 of the mathematics."""
+        """Return the SHA-256 of `mathematics`."""
         return hashlib.sha256(json.dumps(self.mathematics(), sort_keys=True).encode()).hexdigest()

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PositiveFloat, Tag
 
 CLEARED = "none"
-"""Written for an option that a preset, another layer or the defaults would set: it has no value."""
+"""The text that switches an option off, whatever value a preset, another layer or the defaults give it."""
 NUMBER = "number"
 
 
 def is_cleared(value: object) -> bool:
-    """Tell the text "none" from members of enumerations, some of which equal it."""
+    """Return whether a value is the text "none". Members of some enumerations equal that text and do not count."""
     return type(value) is str and value == CLEARED
 
 
@@ -25,11 +25,11 @@ def _without_cleared(value: object) -> object:
 
 
 Clearable = BeforeValidator(_without_cleared)
-"""For options whose default is None: "none" is None, so that a file or the environment can say so."""
+"""For options whose default is None: reads "none" as None, because TOML and the environment have no null."""
 _Cleared = Annotated[Literal["none"], Tag(CLEARED)]
 PositivePart = Annotated[Annotated[PositiveFloat, Tag(NUMBER)] | _Cleared, Discriminator(_tag)]
 AboveOnePart = Annotated[Annotated[float, Field(gt=1), Tag(NUMBER)] | _Cleared, Discriminator(_tag)]
-"""Parts of an algorithm where None means the preset's value, and "none" no value."""
+"""For parts of an algorithm: None means the preset's value, "none" no value."""
 
 
 class Section(BaseModel):

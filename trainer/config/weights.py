@@ -11,12 +11,12 @@ from trainer.config.section import Clearable, Section
 
 
 class DiskWeights(Section):
-    """Versions are directories on storage that the proxy and its engines read under the same path."""
+    """Versions are directories on storage that the proxy and its engines see under the same path."""
 
     type: Literal["disk"] = "disk"
     directory: Path = Path(".base-rl/weights")
     keep_optimizer_states: PositiveInt = 2
-    """Optimiser states of this many newest versions are kept."""
+    """Number of the newest versions whose optimiser states are kept."""
     keep_versions: Annotated[PositiveInt | None, Clearable] = None
-    """Weights of this many newest versions are kept, those that serve or have an optimiser state besides; None: all.
-    """
+    """Number of the newest versions whose weights are kept, besides versions that serve or have an optimiser state;
+    None: all."""
