@@ -1,4 +1,4 @@
-"""What every page has: headers that let only our own files run, and errors as pages that say what to do."""
+"""The route class of every page: security headers, and errors as pages that say what to do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from proxy.errors import BaseRlError, InvalidRequest, NotFound, StoreDamaged, St
 from proxy.http.errors import named
 from proxy.http.strict_route import StrictRoute
 
+# Pages show text that agents and models wrote. Even if some of it reached the page unescaped, the browser would run
+# only the files that this proxy serves.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -38,14 +40,14 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 _REMEDIES = {
-    403: "Sign out, and sign in with an admin key: it sees every run and may change them.",
-    404: "It may have another name, or belong to another installation. All runs are on the first page.",
-    503: "The proxy goes on trying. Look at its log, and at the disk and the address of the database; then reload.",
+    403: "Sign out, then sign in with an admin key: it can see and change every run.",
+    404: "Check the address, or find the run on the first page, which lists all of them.",
+    503: "The proxy keeps retrying. Check its log, the disk and the address of the database; then reload.",
 }
 
 
 class PageRoute(StrictRoute):
-    """A route that answers browsers."""
+    """A route that answers browsers: security headers on every response, errors as HTML pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -54,6 +56,8 @@ class PageRoute(StrictRoute):
             response = await _guarded(handler, request)
             for name, value in _HEADERS.items():
                 response.headers.setdefault(name, value)
+            # A page shows what only this visitor may see, so no cache may store it. Static files set their own
+            # header.
             response.headers.setdefault("cache-control", "no-store")
             return response
 
@@ -77,7 +81,11 @@ async def _guarded(handler: Callable[[Request], Coroutine[Any, Any, Response]], 
 
 
 def to_sign_in(request: Request, path: str) -> Response:
-    """The form; for a fragment, the header by which htmx moves the whole page there."""
+    """Send the browser to the sign-in form, which leads back to `path`.
+
+    htmx follows a redirect inside the fragment that it replaces; the `hx-redirect` header moves the whole page. An
+    event stream cannot show a form and gets a bare 401.
+    """
     address = f"/admin/login?next={quote(path, safe='/')}"
     if request.headers.get("hx-request") == "true":
         return Response(status_code=401, headers={"hx-redirect": address})
@@ -87,7 +95,8 @@ def to_sign_in(request: Request, path: str) -> Response:
 
 
 def _refusal(request: Request, error: InvalidRequest) -> Response:
-    """The error page; for a fragment, the header by which htmx opens that page at the address that was refused."""
+    """Return the error page. For a fragment, return the header with which htmx opens the refused address as a page,
+    where the error is readable."""
     if request.method == "GET" and request.headers.get("hx-request") == "true":
         query = f"?{request.url.query}" if request.url.query else ""
         return Response(status_code=error.status, headers={"hx-redirect": f"{quote(request.url.path)}{query}"})
@@ -97,18 +106,18 @@ def _refusal(request: Request, error: InvalidRequest) -> Response:
 def error_page(error: BaseRlError) -> Response:
     title, remedy = _title(error.status), _remedy(error.status)
     if isinstance(error, StoreDamaged):
-        title, remedy = "The store is damaged", "Nothing is written to it any more; the proxy's log has its place."
+        title, remedy = "The store is damaged", "Nothing more is written to it; the proxy's log names the file."
     elif isinstance(error, StoreUnavailable):
-        title = "The database does not answer"
+        title = "The database is not responding"
     page = render("error.html", status=error.status, title=title, message=error.message, remedy=remedy)
     return HTMLResponse(page, status_code=error.status)
 
 
 def _title(status: int) -> str:
-    return {400: "That did not make sense", 403: "This key may not do that", 404: "Nothing is here"}.get(
-        status, "That did not work"
+    return {400: "Invalid request", 403: "This key is not allowed to do that", 404: "Not found"}.get(
+        status, "Something went wrong"
     )
 
 
 def _remedy(status: int) -> str:
-    return _REMEDIES.get(status, "Go back and try again; if it stays so, the proxy's log says more.")
+    return _REMEDIES.get(status, "Go back and try again. If it keeps happening, the proxy's log has the details.")

@@ -31,9 +31,11 @@ router = APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=Fal
 
 _RECENT_STEPS = 8
 _PAGE = 20
+# Safe because a static address carries the hash of its content: a changed file has another address.
 _FOREVER = "public, max-age=31536000, immutable"
-_REFRESHED = "sessions"
-"""The element that asks for its own content again when the run changes: the address stays then as it is."""
+# The id of the table of sessions, which reloads itself when the run changes. Such a reload is no navigation, so it
+# must not change the address.
+_SESSION_TABLE = "sessions"
 
 
 def _sign_in(request: Request) -> SignIn:
@@ -55,15 +57,16 @@ def _own_origin(request: Request) -> None:
 
 
 def _number(text: str, param: str) -> float | None:
-    """Read a filter's number; an empty field of a form is None. Raises InvalidRequest."""
+    """Parse a number of a filter; an empty form field is None. Raise InvalidRequest for anything else."""
     if not text.strip():
         return None
     try:
+        # The page prints the typographic minus sign, and many keyboards type a decimal comma.
         value = float(text.replace("−", "-").replace(",", "."))
     except ValueError:
         value = float("nan")
     if not isfinite(value):
-        raise InvalidRequest(f"{param}: {text[:40]!r} is no number", param=param)
+        raise InvalidRequest(f"{param}: {text[:40]!r} is not a number", param=param)
     return value
 
 
@@ -74,8 +77,8 @@ def _wanted(
     min_reward: str = "",
     max_reward: str = "",
 ) -> SessionFilter:
-    """Read the filters of a table of sessions from the address; empty fields of a form mean any. Raises
-    InvalidRequest."""
+    """Read the session filters from the query; an empty form field means any. Raise InvalidRequest for a value that
+    cannot be used."""
     if training and training not in set(TrainingState):
         raise InvalidRequest(f"training: {training[:40]!r} is none of {', '.join(TrainingState)}", param="training")
     return SessionFilter(
@@ -108,7 +111,7 @@ async def login(
     try:
         visitor = await entrance.enter(key.strip())
     except (AuthenticationFailed, PermissionDenied) as error:
-        problem = "This key is not known here, or was revoked." if error.status == 401 else error.message
+        problem = "This key is unknown here or was revoked." if error.status == 401 else error.message
         return HTMLResponse(render("login.html", next=local_path(next_), problem=problem), status_code=error.status)
     response = RedirectResponse(local_path(next_), status_code=303)
     entrance.remember(visitor, response, secure=is_https(request))
@@ -139,7 +142,7 @@ async def runs(overview: Overview, visitor: Guest) -> Response:
 async def run(
     run: str, request: Request, overview: Overview, visitor: Guest, wanted: Wanted, cursor: str = ""
 ) -> Response:
-    """The run's page; its table of sessions takes the filters of the sessions' own page."""
+    """Show a run. Its table of sessions takes the same filters as the sessions page."""
     summary = await _visible(run, overview, visitor)
     values = await _live_values(overview, summary, visitor)
     snapshot = await overview.snapshot(summary.id, after=None)
@@ -156,10 +159,11 @@ async def curves(run: str, overview: Overview, visitor: Guest) -> Response:
 
 @router.get("/runs/{run}/live")
 async def live(run: str, request: Request, overview: Overview, entrance: Entrance, visitor: Guest) -> Response:
-    """Server-sent events with the page's changed parts: `summary`, `steps`, `activity` (HTML) and `tick` (a sign to
-    fetch the curves and the sessions again)."""
+    """Stream the changed parts of a run's page as server-sent events: `summary`, `steps` and `activity` carry HTML;
+    `tick` tells the page to fetch the curves and the sessions again."""
     summary = await _visible(run, overview, visitor)
     stream = _fragments(overview, entrance, summary.id, visitor, last_event_id(request))
+    # nginx buffers responses by default, which would hold events back.
     return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"x-accel-buffering": "no"})
 
 
@@ -175,13 +179,14 @@ async def switch(run: str, switch: Literal["pause", "resume"], overview: Overvie
 async def sessions(
     run: str, request: Request, overview: Overview, visitor: Guest, wanted: Wanted, cursor: str = ""
 ) -> Response:
-    """The table of sessions: as a page of its own where a browser asks, as a fragment where htmx does."""
+    """Show the table of sessions: a whole page for a browser, only the table for htmx."""
     summary = await _visible(run, overview, visitor)
     values = await _session_values(overview, summary, wanted, cursor or None)
     if request.headers.get("hx-request") != "true":
         return HTMLResponse(render("sessions.html", visitor=visitor, run=summary, now=overview.now(), **values))
     fragment = HTMLResponse(render("_sessions.html", visitor=visitor, run=summary, now=overview.now(), **values))
-    if request.headers.get("hx-trigger") != _REFRESHED:
+    if request.headers.get("hx-trigger") != _SESSION_TABLE:
+        # The filters also stand on the run's own page; reloading the pushed address must show the same page again.
         page = f"/admin/runs/{summary.name}"
         shown_on = page if urlsplit(request.headers.get("hx-current-url", "")).path == page else f"{page}/sessions"
         fragment.headers["hx-push-url"] = shown_on + values["here"]
@@ -190,7 +195,7 @@ async def sessions(
 
 @router.get("/runs/{run}/revised")
 async def revised(run: str, overview: Overview, visitor: Guest, cursor: str = "") -> Response:
-    """What was trained on other rewards than there are now."""
+    """List the sessions whose rewards changed after a step trained on them."""
     summary = await _visible(run, overview, visitor)
     page = await overview.ledger.revised(summary.id, cursor=cursor or None, limit=_PAGE)
     following = _query({"cursor": page.next_cursor}) if page.next_cursor else None
@@ -202,7 +207,7 @@ async def revised(run: str, overview: Overview, visitor: Guest, cursor: str = ""
 async def step(
     run: str, version: VersionNumber, overview: Overview, visitor: Guest, by: Colouring = Colouring.RATIO
 ) -> Response:
-    """`by` is what the tokens of the sampled trajectories are coloured by: ratio, advantage or gap."""
+    """Show a training step. `by` selects the quantity that colours the tokens of the sampled trajectories."""
     summary = await _visible(run, overview, visitor)
     found = await overview.step(summary.id, version)
     tokens = await overview.step_tokens(summary.id, version)
@@ -233,7 +238,7 @@ async def session(session_id: str, overview: Overview, visitor: Guest, tokens: b
 
 @router.get("/static/{path:path}")
 async def static(path: str, v: str = "") -> Response:
-    """Our own files, kept for ever by browsers under the address that names their content."""
+    """Serve a static file; browsers cache it for good under the address that carries its content's hash."""
     file = static_files().get(path)
     if file is None:
         raise NotFound("there is no such file")
@@ -249,8 +254,9 @@ async def nowhere(rest: str, _visitor: Guest) -> Response:
 
 
 async def _visible(run: str, overview: OverviewService, visitor: Visitor) -> RunSummary:
-    """Raises NotFound, for another's run too: a run key learns of no other run."""
+    """Return the run's summary. Raise NotFound if there is no such run or the visitor may not see it."""
     summary = await overview.run(run)
+    # NotFound rather than PermissionDenied: a run key must not learn which other runs exist.
     if not visitor.may_see(summary.id):
         raise NotFound(f"there is no run {run!r}")
     return summary
@@ -288,6 +294,7 @@ async def _fragments(
         if not await entrance.is_signed_in(visitor):
             return
         if snapshot is None:
+            # A comment line: it stops gateways from closing an idle connection.
             yield b": still here\n\n"
         else:
             yield await _fragment(overview, snapshot, visitor)

@@ -1,4 +1,4 @@
-"""Numbers, times and sizes as people read them. Pure; the templates' filters."""
+"""Template filters that format numbers, times and sizes for people. Pure."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ import msgspec
 
 from proxy.sessions.identification import AttributedBy
 
+# Shown for an unknown value: absent is not zero.
 ABSENT = "–"
-"""Shown for what is not known: absent is not zero."""
 
 _THIN = " "
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """`digits` decimals for fractions, none for integers; thousands set apart by a thin space."""
+    """Format with `digits` decimals for a float and none for an int, thousands separated by thin spaces."""
     if value is None or not math.isfinite(value):
         return ABSENT
     text = f"{value:,d}" if isinstance(value, int) else f"{value:,.{digits}f}"
     if text.startswith("-"):
+        # A rounded "-0.00" loses its sign.
         text = "−" + text[1:] if any(character in "123456789" for character in text) else text[1:]
     return text.replace(",", _THIN)
 
 
 def compact(value: float | None) -> str:
-    """Three significant digits: 950, 1.25k, 3.4M."""
+    """Format with three significant digits: 950, 1.25k, 3.4M."""
     if value is None or not math.isfinite(value):
         return ABSENT
     for bound, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # Values that three digits would round up to the bound already take the larger unit: "1k", never "1e+03".
         if abs(value) >= bound * 0.9995:
             return f"{value / bound:.3g}{unit}"
     return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def reward(value: float | None) -> str:
-    """Up to three decimals without needless zeros: 1, 0.25, −0.333."""
+    """Format with up to three decimals and no trailing zeros: 1, 0.25, −0.333."""
     if value is None or not math.isfinite(value):
         return ABSENT
     text = f"{value:.3f}".rstrip("0").rstrip(".")
@@ -51,7 +53,7 @@ def percent(share: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration: 34 ms, 1.32 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
+    """Format a duration in at most two units: 34 ms, 1.32 s, 2 min 5 s, 3 h 12 min, 2 d 4 h."""
     if value is None or not math.isfinite(value):
         return ABSENT
     value = max(0.0, value)
@@ -74,11 +76,11 @@ def seconds(value: float | None) -> str:
 
 
 def ago(at: float | None, now: float) -> str:
-    """One unit is enough: just now, 12 s ago, 5 min ago, 3 h ago, 2 d ago."""
+    """Format the time passed since `at` in one unit: just now, 12 s ago, 5 min ago, 3 h ago, 2 d ago."""
     if at is None:
         return ABSENT
     passed = now - at
-    if passed < 1.5:
+    if passed < 1.5:  # page.js uses the same bound when it updates the text
         return "just now"
     for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if passed >= unit:
@@ -87,12 +89,12 @@ def ago(at: float | None, now: float) -> str:
 
 
 def moment(at: float | None) -> str:
-    """ISO 8601 in UTC, for machines."""
+    """Format as ISO 8601 in UTC, for `datetime` attributes."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def clock_time(at: float | None) -> str:
-    """The full time, for titles."""
+    """Format date and time to the second in UTC, for tooltips."""
     return ABSENT if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -108,17 +110,18 @@ def size(octets: int | None) -> str:
 
 
 def short_id(identifier: str) -> str:
-    """The tail of an id: the part that differs between neighbours in time."""
+    """Shorten an id to its last characters."""
+    # Ids begin with their time of creation, so neighbours in a table differ only in the tail.
     return identifier if len(identifier) <= 12 else "…" + identifier[-8:]
 
 
 def words(name: str) -> str:
-    """`tool_calls` → `tool calls`."""
+    """Turn an identifier into words: `tool_calls` becomes `tool calls`."""
     return name.replace("_", " ").replace(".", " ")
 
 
 def attribution(rule: str) -> str:
-    """What a rule of identification means; empty for what is none."""
+    """Explain a rule of session identification; an unknown rule gives an empty text."""
     try:
         return AttributedBy(rule).meaning
     except ValueError:
@@ -130,12 +133,12 @@ def fields(struct: msgspec.Struct) -> list[tuple[str, Any]]:
 
 
 def pretty(value: Any) -> str:
-    """JSON to read."""
+    """Format as indented JSON with sorted keys."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
 
 
 def heat(logprob: float) -> int:
-    """0 (certain) to 8 (surprising): half a nat a step."""
+    """Grade a log-probability from 0 (certain) to 8 (surprising) in steps of half a nat."""
     return min(8, max(0, int(-logprob * 2)))
 
 
@@ -144,6 +147,6 @@ def probability(logprob: float) -> str:
 
 
 def model(name: str) -> str:
-    """A model's name in short: the last two parts of a directory; a Hugging Face id is as short as that."""
+    """Shorten a model's directory to its last two parts; a Hugging Face id has two parts and stays whole."""
     parts = [part for part in name.split("/") if part]
     return name if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"

@@ -1,4 +1,4 @@
-"""Sign-ins to the page that were ended before their cookies expire."""
+"""Rows of ended sign-ins: visitors who signed out before their cookie expired."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxy.database.tables import SignOutRow
 
 
 class SignOutRepository:
-    """Reads and writes of one transaction."""
+    """Queries that run within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -18,7 +18,8 @@ class SignOutRepository:
         return found.one_or_none() is not None
 
     def end(self, sign_in: str, *, until: float, now: float) -> None:
-        """Record a sign-out once; drop those whose cookies have expired."""
+        """Record that a sign-in ended; a second call for the same sign-in changes nothing."""
+        # A cookie that has expired is refused anyway, so its row has no more use.
         self._connection.execute(delete(SignOutRow).where(SignOutRow.until < now))
         if not self.is_ended(sign_in):
             self._connection.execute(insert(SignOutRow).values(sign_in=sign_in, until=until))

@@ -1,7 +1,8 @@
-"""Signing in to the page and out: a signed cookie that names a key, never holds it, and ends with it.
+"""Signing in to the admin page and out of it, with a signed cookie.
 
-Signing out is recorded in the store rather than signing in, so that the page can be opened while nothing can be
-written (a full disk is when an operator wants to see it). The record holds for every proxy on the store.
+The cookie carries the id of a key, not the key itself, and is worthless once the key is revoked. The store records
+sign-outs rather than sign-ins, so that the page opens while the store cannot be written: a full disk is when an
+operator needs it. Every proxy on the same store honours a recorded sign-out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _OPENING_KINDS = (PrincipalKind.ADMIN, PrincipalKind.RUN)
 
 
 class SignInNeeded(Exception):
-    """Nobody is signed in, or no longer. The form leads back to `path`."""
+    """The request carries no valid sign-in. After signing in, the browser returns to `path`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -37,7 +38,7 @@ class SignInNeeded(Exception):
 
 
 class Visitor(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed-in browser. An admin sees everything; others the run of their key. `sign_in` names the sign-in."""
+    """A signed-in browser. An admin sees every run, others only `run_id`. `sign_in` is the id of the sign-in."""
 
     key_id: str
     sign_in: str
@@ -49,7 +50,7 @@ class Visitor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Ticket(msgspec.Struct, frozen=True):
-    """What a cookie says, once its signature is checked."""
+    """The content of a cookie: the key's id, the time of expiry and the id of the sign-in."""
 
     key: str
     until: float
@@ -57,7 +58,10 @@ class _Ticket(msgspec.Struct, frozen=True):
 
 
 class SignIn:
-    """`secret` signs the cookies; it is the installation's own. A cookie is good for `seconds`."""
+    """Signs visitors in and out, and checks their cookies.
+
+    `secret` is the installation's own and signs the cookies; a cookie is valid for `seconds`.
+    """
 
     def __init__(
         self,
@@ -77,10 +81,11 @@ class SignIn:
         )
 
     async def enter(self, key: str) -> Visitor:
-        """Raises AuthenticationFailed for a key that is not known, PermissionDenied for one that opens no page."""
+        """Sign in with a key. Raise AuthenticationFailed if it is unknown, PermissionDenied if its kind opens no
+        page."""
         who = await self._credentials.authenticate(key)
         if who.kind not in _OPENING_KINDS:
-            raise PermissionDenied(f"that is a {who.kind.value} key; the page opens with an admin key or a run key")
+            raise PermissionDenied(f"this is a {who.kind.value} key: sign in with an admin key or a run key")
         return Visitor(
             key_id=who.key_id,
             sign_in=secrets.token_urlsafe(16),
@@ -89,6 +94,7 @@ class SignIn:
         )
 
     def remember(self, visitor: Visitor, response: Response, *, secure: bool) -> None:
+        """Set the visitor's cookie. `secure` confines it to HTTPS."""
         ticket = _Ticket(key=visitor.key_id, until=self._clock() + self._seconds, id=visitor.sign_in)
         text = self._serializer.dumps(msgspec.to_builtins(ticket))
         assert isinstance(text, str)
@@ -97,9 +103,9 @@ class SignIn:
         )
 
     async def leave(self, request: Request, response: Response) -> None:
-        """End the sign-in of this request for good: a copy of its cookie opens nothing any more, on any proxy.
+        """Sign out: from now on no proxy on the store accepts the request's cookie or a copy of it.
 
-        Raises StoreUnavailable while that cannot be recorded.
+        Raise StoreUnavailable if the store cannot record the sign-out.
         """
         ticket = self._ticket(request)
         if ticket is not None:
@@ -110,8 +116,8 @@ class SignIn:
         response.delete_cookie(COOKIE, path=_PATH, httponly=True, samesite="strict")
 
     async def visitor(self, request: Request) -> Visitor:
-        """Ask the store each time, so that a revoked key and an ended sign-in are out at once. Raises
-        SignInNeeded."""
+        """Return who is signed in. Raise SignInNeeded if nobody is."""
+        # The store is read for every request, so that a revoked key and a sign-out take effect at once.
         ticket = self._ticket(request)
         visitor = None if ticket is None else await self._holder(ticket)
         if visitor is None:
@@ -119,7 +125,8 @@ class SignIn:
         return visitor
 
     async def is_signed_in(self, visitor: Visitor) -> bool:
-        """Whether a visitor may still look on: for streams, which outlive the request that opened them."""
+        """Return whether a visitor is still signed in. Event streams ask, as they outlive the request they began
+        with."""
         ticket = _Ticket(key=visitor.key_id, until=0.0, id=visitor.sign_in)
         return await self._holder(ticket) is not None
 
@@ -133,28 +140,30 @@ class SignIn:
         return Visitor(key_id=who.key_id, sign_in=ticket.id, is_admin=is_admin, run_id=who.run_id)
 
     def _ticket(self, request: Request) -> _Ticket | None:
-        """The cookie's content; None without a cookie of ours that is still good."""
+        """Return the content of the request's cookie, or None if it is missing, forged or expired."""
         try:
             content: Any = self._serializer.loads(request.cookies.get(COOKIE, ""))
             ticket = msgspec.convert(content, _Ticket)
-        except (BadSignature, msgspec.ValidationError):  # the latter: a cookie of an older version
+        except (BadSignature, msgspec.ValidationError):  # ValidationError: an older release wrote the cookie
             return None
         return ticket if self._clock() < ticket.until else None
 
 
 def check_origin(request: Request, public_url: str | None) -> None:
-    """A change must come from our own page: browsers name the page's origin with every POST.
+    """Raise PermissionDenied unless a changing request comes from the admin page itself.
 
-    Raises PermissionDenied. `public_url` is our address where a gateway stands before us.
+    Browsers send the page's origin with every POST, so a form on another site cannot act with the visitor's cookie.
+    `public_url` is the proxy's address behind a gateway, or None.
     """
     origin = urlsplit(request.headers.get("origin", "")).netloc
     ours = {request.headers.get("host", ""), urlsplit(public_url or "").netloc} - {""}
     if not origin or origin not in ours:
-        raise PermissionDenied("this request does not come from the admin page itself")
+        raise PermissionDenied("this request was not sent by the admin page: repeat the action on the page")
 
 
 def local_path(path: str) -> str:
-    """Where to go after signing in: a page of ours, whatever the form says."""
+    """Return `path` if it is an admin page, else the first page."""
+    # The form's `next` field comes from the address: without this check a link could send a visitor to another site.
     parts = urlsplit(path)
     is_ours = not parts.scheme and not parts.netloc and (parts.path == _PATH or parts.path.startswith(_PATH + "/"))
     is_plain = "\\" not in path and path.isprintable() and not parts.path.startswith(f"{_PATH}/login")

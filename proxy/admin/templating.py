@@ -1,4 +1,4 @@
-"""Templates, and the addresses of static files with their content's hash, so that browsers may keep them for ever."""
+"""Templates, and addresses of static files that carry the hash of the content, so that browsers can cache them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FILTERS = [
 
 @lru_cache(maxsize=1)
 def environment() -> Environment:
-    """Everything is escaped, and a name that is not there is an error."""
+    """Return the template environment: every value is escaped, and an undefined name raises."""
     made = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=select_autoescape(default_for_string=True, default=True),
@@ -56,8 +56,8 @@ def static_address(path: str) -> str:
 
 @lru_cache(maxsize=1)
 def static_files() -> dict[str, Path]:
-    """Return every file that may be asked for, by its path below /admin/static. What a client asks for is looked up
-    in this, and is never itself a path on our disk."""
+    """Return every static file by its path below /admin/static."""
+    # A client's path is looked up here and never used as a path on disk, so it cannot escape the folder.
     return {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 
 

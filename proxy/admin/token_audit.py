@@ -1,4 +1,4 @@
-"""Tokens of a step's sampled trajectories, coloured by what the step made of them."""
+"""Tokens of a step's sampled trajectories, coloured by probability ratio, advantage or log-probability gap."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ _STEPS = 8
 
 
 class Colouring(StrEnum):
-    """`ratio`: how far train over engine probability is from 1, in logarithms. `advantage`: pushed up or down, and
-    how hard. `gap`: how far the trainer's log-probability is from the engine's."""
+    """The quantity that colours a token.
+
+    `ratio`: log of the trainer's probability over the engine's. `advantage`: the token's advantage relative to the
+    step's largest. `gap`: distance between the trainer's log-probability and the engine's.
+    """
 
     RATIO = "ratio"
     ADVANTAGE = "advantage"
@@ -23,7 +26,8 @@ class Colouring(StrEnum):
 
 
 class DrawnToken(msgspec.Struct, frozen=True, kw_only=True):
-    """`style` is a class of the style sheet: h0 to h8 for more or up, d1 to d8 for less or down."""
+    """A token with its CSS class `style`: h0 to h8 for positive values, d1 to d8 for negative ones; `title` is the
+    tooltip."""
 
     text: str
     style: str
@@ -43,7 +47,8 @@ class DrawnTrajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_audit(turns: Sequence[AuditedTurn], by: Colouring) -> tuple[DrawnTrajectory, ...]:
-    """`turns` of one session stand together. Advantages are drawn in relation to the largest of the step."""
+    """Prepare audited turns for the template. The turns of one session must be adjacent."""
+    # Advantages have no natural scale, so the step's largest one gets the full colour.
     largest = max((abs(value) for turn in turns for value in turn.advantages), default=0.0)
     return tuple(
         DrawnTrajectory(session_id=session_id, turns=tuple(_turn(turn, by, largest) for turn in own))
@@ -62,16 +67,16 @@ def _turn(turn: AuditedTurn, by: Colouring, largest: float) -> DrawnTurn:
                 style = _style(abs(difference))
             case Colouring.ADVANTAGE:
                 style = _style(advantage / largest if largest else 0.0)
-        said = [
+        facts = [
             f"ratio {turn.ratios[index]:.4g}",
             f"advantage {advantage:.4g}",
-            f"log-probability {mine:.4g} of the trainer, {engine:.4g} of the engine",
+            f"log-probability {mine:.4g} in the trainer, {engine:.4g} in the engine",
             f"{turn.staleness[index]} versions old",
         ]
         if turn.clipped[index]:
-            said.append("clipped")
+            facts.append("clipped")
         text = turn.texts[index] if turn.texts is not None else "·"
-        tokens.append(DrawnToken(text=text, style=style, title=" · ".join(said)))
+        tokens.append(DrawnToken(text=text, style=style, title=" · ".join(facts)))
     return DrawnTurn(
         number=None if turn.ordinal is None else turn.ordinal + 1,
         turn_id=turn.turn_id,
@@ -81,6 +86,6 @@ def _turn(turn: AuditedTurn, by: Colouring, largest: float) -> DrawnTurn:
 
 
 def _style(value: float) -> str:
-    """Of −1 to 1 and beyond."""
+    """Return the CSS class of a value; colours saturate at −1 and 1."""
     level = min(_STEPS, round(abs(value) * _STEPS))
     return f"{'d' if value < 0 and level else 'h'}{level}"

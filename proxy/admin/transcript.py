@@ -1,4 +1,4 @@
-"""A session's turns as a conversation to be drawn. Pure; shows whatever messages hold and never fails on them."""
+"""A session's turns, prepared for the template. Pure; messages of any shape are shown, none raises an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ONE_LINE = 72
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as the model made it. `arguments` is pretty-printed JSON, or the raw text where it is none."""
+    """A tool call of the model. `arguments` is pretty-printed JSON, or the raw text if it is not JSON (`is_json`)."""
 
     id: str
     name: str
@@ -28,7 +28,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """`role` is one of the known ones, or `other` with its own name as the `title`."""
+    """A message of the conversation. An unknown role becomes `other`, with the role's name as `title`."""
 
     role: str
     title: str
@@ -40,7 +40,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """`heat` 0 to 8: how surprising the token was. `starts_version` where another policy version took over."""
+    """An output token. `heat` grades its surprise from 0 to 8. `starts_version` is the policy version that begins at
+    this token, None if the version did not change."""
 
     text: str
     id: int
@@ -51,9 +52,12 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn as drawn. `branch` says where it begins, if it does not continue the turn before. `untrained_because` is
-    why it is not trained, as a clause; None where it can be. `is_cut`: the answer did not end by itself.
-    `superseded`: the agent went on with another answer to the same prompt."""
+    """A turn, ready for the template.
+
+    `branch` describes where the turn branches off; None if it continues the previous turn. `untrained_because` is the
+    reason, as a clause, why the turn is not trained; None if it can be. `is_cut`: the answer was cut off before the
+    model ended it. `superseded`: the agent continued from another answer to the same prompt.
+    """
 
     number: int
     view: TurnView
@@ -69,8 +73,8 @@ class DrawnTurn(msgspec.Struct, frozen=True, kw_only=True):
 def draw(
     turns: Sequence[TurnView], rewards: Sequence[RewardItem], untrained: Mapping[str, str] | None = None
 ) -> tuple[DrawnTurn, ...]:
-    """Return a session's turns, in order of arrival, ready for the template. `untrained` says why some are not
-    trained, by id."""
+    """Prepare a session's turns, given in order of arrival. `untrained` maps turn ids to the reason, as a clause, why
+    the turn is not trained."""
     numbered = {turn.id: (number, turn) for number, turn in enumerate(turns, start=1)}
     superseded = superseded_turns(_asked(turns))
     tool_names: dict[str, str] = {}
@@ -96,7 +100,8 @@ def draw(
 
 
 def _asked(turns: Sequence[TurnView]) -> list[Asked]:
-    """Return the turns as answers to their prompts; the messages that one added stand for its own prompt ids."""
+    """Return the turns in the form in which superseded answers are found."""
+    # Token ids are not loaded here, so a turn's own messages stand for the prompt ids that it added.
     places = {turn.id: place for place, turn in enumerate(turns)}
     return [
         Asked(
@@ -118,11 +123,11 @@ def _asked(turns: Sequence[TurnView]) -> list[Asked]:
 def _branch(number: int, turn: TurnView, parent: tuple[int, TurnView] | None) -> str | None:
     if parent is None:
         return "a conversation of its own" if number > 1 else None
-    of, parent_turn = parent
+    parent_number, parent_turn = parent
     whole = parent_turn.prompt_tokens + parent_turn.output_tokens
     if turn.continuation == Continuation.EDITED and turn.prefix_tokens < whole:
-        return f"branches off within turn {of}"
-    return f"branches off after turn {of}" if of != number - 1 else None
+        return f"branches off within turn {parent_number}"
+    return f"branches off after turn {parent_number}" if parent_number != number - 1 else None
 
 
 def _message(message: Mapping[str, Any], tool_names: dict[str, str], *, is_answer: bool) -> Message:
@@ -164,7 +169,7 @@ def _calls(message: Mapping[str, Any]) -> Iterable[ToolCall]:
 
 
 def _text(content: Any) -> tuple[str, bool]:
-    """The text of a message's content, and whether it had to be shown as JSON."""
+    """Return the text of a message's content, and whether it is JSON because the content was no plain text."""
     if content is None:
         return "", False
     if isinstance(content, str):
@@ -178,12 +183,12 @@ def _text(content: Any) -> tuple[str, bool]:
 
 
 def pretty_json(text: str) -> str | None:
-    """A JSON object or list on one line where it is short, indented otherwise; None for anything else."""
+    """Format a JSON object or list, on one line if it is short; return None for any other text."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # RecursionError: brackets nested too deeply
         return None
     line = json.dumps(value, ensure_ascii=False)
     return line if len(line) <= _ONE_LINE else json.dumps(value, ensure_ascii=False, indent=2)

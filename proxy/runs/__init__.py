@@ -1,1 +1,1 @@
-"""The runs of this proxy and their settings."""
+"""Runs and their settings."""

@@ -1,4 +1,4 @@
-"""What trainers asked for lately: which runs have one that waits, and how large its batches are to be."""
+"""The last batch that each run's trainer asked for: it shows that a trainer waits, and for how many trajectories."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import msgspec
 
 
 class AskedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """`want` trajectories were asked for at the time `at`."""
+    """A trainer's request for `want` trajectories at time `at`, in seconds since the epoch."""
 
     want: int
     at: float
 
 
 class AskedBatches:
-    """The last request of each run, in the memory of this proxy: a trainer that waits has no claim in the store yet.
-    Another proxy on the same store learns of it with the first claim."""
+    """The last request of each run, in this process's memory."""
 
+    # Memory suffices: the value only explains on the page what a waiting trainer waits for. Another proxy on the same
+    # store knows nothing of it until the trainer's first claim.
     def __init__(self) -> None:
         self._last: dict[str, AskedBatch] = {}
 

@@ -1,4 +1,4 @@
-"""The run that a request's path names, for the keys that may act on it."""
+"""Authorisation of requests whose path names a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from proxy.runs.service import RunDirectory, RunView
 
 
 async def trainers_run(request: Request, name_or_id: str) -> RunView:
-    """The run that the request's key may train.
+    """Return the run that the path names, for its trainer key or an admin key.
 
-    Raises AuthenticationFailed, PermissionDenied for other keys than its trainer's or an admin's, NotFound.
+    Raise AuthenticationFailed without a valid key, PermissionDenied for any other key, NotFound without such a run.
     """
     who = await principal(request)
     require(who, PrincipalKind.TRAINER, PrincipalKind.ADMIN)
     run = await service(request, RunDirectory).by_name_or_id(name_or_id)
     if who.kind is PrincipalKind.TRAINER and who.run_id != run.id:
-        raise PermissionDenied("this key trains another run")
+        raise PermissionDenied("this trainer key belongs to another run")
     return run

@@ -22,7 +22,7 @@ from proxy.database.tables import (
 
 
 class RunRepository:
-    """Reads and writes of one transaction."""
+    """Queries that run within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -46,7 +46,7 @@ class RunRepository:
         reward_rules: dict[str, Any],
         now: float,
     ) -> None:
-        """The run with its version 0, which is the base model and serves at once."""
+        """Insert a run with its version 0, the base model, which counts as serving at once."""
         self._connection.execute(
             insert(RunRow).values(
                 id=run_id,
@@ -75,7 +75,7 @@ class RunRepository:
         )
 
     def has_history(self, run_id: str) -> bool:
-        """Whether the run has a session, a claim or a version that a step made."""
+        """Return whether the run has a session, a claim or a version above 0."""
         return any(
             self._connection.execute(select(table.run_id).where(table.run_id == run_id).limit(1)).first() is not None
             for table in (SessionRow, ClaimRow)
@@ -88,7 +88,8 @@ class RunRepository:
         )
 
     def delete(self, run_id: str) -> None:
-        """Remove a run without history, with all that refers to it."""
+        """Delete a run without history, and every row that refers to it."""
+        # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
         for table in (ApiKeyRow, GroupRow, PolicyVersionRow, RateLimitRow, EventRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
         self._connection.execute(delete(RunRow).where(RunRow.id == run_id))

@@ -1,4 +1,4 @@
-"""Which runs there are, and how each is configured."""
+"""The directory of runs: creation, look-up, settings, deletion."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from proxy.lifecycle.events import append_event
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
 
+# How old settings may be for callers that need nothing else of a run: it saves a query per model call, and another
+# proxy's change takes effect within two seconds.
 _RECENT_SECONDS = 2.0
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as of one moment. `base_model` is a Hugging Face id or an absolute directory."""
+    """A run at one moment. `base_model` is a Hugging Face id or an absolute directory."""
 
     id: RunId
     name: str
@@ -33,23 +35,25 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunDirectory:
-    """Looks runs up. Rows are read every time, as versions move; only settings are kept a while."""
+    """Creates, finds and deletes runs."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
+        # Validating the settings costs far more than reading the row, which is read every time as its versions
+        # change. Bounded by the number of runs.
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
         self._recent: dict[str, tuple[RunSettings, float]] = {}
 
     async def ensure(self, settings: RunSettings) -> RunView:
-        """The run of this name, created with version 0 if it is new, reconfigured if its settings changed.
+        """Return the run that `settings` name; create it with version 0 if it is new, update it if they changed.
 
-        A run that nobody named is not begun beside others. Raises ConfigurationError then, without a model, or when
-        the run exists with another base model.
+        Raise ConfigurationError if no base model is given, if the run exists with another base model, or if a new run
+        would take the default name in a store that has runs: that is nearly always a forgotten `run.name`.
         """
         if not settings.model:
             raise ConfigurationError(
-                "run.model: no base model is named; set it to a directory or a Hugging Face id "
+                "run.model: no base model is given; set it to a directory or a Hugging Face id "
                 "(in the file, as BASE_RL_RUN__MODEL, or with --model)"
             )
         base_model = _resolved(settings.model)
@@ -64,8 +68,8 @@ class RunDirectory:
                     if others:
                         names = ", ".join(other.name for other in others)
                         raise ConfigurationError(
-                            f"run.name: no run is named, and the store has none called {settings.name!r} but {names};"
-                            " set it to one of them, or to the name of a new one"
+                            f"run.name: not set, and the store has no run {settings.name!r}; it has {names}."
+                            " Set it to one of them, or to the name of a new run"
                         )
                 run_id = new_run_id()
                 RunRepository(connection).insert(
@@ -80,8 +84,8 @@ class RunDirectory:
                 append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
             elif row.base_model != base_model:
                 raise ConfigurationError(
-                    f"run.model: the run {settings.name!r} was begun on {row.base_model} and cannot continue on "
-                    f"{base_model}; name the first one again, choose another run.name, or another server.data_dir"
+                    f"run.model: the run {settings.name!r} was created on {row.base_model} and cannot continue on "
+                    f"{base_model}; set the original model again, choose another run.name, or another server.data_dir"
                 )
             elif row.config != config:
                 RunRepository(connection).set_config(row.id, config)
@@ -93,21 +97,21 @@ class RunDirectory:
         return await self.by_name(settings.name)
 
     async def by_name(self, name: str) -> RunView:
-        """The run that agents ask for as `model`. Raises ModelNotFound."""
+        """Return the run that agents name as `model`. Raise ModelNotFound."""
         row = await self._database.read(lambda connection: RunRepository(connection).by_name(name))
         if row is None:
             raise ModelNotFound(f"there is no run called {name!r}", param="model")
         return self._view(row)
 
     async def by_id(self, run_id: str) -> RunView:
-        """Raises NotFound."""
+        """Return a run by its id. Raise NotFound."""
         row = await self._database.read(lambda connection: RunRepository(connection).by_id(run_id))
         if row is None:
             raise NotFound(f"there is no run {run_id!r}")
         return self._view(row)
 
     async def by_name_or_id(self, name_or_id: str) -> RunView:
-        """For paths with `{run}`. Raises NotFound."""
+        """Return the run that a path's `{run}` names. Raise NotFound."""
 
         def find(connection: Connection) -> Row[*tuple[Any, ...]] | None:
             repository = RunRepository(connection)
@@ -119,20 +123,20 @@ class RunDirectory:
         return self._view(row)
 
     async def delete(self, name_or_id: str, *, served: str) -> None:
-        """Remove a run that was begun by mistake. `served` is the id of the run that this proxy serves.
+        """Delete a run that was created by mistake. `served` is the id of the run that this proxy serves.
 
-        Raises NotFound, and Conflict for a run that is served or has sessions, claims or steps.
+        Raise NotFound if there is no such run, Conflict if it is served or has sessions, claims or steps.
         """
         run = await self.by_name_or_id(name_or_id)
         if run.id == served:
-            raise Conflict(f"the run {run.name!r} is the one that is served here: stop this base-rl to delete it")
+            raise Conflict(f"this proxy serves the run {run.name!r}: stop the proxy to delete the run")
 
         def delete(connection: Connection) -> None:
             # Checked in the transaction that deletes, so that no session can begin in between.
             if RunRepository(connection).has_history(run.id):
                 raise Conflict(
-                    f"the run {run.name!r} has sessions, claims or steps, which are kept; only a run that nothing was"
-                    " recorded of can be deleted"
+                    f"the run {run.name!r} has sessions, claims or steps; only a run without any recorded data can be"
+                    " deleted"
                 )
             RunRepository(connection).delete(run.id)
             data = {"name": run.name, "base_model": run.base_model}
@@ -143,12 +147,12 @@ class RunDirectory:
         self._parsed.pop(run.id, None)
 
     async def list_(self) -> list[RunView]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age())
         return [self._view(row) for row in rows]
 
     async def settings_of(self, run_id: str) -> RunSettings:
-        """A run's settings, at most seconds old, for those who need nothing else of it. Raises NotFound."""
+        """Return a run's settings, at most two seconds old. Raise NotFound."""
         recent = self._recent.get(run_id)
         if recent is not None and self._clock() < recent[1]:
             return recent[0]
@@ -177,6 +181,7 @@ class RunDirectory:
 
 
 def _resolved(model: str) -> str:
-    """A directory by its absolute path, so that the proxy and the trainer mean the same wherever they start."""
+    """Return a directory's absolute path; return a Hugging Face id unchanged."""
+    # The proxy and the trainer may start in different directories and must mean the same model.
     path = Path(model).expanduser()
     return str(path.resolve()) if path.is_dir() else model

@@ -1,9 +1,9 @@
-// The curves of a run's page: drawn from /curves, and again whenever the event stream says that something changed.
+// The curves of a run's page: fetched from /curves, and again whenever the event stream reports a change.
 "use strict";
 (() => {
   const live = document.getElementById("live");
   const connection = document.getElementById("connection");
-  const REFRESH_MS = 1000;
+  const REFRESH_MS = 1000; // a busy run reports many changes a second; one fetch a second shows them all
   const charts = new Map();
 
   const probe = document.createElement("span");
@@ -41,7 +41,7 @@
     ...extra,
   });
   const filled = (name) => (plot) => {
-    if (!Number.isFinite(plot.bbox?.height)) return color(name); // asked for the legend's marker, before the layout
+    if (!Number.isFinite(plot.bbox?.height)) return color(name); // uPlot first asks for the legend's marker, before the layout
     const gradient = plot.ctx.createLinearGradient(0, plot.bbox.top, 0, plot.bbox.top + plot.bbox.height);
     gradient.addColorStop(0, color(name, 0.22));
     gradient.addColorStop(1, color(name, 0));
@@ -53,7 +53,7 @@
     const room = Math.max((high - low) * 0.08, floor);
     return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
   };
-  // Rewards mostly live in [0, 1] or [-1, 1]: those bounds are kept as they are, so that heights can be compared.
+  // Rewards mostly live in [0, 1] or [-1, 1]: these bounds stay fixed, so that heights are comparable between runs.
   const rewardRange = (_plot, low, high) => {
     if (low === null || low === undefined) return [0, 1];
     if (low >= 0 && high <= 1) return [0, 1.04];
@@ -83,7 +83,7 @@
         series: [
           { label: "version", value: (_plot, value) => (value === null ? "–" : `v${value}`) },
           line("amber", "mean", { value: (_plot, value) => fixed(2)(value) }),
-          line("amber-soft", "most", { width: 1.5, paths: uPlot.paths.stepped({ align: 1 }), value: (_plot, value) => fixed(0)(value) }),
+          line("amber-soft", "max", { width: 1.5, paths: uPlot.paths.stepped({ align: 1 }), value: (_plot, value) => fixed(0)(value) }),
         ],
       }),
       data: (curves) => {
@@ -146,7 +146,7 @@
     element.dataset.last = String(data[1][data[1].length - 1]);
   };
 
-  // Null while the proxy is away; the event stream says when it is back.
+  // Returns null while the proxy is unreachable; the event stream reconnects and then triggers a refresh.
   const fetchCurves = async () => {
     try {
       const reply = await fetch(live.dataset.curves, { headers: { "hx-request": "true" } });
@@ -182,12 +182,12 @@
     if (curves) for (const id of Object.keys(designs)) draw(id, curves);
   };
 
-  const say = (state, text) => {
+  const showConnection = (state, text) => {
     connection.className = `connection ${state}`;
     connection.textContent = text;
   };
-  live.addEventListener("htmx:sseOpen", () => say("on", "live"));
-  live.addEventListener("htmx:sseError", () => say("off", "not connected, trying again"));
+  live.addEventListener("htmx:sseOpen", () => showConnection("on", "live"));
+  live.addEventListener("htmx:sseError", () => showConnection("off", "disconnected, reconnecting"));
   live.addEventListener("htmx:sseMessage", (event) => {
     if (event.detail.type === "summary") {
       if (live.classList.contains("is-empty") && document.querySelector("#summary .legend li")) {

@@ -1,4 +1,4 @@
-// What every page does: the theme switch, and times that stay true while the page is open.
+// On every page: the theme switch, and relative times that stay correct while the page is open.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -18,7 +18,7 @@
     return `${Math.floor(seconds)}\u2009s ago`;
   };
 
-  const tell = () => {
+  const updateTimes = () => {
     for (const element of document.querySelectorAll("time[datetime]")) {
       if (element.dataset.shown === undefined) {
         element.dataset.shown = String(performance.now());
@@ -32,14 +32,14 @@
     }
   };
 
-  // The server wrote an age in words, by its own clock; this machine's may be wrong.
+  // Ages come from the server's text, not from its timestamp: this machine's clock may be wrong.
   const ageOf = (text) => {
     if (text === "just now") return 0;
     const found = /^(\d+)\s*(s|min|h|d) ago$/.exec(text);
     return found ? Number(found[1]) * { s: 1, min: 60, h: 3600, d: 86400 }[found[2]] : NaN;
   };
 
-  tell();
-  setInterval(tell, 1000);
-  document.addEventListener("htmx:afterSettle", tell);
+  updateTimes();
+  setInterval(updateTimes, 1000);
+  document.addEventListener("htmx:afterSettle", updateTimes);
 })();

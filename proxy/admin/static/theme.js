@@ -1,4 +1,4 @@
-// Runs before the first paint: the theme that was chosen here, else the system's.
+// Runs before the first paint, so that the chosen theme does not flash: the saved choice, else the system's.
 "use strict";
 (() => {
   const chosen = localStorage.getItem("theme");

@@ -102,7 +102,7 @@ async def test_the_cookie_cannot_be_read_by_scripts_or_sent_by_others_and_holds_
 async def test_wrong_keys_are_told_why(site: Site, run_id: str, kind: PrincipalKind) -> None:
     unknown = await site.client.post("/admin/login", data={"key": "rl-admin-wrong"}, headers=OWN)
     assert unknown.status_code == 401
-    assert "not known here" in unknown.text
+    assert "unknown here" in unknown.text
     key = await site.credentials.create(kind, run_id=run_id)
     other = await site.client.post("/admin/login", data={"key": key.text}, headers=OWN)
     assert other.status_code == 403
@@ -325,7 +325,7 @@ async def test_a_revision_is_told_wherever_the_session_is_shown(site: Site, run_
         return " ".join(re.sub(r"<[^>]*>", " ", (await site.client.get(path)).text).split())
 
     run = (await site.client.get("/admin/runs/calculator")).text
-    assert "<b>2</b> trained sessions have other rewards now" in run
+    assert "<b>2</b> trained sessions have had a reward changed" in run
     assert 'href="/admin/runs/calculator/revised"' in run
     assert (await text("/admin/runs/calculator/sessions?training=consumed&min_reward=0.2")).count("revised") == 2
     listed = await text("/admin/runs/calculator/revised")
@@ -337,10 +337,10 @@ async def test_a_revision_is_told_wherever_the_session_is_shown(site: Site, run_
     assert "Trained on 1, now 0.25." in shown
     assert "chosen by ada over" in shown
     shown = await text(f"/admin/sessions/{other.id}")
-    assert "A turn has another reward now than the one it was trained on." in shown
+    assert "The reward of a turn changed after the training." in shown
     assert "on turn 2 · after training" in shown
     assert "rejected by ada in favour of" in shown
-    assert "2 of its trajectories have other rewards now" in await text(
+    assert "2 of its trajectories had a reward changed" in await text(
         f"/admin/runs/calculator/steps/{one.consumed_by}"
     )
 
@@ -423,7 +423,7 @@ async def test_the_sessions_table_is_a_fragment_for_htmx_and_goes_on_page_by_pag
         address = older.group(1).replace("&amp;", "&") if older else None
     assert len(shown) == len(set(shown)) == 96
     none = await site.client.get("/admin/runs/calculator/sessions?group=none")
-    assert "No session is like that" in none.text
+    assert "No session matches" in none.text
 
 
 async def test_errors_are_pages_that_say_what_to_do(site: Site, run_id: str) -> None:
@@ -432,7 +432,7 @@ async def test_errors_are_pages_that_say_what_to_do(site: Site, run_id: str) -> 
         reply = await site.client.get(f"/admin/{path}")
         assert reply.status_code == status
         assert reply.headers["content-type"].startswith("text/html")
-        assert "To the runs" in reply.text
+        assert "All runs" in reply.text
 
 
 SESSIONS = "/admin/runs/calculator/sessions"
@@ -444,8 +444,8 @@ HTMX = {"hx-request": "true"}
     [
         (f"{SESSIONS}?state=opened", "state"),
         (f"{SESSIONS}?training=trained", "consumed"),
-        (f"{SESSIONS}?min_reward=much", "no number"),
-        (f"{SESSIONS}?max_reward=nan", "no number"),
+        (f"{SESSIONS}?min_reward=much", "not a number"),
+        (f"{SESSIONS}?max_reward=nan", "not a number"),
         (f"{SESSIONS}?cursor=x", "cursor"),
         (f"{SESSIONS}?stat=open", "stat"),
         ("/admin/runs/calculator?training=trained", "consumed"),
@@ -458,7 +458,7 @@ async def test_addresses_that_mean_nothing_are_refused_by_name(site: Site, run_i
     reply = await site.client.get(path)
     assert reply.status_code == 400
     assert says in reply.text
-    assert "To the runs" in reply.text
+    assert "All runs" in reply.text
     fragment = await site.client.get(path, headers=HTMX)
     assert (fragment.status_code, fragment.headers["hx-redirect"]) == (400, path)
 

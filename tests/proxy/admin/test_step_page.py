@@ -72,7 +72,7 @@ async def test_tokens_are_coloured_and_the_conditions_are_told(site: Site, run_i
     assert reply.status_code == 200
     page = reply.text
     assert f'id="tokens-{session}"' in page
-    assert re.search(rf'<span class="{style}" title="[^"]*log-probability -1 of the trainer', page)
+    assert re.search(rf'<span class="{style}" title="[^"]*log-probability -1 in the trainer', page)
     assert "base-rl replay calculator 6 --verify" in page
     assert "0.125" in page
     assert "deleted" in page
