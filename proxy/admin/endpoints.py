@@ -80,7 +80,7 @@ def _wanted(
     """Read the session filters from the query; an empty form field means any. Raise InvalidRequest for a value that
     cannot be used."""
     if training and training not in set(TrainingState):
-        raise InvalidRequest(f"training: {training[:40]!r} is none of {', '.join(TrainingState)}", param="training")
+        raise InvalidRequest(f"training: {training[:40]!r} is not one of {', '.join(TrainingState)}", param="training")
     return SessionFilter(
         state=state or None,
         training=training or None,

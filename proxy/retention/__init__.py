@@ -1,1 +1,1 @@
-"""What is kept and what is forgotten: erasing by session or user, and retention."""
+"""Erasure of sessions, on request by session or user, and by the retention rules of a run."""

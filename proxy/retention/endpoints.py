@@ -1,4 +1,4 @@
-"""Erasing over HTTP, for admin keys."""
+"""Erasure over HTTP, for admin keys."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from proxy.retention.erasing import EraseService, ErasureTarget
 router = APIRouter(prefix="/api/v1", tags=["keeping"], route_class=StrictRoute)
 
 _Name = Annotated[StrictStr, Field(min_length=1, max_length=2000)]
-_REPORT = {200: "What was erased, and which versions had learnt from it."}
+_REPORT = {200: "The erased sessions, and the versions that learnt from them."}
 
 
 class EraseBody(BaseModel):
-    """A `session` (its id, or the client's own name), or everything of a `user`; of one `run` (a name or id) or of
-    every run. With `dry_run`, nothing is erased: the answer says what would be."""
+    """The sessions to erase: one `session` (by its id or the client's own name) or all of a `user`, within one `run`
+    (a name or id) or every run. With `dry_run`, nothing is erased and the answer reports what would be."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,7 +41,8 @@ def erasing_of(request: Request) -> EraseService:
 
 @router.post("/erase", openapi_extra=described(EraseBody, answers=_REPORT))
 async def erase(request: Request) -> JSONResponse:
-    """Removes what sessions said for good; that they were there and were trained stays. Again is no error."""
+    """Delete the content of sessions for good; that they existed and were trained stays recorded. Repeating the
+    request is no error."""
     require(await principal(request), PrincipalKind.ADMIN)
     body = validated(EraseBody, await json_body(request))
     target = ErasureTarget(session=body.session, user=body.user, run=body.run)
@@ -50,7 +51,7 @@ async def erase(request: Request) -> JSONResponse:
 
 @router.delete("/sessions/{session_id}", openapi_extra=described(answers=_REPORT))
 async def erase_session(request: Request, session_id: str) -> JSONResponse:
-    """The same for one session, by its id."""
+    """Erase one session by its id, like `POST /erase`."""
     require(await principal(request), PrincipalKind.ADMIN)
     report = await erasing_of(request).erase(ErasureTarget(session=session_id))
     return JSONResponse(msgspec.to_builtins(report))

@@ -1,9 +1,10 @@
-"""Erasing: what sessions said goes, that they were there and who learnt from them stays.
+"""Erasure: the content of a session is deleted; that it existed and which versions learnt from it stays recorded.
 
-A session is marked first: from that commit on it takes no calls and no rewards, is nobody's parent and is handed to
-no trainer. Its content follows in small transactions, at once where it is little, else by the sweep, which also goes
-on where a process died. What processes hold in memory they forget when they hear of the mark: this one at once,
-others on the same store by looking for marks every second.
+A session is marked as erased first. From that commit on it accepts no calls and no rewards, no turn continues one of
+its turns, and no claim contains it. Its content is deleted afterwards in small transactions: within the request if
+there is little, else by the regular sweep, which also finishes what a killed process left. In-memory copies are
+dropped once a process learns of the mark: this process at once, others on the same store when they poll for marks,
+every second.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from proxy.retention.repository import ErasedReason, KeepingRepository
 from proxy.runs.service import RunDirectory
 
 _SESSIONS_AT_ONCE = 64
+# Bounds of one deleting transaction, which other writes wait for.
 _TURNS_AT_ONCE = 200
-"""Emptied in one transaction, which other writes wait for."""
+# Transactions in one request or sweep; the next sweep continues.
 _BATCHES = 20
-"""So many transactions at most before an answer, and in a sweep."""
+# How far back polling reads marks again: the clocks of proxies differ, and a mark's commit comes after its time.
 _OVERLAP_SECONDS = 60.0
-"""How far back marks are looked for again: clocks of proxies differ, and commits come after their times."""
 
 
 class ErasureTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """One session by our id or the client's name, or all of a user; of one run (a name or id) or of every run."""
+    """One session (by its id or the client's name) or all sessions of a user, within one run (a name or id) or
+    all."""
 
     session: str | None = None
     user: str | None = None
@@ -43,7 +45,7 @@ class ErasureTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LearntFrom(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy version whose training step consumed so many of the sessions, or that was fitted to them."""
+    """A policy version that a step made from `sessions` of the erased sessions, or that was fitted to them."""
 
     run: str
     version: int
@@ -51,9 +53,13 @@ class LearntFrom(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErasureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`sessions` were found, `erased` of them by this very request, `turns` calls were made in them. `leased` are in
-    a trainer's hands: should its step commit, its version will be one more that learnt from them. Of
-    `content_left` sessions the content is still being removed. With `dry_run`, nothing was done."""
+    """The result of an erasure.
+
+    `sessions` is the number of matching sessions, `erased` how many of them this request erased, `turns` the number
+    of their calls. `versions` learnt from them. `leased` sessions are in a trainer's claim: if its step commits, that
+    version learns from them too. The content of `content_left` sessions is still to be deleted. With `dry_run`,
+    nothing was changed.
+    """
 
     sessions: int
     erased: int
@@ -65,13 +71,13 @@ class ErasureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErasureObserver(Protocol):
-    """Hears of erased sessions after the commit: metrics. It must not raise and not wait."""
+    """Receives erasures after their commit, for metrics. It must neither raise nor block."""
 
     def sessions_erased(self, sessions: int, *, reason: str) -> None: ...
 
 
 class EraseService:
-    """Erases on request, empties what is marked, and hears of the marks of other processes."""
+    """Marks sessions as erased, deletes the content of marked ones, and polls for marks of other processes."""
 
     def __init__(
         self,
@@ -92,8 +98,10 @@ class EraseService:
         self._scrubbing_due = True
 
     async def erase(self, target: ErasureTarget, *, dry_run: bool = False) -> ErasureReport:
-        """Again: the same answer, and what the user has said since is erased too. Raises InvalidRequest unless one of
-        session and user is named, NotFound for a session or run that is not there."""
+        """Erase the target's sessions and report on them. A repetition also erases what was recorded since.
+
+        Raise InvalidRequest unless exactly one of session and user is given, NotFound for an unknown session or run.
+        """
         session_ids = await self._find(target)
         by = "session" if target.user is None else "user"
         erased = 0
@@ -120,7 +128,7 @@ class EraseService:
         )
 
     async def mark(self, session_ids: Sequence[str], reason: ErasedReason, *, by: str) -> int:
-        """Erases but for the content; how many were not erased yet."""
+        """Mark sessions as erased. Return how many were not marked before."""
         if not session_ids:
             return 0
         now = self._clock()
@@ -134,7 +142,7 @@ class EraseService:
         return marked
 
     async def empty(self, session_ids: Sequence[str] | None = None) -> int:
-        """Removes content of these sessions, or of all that are marked, up to a bound; how many have none left."""
+        """Delete content of these sessions, or of all marked ones, up to a bound. Return how many have none left."""
         emptied = 0
         for _ in range(_BATCHES):
             part = await self._database.read(
@@ -142,6 +150,8 @@ class EraseService:
             )
             if not part:
                 break
+            # SQLite keeps deleted content in free pages and the log until it is scrubbed. A failed scrub is retried
+            # by the next sweep.
             self._scrubbing_due = True
             emptied += await self._database.commit(partial(_empty, part, self._clock()))
         if self._scrubbing_due:
@@ -149,7 +159,7 @@ class EraseService:
         return emptied
 
     async def listen(self) -> None:
-        """Tells this process of sessions that others erased."""
+        """Notify this process of sessions that other processes erased."""
         since = max(self._heard.values(), default=self._clock()) - _OVERLAP_SECONDS
         rows = await self._database.read(lambda found: KeepingRepository(found).marked_since(since))
         new = [row for row in rows if row.id not in self._heard]
@@ -163,7 +173,7 @@ class EraseService:
 
     async def _find(self, target: ErasureTarget) -> list[str]:
         if (target.session is None) == (target.user is None):
-            raise InvalidRequest("name a session or a user, one of them", param="session")
+            raise InvalidRequest("give either session or user, not both", param="session")
         run_id = (await self._runs.by_name_or_id(target.run)).id if target.run is not None else None
         if target.user is not None:
             digest = self._credentials.pseudonym(target.user.strip())
@@ -171,7 +181,9 @@ class EraseService:
         name = str(target.session)
         session_ids = await self._database.read(lambda found: KeepingRepository(found).named(name, run_id=run_id))
         if not session_ids:
-            raise NotFound(f"there is no session {name!r}; an erased one is found by its id alone", param="session")
+            raise NotFound(
+                f"there is no session {name!r}; an erased session is found only by its id", param="session"
+            )
         return session_ids
 
 

@@ -1,4 +1,4 @@
-"""Rows of sessions and of what belongs to them, as their content goes and their account stays."""
+"""Rows of sessions and of what belongs to them, for erasure and retention."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ from proxy.database.tables import (
 
 AnyRow = Row[*tuple[Any, ...]]
 
+# Databases bound the number of parameters of a statement.
 _CHUNK = 500
 
+# A mark leaves these training states as they are: a trainer already has the session or has used it.
 _STAYS = (TrainingState.LEASED.value, TrainingState.CONSUMED.value, TrainingState.STALE.value)
 _SETTLED = (
     TrainingState.CONSUMED.value,
@@ -57,15 +59,15 @@ class ErasedReason(StrEnum):
 
 
 class KeepingRepository:
-    """Reads and writes of one transaction."""
+    """Queries that run within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    # Which
+    # Selecting sessions
 
     def named(self, name: str, *, run_id: str | None) -> list[str]:
-        """A session by its id, or all that bear the client's own name."""
+        """Return the session with this id, or all sessions to which the client gave this name."""
         statement = select(SessionRow.id).where(or_(SessionRow.id == name, SessionRow.external_id == name))
         return self._ids(statement, run_id)
 
@@ -85,9 +87,11 @@ class KeepingRepository:
     def overdue(
         self, run_id: str, *, ended_before: float | None, beyond: int | None, unconsumed: bool, limit: int
     ) -> list[str]:
-        """Sessions with content that ended before that time or are not among the `beyond` that ended last; those that
-        ended first come first. Open and leased ones are never among them, those that may yet be trained only with
-        `unconsumed`."""
+        """Return sessions that retention may erase, those that ended first come first.
+
+        A session is overdue if it ended before `ended_before` or is not among the `beyond` most recently ended. Open
+        and leased sessions never are; sessions that may still be trained only with `unconsumed`.
+        """
         kept = (SessionRow.run_id == run_id, SessionRow.erased_at.is_(None), SessionRow.ended_at.is_not(None))
         before = [ended_before] if ended_before is not None else []
         if beyond is not None:
@@ -105,12 +109,12 @@ class KeepingRepository:
         )
         return list(self._connection.execute(statement).scalars())
 
-    # Marks
+    # Marks of erasure
 
     def mark(self, session_ids: Sequence[str], reason: ErasedReason, now: float) -> dict[str, int]:
-        """From here on they are erased, but for their content. How many were not yet, by run.
+        """Mark sessions as erased, without deleting turns. Return by run how many were not marked before.
 
-        What a trainer has it has: a leased session stays in its claim, whose commit accounts for it.
+        A leased session stays in its claim, whose commit records that it was trained.
         """
         marked: dict[str, int] = {}
         for part in _chunks(session_ids):
@@ -119,7 +123,7 @@ class KeepingRepository:
         return marked
 
     def marked_since(self, since: float) -> list[AnyRow]:
-        """Ids, times and reasons of sessions that were erased then or later."""
+        """Return id, time and reason of the sessions erased at `since` or later."""
         columns = (SessionRow.id, SessionRow.erased_at, SessionRow.erased_reason)
         statement = select(*columns).where(SessionRow.erased_at >= since)
         return list(self._connection.execute(statement).all())
@@ -127,7 +131,7 @@ class KeepingRepository:
     # Content
 
     def to_empty(self, session_ids: Sequence[str] | None, limit: int) -> list[str]:
-        """Erased sessions, all or of these, that have content left."""
+        """Return erased sessions that have content left, all or among `session_ids`."""
         statement = select(SessionRow.id).where(SessionRow.erased_at.is_not(None), SessionRow.emptied_at.is_(None))
         if session_ids is not None:
             found: list[str] = []
@@ -139,7 +143,7 @@ class KeepingRepository:
         return list(self._connection.execute(statement.order_by(SessionRow.erased_at).limit(limit)).scalars())
 
     def empty(self, session_ids: Sequence[str], *, turns: int, now: float) -> int:
-        """Removes the content of erased sessions, of so many turns at most. How many sessions have none left."""
+        """Delete content of erased sessions, of at most `turns` turns. Return how many sessions have none left."""
         of_these = {"ids": list(session_ids)}
         turn_ids = list(self._connection.execute(_FULL_TURNS.limit(turns), of_these).scalars())
         if turn_ids:
@@ -152,14 +156,15 @@ class KeepingRepository:
     # Account
 
     def account(self, session_ids: Sequence[str]) -> list[AnyRow]:
-        """By run, training state and consuming version: sessions, those erased before, those with content left."""
+        """Count sessions, turns, erased sessions and those with content, by run, training state and version."""
         found: list[AnyRow] = []
         for part in _chunks(session_ids):
             found += self._connection.execute(_ACCOUNT, {"ids": part})
         return found
 
     def fitted_to(self, session_ids: Sequence[str]) -> list[tuple[str, int, int]]:
-        """(run, version, sessions) of versions that were fitted to some of them, which no claim tells."""
+        """Return (run, version, sessions) for versions fitted to some of these sessions."""
+        # A fit has no claim: its sessions are listed in the version's inputs.
         wanted = set(session_ids)
         run_ids = {
             run_id
@@ -187,7 +192,7 @@ class KeepingRepository:
         return found
 
     def erased_count(self) -> list[AnyRow]:
-        """By run: erased sessions, and those with content left."""
+        """Count erased sessions and those with content left, by run."""
         statement = (
             select(
                 SessionRow.run_id,
@@ -228,6 +233,7 @@ _MARK = (
 
 _FULL_TURNS = select(TurnRow.id).where(TurnRow.session_id.in_(_AMONG), TurnRow.conversation_hash != NO_CONVERSATION)
 
+# Who answered what and when stays recorded, and how long the prompt was.
 _EMPTY_TURNS = (
     update(TurnRow)
     .where(TurnRow.id.in_(bindparam("turns", expanding=True)))
@@ -249,7 +255,6 @@ _EMPTY_TURNS = (
         response={},
     )
 )
-"""Who answered what and when stays, and how long its prompt was."""
 
 _EMPTY_REWARDS = (
     update(RewardRow)
@@ -295,5 +300,4 @@ _ACCOUNT = (
 
 
 def _chunks(ids: Sequence[str]) -> Iterable[list[str]]:
-    """Databases bound the number of parameters of a statement."""
     return (list(ids[start : start + _CHUNK]) for start in range(0, len(ids), _CHUNK))

@@ -1,7 +1,7 @@
-"""Retention: the content of sessions that are done with goes after a time, or when there are too many.
+"""Retention: erase sessions that are too old or too many, by the run's settings (`run.retention`).
 
-What a run keeps is in its settings (`run.retention`). Nothing here needs to be remembered: each sweep looks for what
-is overdue, first ended first, marks a bounded number of sessions, and leaves the rest to the next one.
+A sweep keeps no state: it finds overdue sessions, oldest end first, erases a bounded number of them and leaves the
+rest to the next sweep.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from proxy.runs.service import RunDirectory
 from proxy.settings import RetentionSettings
 
 _AT_ONCE = 200
+# At most a thousand sessions a sweep: the first sweep of a large store must not block other writes for minutes.
 _BATCHES = 5
-"""A thousand sessions a sweep: a store that was never swept is not emptied in one go."""
 _DAY = 86400.0
 
 
 class RetentionService:
-    """Sweeps all runs."""
+    """Erases overdue sessions of all runs."""
 
     def __init__(self, database: Database, runs: RunDirectory, erasing: EraseService, clock: Clock) -> None:
         self._database = database
@@ -33,7 +33,7 @@ class RetentionService:
         self._clock = clock
 
     async def sweep(self) -> int:
-        """Erases what is overdue, up to a bound, and goes on removing the content of what was erased. How many
+        """Erase overdue sessions, up to a bound, and continue deleting the content of erased ones. Return how many
         sessions were erased."""
         erased = 0
         for run in await self._runs.list_():

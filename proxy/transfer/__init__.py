@@ -1,1 +1,1 @@
-"""Sessions out of a store and into another, whole: as JSON lines and as Parquet in the Hugging Face layout."""
+"""Export and import of complete sessions and of preferences: JSON lines, and Parquet in the Hugging Face layout."""

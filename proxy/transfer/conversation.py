@@ -1,4 +1,4 @@
-"""The conversation of a session's last answer, as a list of messages in the shape of chat completions. Pure."""
+"""The conversation that leads to a session's last answer, as chat-completion messages. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CONTINUES = (Continuation.EXACT, Continuation.RETEMPLATED)
 
 
 def messages_of(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
-    """What was said on the way to the last turn that was answered, its answer included."""
+    """Return the messages of the path from the first turn to the last one with an answer, that answer included."""
     last = next((index for index in reversed(range(len(turns))) if turns[index].state is not TurnState.FAILED), None)
-    line: list[TurnRecord] = []
+    path: list[TurnRecord] = []
     while last is not None:
-        line.append(turns[last])
+        path.append(turns[last])
         last = turns[last].parent if turns[last].continuation in _CONTINUES else None
     messages: list[dict[str, Any]] = []
-    for turn in reversed(line):
+    for turn in reversed(path):
         messages += turn.messages
         answer = _answer(turn.response)
         if answer is not None:
@@ -28,7 +28,7 @@ def messages_of(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
 
 
 def tools_of(turns: Sequence[TurnRecord]) -> list[Any] | None:
-    """As the last request that had any wrote them."""
+    """Return the tools of the last request that sent any, or None."""
     for turn in reversed(turns):
         tools = turn.request.get("tools")
         if isinstance(tools, list) and tools:

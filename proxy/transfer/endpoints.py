@@ -1,4 +1,4 @@
-"""Export and import over HTTP, for admin keys. Both stream: neither side holds more than a few sessions."""
+"""Export and import over HTTP. An export streams, with a few sessions in memory at a time."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from proxy.transfer.service import TransferService
 
 router = APIRouter(prefix="/api/v1/runs/{run}", tags=["transfer"], route_class=StrictRoute)
 
+# Bounds of a Parquet row group, which is in memory until it is written.
 _GROUP_TOKENS = 1 << 20
-"""Of a group of Parquet rows, which is held in memory."""
 _GROUP_SESSIONS = 512
+# Bound of `first_line`, which is only added to line numbers in error messages.
 _MOST_LINES = 2**31 - 1
-"""Bound on `first_line`, which is only added to line numbers in messages."""
 
 FirstLine = Annotated[int, Query(ge=1, le=_MOST_LINES)]
 
@@ -58,7 +58,7 @@ async def _admin(request: Request) -> None:
 async def export(
     request: Request,
     run: str,
-    format: ExportFormat = ExportFormat.JSONL,  # noqa: A002  (the query's word)
+    format: ExportFormat = ExportFormat.JSONL,  # noqa: A002  (the name of the query parameter)
     since: Number = None,
     until: Number = None,
     version: Annotated[int | None, Query(ge=0, le=MAX_VERSION)] = None,
@@ -69,11 +69,12 @@ async def export(
     task: str | None = None,
     session: Annotated[list[str] | None, Query(max_length=1000)] = None,
 ) -> Response:
-    """A run's sessions with everything that was recorded of them, oldest first; erased ones are left out. For its
+    """Export a run's sessions with everything recorded of them, oldest first; erased ones are omitted. For the run's
     trainer key and admin keys.
 
-    `since` and `until` (exclusive) bound their beginning, in seconds since the epoch; `version` produced one of their
-    tokens; `min_reward` leaves out the unrewarded; `session`, an id, may be given several times.
+    `since` and `until` (exclusive) bound the start of a session, in seconds since the epoch. `version` selects
+    sessions with a token of that version; `min_reward` omits sessions without a reward too. `session`, an id, may be
+    given several times.
     """
     of_run = await trainers_run(request, run)
     wanted = ExportFilter(
@@ -102,8 +103,8 @@ async def export(
 async def export_preferences(
     request: Request, run: str, since: Number = None, until: Number = None, source: str | None = None
 ) -> Response:
-    """A run's preferences as JSON lines, in order of arrival, each with the token ids of both sides; those about an
-    erased session are left out. For its trainer key and admin keys."""
+    """Export a run's preferences as JSON lines, in order of arrival, each with the token ids of both sides; those
+    about an erased session are omitted. For the run's trainer key and admin keys."""
     of_run = await trainers_run(request, run)
     wanted = PreferenceFilter(since=since, until=until, source=source)
     records = transfer_of(request).export_preferences(of_run, wanted)
@@ -112,7 +113,7 @@ async def export_preferences(
     )
 
 
-_REPORT = {200: "How many sessions were imported, and how many were there already."}
+_REPORT = {200: "How many sessions were imported, and how many already existed."}
 
 
 @router.post("/import", dependencies=[Depends(_admin)], openapi_extra=described(answers=_REPORT))
@@ -123,8 +124,8 @@ async def import_sessions(
     keep_ids: bool = False,
     first_line: FirstLine = 1,
 ) -> JSONResponse:
-    """Takes JSON lines as the export writes them. What came before is skipped, so sending them again adds nothing.
-    Imported sessions are not trained, unless `train` says so and a trainer could learn from them."""
+    """Import sessions from JSON lines in the format of the export. Sessions imported before are skipped, so repeating
+    a request adds nothing. With `train`, those from which a trainer can learn are trained; without, none is."""
     of_run = await service(request, RunDirectory).by_name_or_id(run)
     report = await transfer_of(request).add(
         of_run, await request.body(), first_line=first_line, train=train, keep_ids=keep_ids
@@ -135,11 +136,11 @@ async def import_sessions(
 @router.post(
     "/import/preferences",
     dependencies=[Depends(_admin)],
-    openapi_extra=described(answers={200: "How many preferences were imported, and how many were there already."}),
+    openapi_extra=described(answers={200: "How many preferences were imported, and how many already existed."}),
 )
 async def import_preferences(request: Request, run: str, first_line: FirstLine = 1) -> JSONResponse:
-    """Takes JSON lines as the export of preferences writes them, about sessions that the run has or that were
-    imported into it. What came before is skipped."""
+    """Import preferences from JSON lines in the format of their export. Their sessions must exist in the run or have
+    been imported into it. Preferences imported before are skipped."""
     of_run = await service(request, RunDirectory).by_name_or_id(run)
     report = await transfer_of(request).add_preferences(of_run, await request.body(), first_line=first_line)
     return JSONResponse(msgspec.to_builtins(report))
@@ -157,6 +158,7 @@ async def _rows(records: AsyncIterator[SessionRecord], writer: RecordWriter, chu
         group.append(record)
         tokens += sum(len(turn.prompt_ids) + len(turn.output_ids) for turn in record.turns)
         if tokens >= _GROUP_TOKENS or len(group) >= _GROUP_SESSIONS:
+            # On a thread: compressing a group would block the event loop.
             await asyncio.to_thread(writer.write, group)
             yield chunks.take()
             group, tokens = [], 0
@@ -167,7 +169,7 @@ async def _rows(records: AsyncIterator[SessionRecord], writer: RecordWriter, chu
 
 
 class _Chunks:
-    """A file that is written once and read as it grows."""
+    """A write-only file for the Parquet writer, whose bytes are taken out as they are written."""
 
     closed = False
 
@@ -189,10 +191,10 @@ class _Chunks:
         return self._size
 
     def flush(self) -> None:
-        """Everything is at hand."""
+        """Do nothing: written bytes can be taken at once."""
 
     def close(self) -> None:
-        """What was written can still be taken."""
+        """Do nothing: bytes can be taken after the writer closed the file."""
 
     def writable(self) -> bool:
         return True

@@ -1,7 +1,7 @@
-"""Records as rows of Parquet files. Needs pyarrow, which is not among what base-rl always installs.
+"""Session records as rows of Parquet files. Needs pyarrow, an optional dependency.
 
-What has no fixed shape (metadata, requests, responses, sampling, tools) is a column of JSON text. `messages` have the
-columns that readers of chat data expect.
+Values without a fixed shape (metadata, requests, responses, sampling, tools) are columns of JSON text. `messages` has
+the columns that readers of chat data expect.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class ParquetNotInstalled(Exception):
 
 
 class RecordWriter:
-    """Rows into one file or sink. `close` writes the footer, without which the file is none."""
+    """Writes records to one file or sink. Without `close`, which writes the footer, the file is not valid."""
 
     def __init__(self, sink: Any) -> None:
-        """Raises ParquetNotInstalled."""
+        """Raise ParquetNotInstalled if pyarrow is missing."""
         self._arrow = _arrow()
         self._schema = _schema(self._arrow)
         self._writer = _module("pyarrow.parquet").ParquetWriter(sink, self._schema, compression="zstd")
 
     def write(self, records: Sequence[SessionRecord]) -> None:
-        """As one group of rows."""
+        """Write the records as one row group."""
         rows = [_row(record) for record in records]
         self._writer.write_table(self._arrow.Table.from_pylist(rows, schema=self._schema))
 
@@ -50,7 +50,7 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> Iterator[SessionRecord]:
-    """Raises ParquetNotInstalled, and InvalidRecord for a file or row that is none."""
+    """Yield the records of a Parquet file. Raise ParquetNotInstalled, or InvalidRecord for an invalid file or row."""
     arrow = _arrow()
     number = 0
     try:
@@ -60,7 +60,7 @@ def read_records(path: Path) -> Iterator[SessionRecord]:
                     number += 1
                     yield _record(row)
     except (arrow.ArrowInvalid, InvalidRecord) as error:
-        raise InvalidRecord(f"row {number}: {error}" if number else f"no Parquet file: {error}") from error
+        raise InvalidRecord(f"row {number}: {error}" if number else f"not a Parquet file: {error}") from error
 
 
 def is_installed() -> bool:
@@ -156,14 +156,14 @@ def _row(record: SessionRecord) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """What readers of chat data expect; content in parts is joined where it is text."""
-    told: dict[str, Any] = {
+    """Return the message with exactly the columns that readers of chat data expect."""
+    columns: dict[str, Any] = {
         key: _plain(message.get(key)) for key in ("role", "content", "reasoning_content", "name", "tool_call_id")
     }
     calls = message.get("tool_calls")
     if isinstance(calls, list):
-        told["tool_calls"] = [_call(call) for call in calls if isinstance(call, dict)]
-    return told
+        columns["tool_calls"] = [_call(call) for call in calls if isinstance(call, dict)]
+    return columns
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str | None:
-    """Text for people: half of a surrogate pair, which no file may hold, is replaced."""
+    """Return a value as text: the parts of a content list joined, anything but text as JSON."""
     if isinstance(value, list) and all(
         isinstance(part, dict) and isinstance(part.get("text"), str) for part in value
     ):
@@ -182,6 +182,7 @@ def _plain(value: Any) -> str | None:
     if value is None:
         return None
     text = value if isinstance(value, str) else json_text(value)
+    # Half of a surrogate pair, which JSON can hold, cannot be encoded as UTF-8.
     return text.encode("utf-8", "replace").decode()
 
 
@@ -200,7 +201,7 @@ def _record(row: dict[str, Any]) -> SessionRecord:
     except ValueError as error:
         raise InvalidRecord(str(error)) from error
     except (KeyError, TypeError) as error:
-        raise InvalidRecord(f"this row is no session: {error!r}") from error
+        raise InvalidRecord(f"this row is not a session: {error!r}") from error
     check(record)
     return msgspec.structs.replace(record, messages=messages_of(record.turns))
 

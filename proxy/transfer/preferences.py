@@ -1,4 +1,4 @@
-"""Preferences as they travel: both sides with the tokens that were recorded of them, one preference a line."""
+"""The exported form of preferences, each side with its recorded tokens, and the queries that read and write them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ class SideTurn(ExportedSideTurn, frozen=True, kw_only=True):
 
 
 class PreferenceSide(ExportedSide, frozen=True, kw_only=True):
-    """Where `turn_id` says so, it is about that turn of the session; `place` is the turn's in the session's own
-    record. `messages` are the conversation, for readers."""
+    """One side of a preference: a whole session, or one turn of it if `turn_id` is set.
+
+    `place` is the turn's index in the session's own record. `messages` is the conversation, for human readers.
+    """
 
     origin: str | None
     turn_id: str | None
@@ -38,7 +40,8 @@ class PreferenceSide(ExportedSide, frozen=True, kw_only=True):
 
 
 class PreferenceRecord(ExportedPreference, frozen=True, kw_only=True):
-    """`origin` is the id that it had where it was first recorded, if it was imported since."""
+    """A preference between two sides. `origin` is the id of the preference in the store that first recorded it; None
+    if that is this store."""
 
     origin: str | None
     run: str
@@ -48,8 +51,8 @@ class PreferenceRecord(ExportedPreference, frozen=True, kw_only=True):
 
 
 class PreferenceFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """None means any. `since` and `until` bound the time of the statement, in seconds since the epoch, the second one
-    exclusively."""
+    """A selection of preferences; None means any. `since` and `until` (exclusive) bound the time at which they were
+    posted, in seconds since the epoch."""
 
     since: float | None = None
     until: float | None = None
@@ -57,26 +60,26 @@ class PreferenceFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_preference(record: PreferenceRecord) -> bytes:
-    """One line of JSON, with its end."""
+    """Return the record as one line of JSON, line end included."""
     return json_text(msgspec.to_builtins(record)).encode() + b"\n"
 
 
 def decode_preference(line: bytes) -> PreferenceRecord:
-    """Raises InvalidRecord."""
+    """Parse one line of JSON. Raise InvalidRecord if it is not a preference."""
     try:
         record = msgspec.convert(json.loads(line), PreferenceRecord)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise InvalidRecord(str(error)) from error
     if record.format != PREFERENCE_FORMAT:
-        raise InvalidRecord(f"format is {PREFERENCE_FORMAT!r}, not {record.format!r} - at `$.format`")
+        raise InvalidRecord(f"expected format {PREFERENCE_FORMAT!r}, got {record.format!r} - at `$.format`")
     return record
 
 
 def preference_page(
     connection: Connection, run_id: str, wanted: PreferenceFilter, after: int, *, rules: RewardRules, limit: int
 ) -> tuple[list[PreferenceRecord], int | None]:
-    """The next preferences behind `after`, in order of arrival, and where the page ends: None where nothing follows.
-    Those about an erased session are left out."""
+    """Return the next preferences after the sequence number `after`, in order of arrival, and the sequence number at
+    which the page ends; None if it is the last page. Preferences about an erased session are omitted."""
     statement = select(PreferenceRow.__table__).where(PreferenceRow.run_id == run_id, PreferenceRow.sequence > after)
     if wanted.since is not None:
         statement = statement.where(PreferenceRow.created_at >= wanted.since)
@@ -112,7 +115,7 @@ def _record(row: AnyRow, run_name: str, chosen: PreferenceSide, rejected: Prefer
 
 
 def _side(session: SessionRecord | None, turn_id: str | None) -> PreferenceSide | None:
-    """None where it is not there any more."""
+    """Return one side with its turns; None if its session or turn no longer exists."""
     if session is None:
         return None
     places = list(range(len(session.turns)))
@@ -121,7 +124,8 @@ def _side(session: SessionRecord | None, turn_id: str | None) -> PreferenceSide 
         place = next((index for index in places if session.turns[index].id == turn_id), None)
         if place is None:
             return None
-        places = _line(session.turns, place)
+        places = _path(session.turns, place)
+    # Parents are indices into the record; a side that has only some of the turns needs them renumbered.
     moved = {old: new for new, old in enumerate(places)}
     turns = [session.turns[index] for index in places]
     return PreferenceSide(
@@ -151,21 +155,21 @@ def _side(session: SessionRecord | None, turn_id: str | None) -> PreferenceSide 
     )
 
 
-def _line(turns: Sequence[TurnRecord], place: int) -> list[int]:
-    """The turn and those that it goes on from, the first one first."""
-    line, step = [], int(place)
-    while True:
-        line.append(step)
-        parent = turns[step].parent
-        if parent is None:
-            return line[::-1]
-        step = parent
+def _path(turns: Sequence[TurnRecord], place: int) -> list[int]:
+    """Return the indices of the turn's ancestors and the turn itself, the root first."""
+    path: list[int] = []
+    step: int | None = place
+    while step is not None:
+        path.append(step)
+        step = turns[step].parent
+    return path[::-1]
 
 
 def _moved(parent: int | None, moved: dict[int, int]) -> int | None:
     return None if parent is None else moved[parent]
 
 
+# Imported preferences store their origin as idempotency key, so that a repeated import is found by a unique index.
 _IMPORTED = "import:"
 
 
@@ -174,8 +178,10 @@ def _origin(key: str | None) -> str | None:
 
 
 def add_preference(connection: Connection, run_id: RunId, record: PreferenceRecord) -> bool:
-    """Records it of the sessions that the run has, under their own ids or as imported ones. False where it came
-    before, or is of this very run. Raises InvalidRecord where a side is not there: import its sessions first."""
+    """Insert a preference about sessions of the run, found by their own id or by the id they were imported from.
+
+    Return False if the run already has the preference. Raise InvalidRecord if a side's session or turn is missing.
+    """
     origin = record.origin or record.id
     key = f"{_IMPORTED}{origin}"
     known = select(PreferenceRow.id).where(
@@ -219,7 +225,8 @@ def _found(connection: Connection, run_id: str, side: PreferenceSide, name: str)
     of_session = TurnRow.session_id == session_id
     its = TurnRow.id == side.turn_id
     found: str | None = connection.execute(select(TurnRow.id).where(of_session, its)).scalar_one_or_none()
-    if found is None:  # its turns got new ids when it was imported, and the order of its record
+    if found is None:
+        # An import gives turns new ids and keeps their order.
         found = connection.execute(
             select(TurnRow.id).where(of_session, TurnRow.ordinal == side.place)
         ).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""Rows of sessions into records. A session is read in one look at the store, so that its parts fit together."""
+"""Reads sessions from the store as records. One transaction reads a whole session, so its parts are consistent."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ AnyRow = Row[*tuple[Any, ...]]
 
 
 class ExportFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """None means any. `since` and `until` bound the session's beginning, in seconds since the epoch, the second one
-    exclusively; `version` produced one of its tokens; `min_reward` leaves out the unrewarded. `sessions` are ids."""
+    """A selection of sessions; None means any.
+
+    `since` and `until` (exclusive) bound the start of a session, in seconds since the epoch. `version` selects
+    sessions with a token of that version; `min_reward` omits sessions without a reward too. `sessions` are ids.
+    """
 
     since: float | None = None
     until: float | None = None
@@ -40,14 +43,14 @@ class ExportFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The last session of a page: the next one goes on behind it."""
+    """The last session of a page; the next page begins after it."""
 
     created_at: float
     id: str
 
 
 class TransferReader:
-    """Reads of one look."""
+    """Queries that run within one read transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -55,11 +58,12 @@ class TransferReader:
     def page(
         self, run_id: str, wanted: ExportFilter, after: Place | None, *, rules: RewardRules, limit: int
     ) -> tuple[list[SessionRecord], Place | None]:
-        """The next sessions, oldest first, and where the page ends: None where nothing follows. Erased ones are left
-        out."""
+        """Return the sessions after `after`, oldest first, and the place where the page ends; None if it is the last
+        page. Erased sessions are omitted."""
         statement = _SESSIONS.where(SessionRow.run_id == run_id, SessionRow.erased_at.is_(None), *_bounds(wanted))
         if after is not None:
             behind = tuple_(SessionRow.created_at, SessionRow.id) > (after.created_at, after.id)
+            # The first condition follows from the second; it lets the database use the index on the time.
             statement = statement.where(SessionRow.created_at >= after.created_at, behind)
         order = (SessionRow.created_at, SessionRow.id)
         rows = self._connection.execute(statement.order_by(*order).limit(limit)).all()
@@ -67,7 +71,7 @@ class TransferReader:
         return records, Place(rows[-1].created_at, rows[-1].id) if len(rows) == limit else None
 
     def named(self, ids: Sequence[str], *, rules: RewardRules) -> dict[str, SessionRecord]:
-        """Those of the sessions that are there and not erased, by id."""
+        """Return those of the sessions that exist and are not erased, by id."""
         rows = self._connection.execute(_SESSIONS.where(SessionRow.id.in_(ids), SessionRow.erased_at.is_(None))).all()
         return {row.id: self._record(row, rules) for row in rows}
 
@@ -146,7 +150,8 @@ def _bounds(wanted: ExportFilter) -> list[Any]:
 
 
 def _parents_first(turns: Sequence[AnyRow]) -> list[AnyRow]:
-    """In their order but for a turn that was recorded before its parent; one whose parent is not there comes last."""
+    """Return the turns in their order, except that a turn recorded before its parent follows the parent. Turns whose
+    parent is missing come last."""
     ordered: list[AnyRow] = []
     placed: set[str | None] = {None}
     waiting = list(turns)

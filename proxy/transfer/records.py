@@ -1,7 +1,7 @@
-"""A session as it travels: everything that was recorded of it, in one record that stands alone.
+"""The exported form of a session: one self-contained record of everything the store has of it.
 
-As JSON it is one line of a `.jsonl` file; `parquet.py` has the columns. Unknown fields are refused, so that nothing
-is lost in silence.
+In JSON, a record is one line of a `.jsonl` file; `parquet.py` defines the columns. Unknown fields are refused, so
+that an import never drops data silently.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from proxy.contract.states import Outcome, SessionState
 from proxy.contract.turn import Continuation, FinishReason, SamplingParameters, Turn, VersionSpan
 from proxy.database.packed_json import json_text
 
+# Token ids are stored as 32-bit integers.
 _TOKENS = 2**31
 _HASH_BYTES = 16
 
 
 class InvalidRecord(Exception):
-    """A record that is none, or does not hold together. The message names the field."""
+    """A line or row is no record, or its fields contradict each other. The message names the field."""
 
 
 class TurnRecord(ExportedSessionTurn, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of a model call. `messages` are those that the call added to the conversation of its parent. Hashes are
+    """A complete model call. `messages` are those that the call added to its parent's conversation. Hashes are
     hexadecimal."""
 
     sampling: SamplingParameters
@@ -48,7 +49,7 @@ class TurnRecord(ExportedSessionTurn, frozen=True, kw_only=True, forbid_unknown_
 
 
 class RewardRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of the ledger, in order of arrival. `turn` is an index into the record's turns; null: the session."""
+    """An entry of the reward ledger. `turn` is an index into the record's turns; None for a reward of the session."""
 
     id: str
     turn: int | None
@@ -61,9 +62,12 @@ class RewardRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class SessionRecord(ExportedSession, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`messages` and `tools` are the conversation of the last answer, in the shape of chat completions: for readers
-    of the file; an import makes them anew. `origin` is the id that the session had where it was first recorded, if
-    it was imported since."""
+    """A complete session, with its turns and its rewards in order of arrival.
+
+    `messages` and `tools` are the conversation of the last answer as chat-completion messages, for readers of the
+    file; an import ignores them. `origin` is the session's id in the store that first recorded it; None if that is
+    this store.
+    """
 
     run: str
     origin: str | None
@@ -85,48 +89,49 @@ class SessionRecord(ExportedSession, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def encode(record: SessionRecord) -> bytes:
-    """One line of JSON, with its end."""
+    """Return the record as one line of JSON, line end included."""
     return json_text(msgspec.to_builtins(record)).encode() + b"\n"
 
 
 def decode(line: bytes) -> SessionRecord:
-    """Raises InvalidRecord."""
+    """Parse one line of JSON. Raise InvalidRecord if it is not a valid session."""
     try:
-        record = msgspec.convert(json.loads(line, parse_constant=_no_number), SessionRecord)
+        record = msgspec.convert(json.loads(line, parse_constant=_refuse_constant), SessionRecord)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         raise InvalidRecord(str(error)) from error
     check(record)
     return record
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
+def _refuse_constant(text: str) -> float:
+    # Python's parser accepts NaN and Infinity, which JSON does not have.
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def check(record: SessionRecord) -> None:
-    """What types do not say. Raises InvalidRecord."""
+    """Check what the types do not express. Raise InvalidRecord."""
     if record.format != SESSION_FORMAT:
-        raise InvalidRecord(f"format is {SESSION_FORMAT!r}, not {record.format!r} - at `$.format`")
+        raise InvalidRecord(f"expected format {SESSION_FORMAT!r}, got {record.format!r} - at `$.format`")
     if not 0 < len(record.session_id) <= 40:
-        raise InvalidRecord("an id is 1 to 40 characters - at `$.session_id`")
+        raise InvalidRecord("an id must have 1 to 40 characters - at `$.session_id`")
     if record.state not in set(SessionState):
-        raise InvalidRecord("state is open or ended - at `$.state`")
+        raise InvalidRecord("state must be open or ended - at `$.state`")
     if record.outcome is not None and record.outcome not in set(Outcome):
-        raise InvalidRecord("outcome is completed, failed, cancelled or null - at `$.outcome`")
+        raise InvalidRecord("outcome must be completed, failed, cancelled or null - at `$.outcome`")
     lengths: list[int] = []
     for index, turn in enumerate(record.turns):
         _check_turn(turn, f"$.turns[{index}]", lengths)
     if len({turn.id for turn in record.turns}) != len(record.turns):
-        raise InvalidRecord("two turns have one id - at `$.turns`")
+        raise InvalidRecord("two turns have the same id - at `$.turns`")
     for index, reward in enumerate(record.rewards):
         if reward.turn is not None and not 0 <= reward.turn < len(record.turns):
             raise InvalidRecord(f"there is no turn {reward.turn} - at `$.rewards[{index}].turn`")
         if not math.isfinite(reward.value):
-            raise InvalidRecord(f"a reward is a finite number - at `$.rewards[{index}].value`")
+            raise InvalidRecord(f"a reward must be a finite number - at `$.rewards[{index}].value`")
 
 
 def as_turn(turn: TurnRecord, parent: str | None) -> Turn:
-    """Raises ValueError for one that does not hold together."""
+    """Return the turn as a contract type. Raise ValueError if its fields contradict each other."""
     return Turn(
         id=TurnId(turn.id),
         session_id=SessionId(""),
@@ -148,24 +153,25 @@ def as_turn(turn: TurnRecord, parent: str | None) -> Turn:
 
 
 def _check_turn(turn: TurnRecord, where: str, lengths: list[int]) -> None:
-    """`lengths` are those of the paths of the turns before it, to which its own is added."""
+    """Check one turn; raise InvalidRecord. `lengths` are the path lengths, in tokens, of the turns before it; its own
+    is appended."""
     if turn.parent is not None and not 0 <= turn.parent < len(lengths):
-        raise InvalidRecord(f"the parent is a turn before it - at `{where}.parent`")
+        raise InvalidRecord(f"the parent must be an earlier turn - at `{where}.parent`")
     if not 0 < len(turn.id) <= 40:
-        raise InvalidRecord(f"an id is 1 to 40 characters - at `{where}.id`")
+        raise InvalidRecord(f"an id must have 1 to 40 characters - at `{where}.id`")
     if not 0 <= turn.prefix_tokens <= (lengths[turn.parent] if turn.parent is not None else 0):
-        raise InvalidRecord(f"it shares more tokens than there are - at `{where}.prefix_tokens`")
+        raise InvalidRecord(f"longer than the parent's tokens - at `{where}.prefix_tokens`")
     for name in ("prompt_ids", "output_ids"):
         ids = getattr(turn, name)
         if ids and not (min(ids) >= 0 and max(ids) < _TOKENS):
-            raise InvalidRecord(f"a token id is 0 to {_TOKENS - 1} - at `{where}.{name}`")
+            raise InvalidRecord(f"a token id must be 0 to {_TOKENS - 1} - at `{where}.{name}`")
     if not all(map(math.isfinite, turn.logprobs)):
-        raise InvalidRecord(f"a log-probability is a finite number - at `{where}.logprobs`")
+        raise InvalidRecord(f"a log-probability must be a finite number - at `{where}.logprobs`")
     own = len(turn.prompt_ids) + len(turn.output_ids)
     end = 0
     for start, stop in turn.masked:
         if not end <= start < stop <= own:
-            raise InvalidRecord(f"masked spans follow each other within the turn's tokens - at `{where}.masked`")
+            raise InvalidRecord(f"masked spans must be ascending and within the turn's tokens - at `{where}.masked`")
         end = stop
     for name in ("conversation_hash", "settled_hash", "tools_hash"):
         _check_hash(getattr(turn, name), f"{where}.{name}")
@@ -184,4 +190,4 @@ def _check_hash(text: str | None, where: str) -> None:
     except ValueError:
         is_hash = False
     if not is_hash:
-        raise InvalidRecord(f"a hash is {_HASH_BYTES} bytes in hexadecimal - at `{where}`")
+        raise InvalidRecord(f"a hash must be {_HASH_BYTES} bytes in hexadecimal - at `{where}`")

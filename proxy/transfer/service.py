@@ -1,4 +1,4 @@
-"""Exports a run's sessions as a stream of records, and imports records into a run."""
+"""Export of a run's sessions and preferences as streams of records, and their import."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ _Record = TypeVar("_Record")
 PseudonymsOf = Callable[[Mapping[str, Any]], Sequence[bytes]]
 
 _READ_AT_ONCE = 16
+# Sessions per transaction, which other writes wait for.
 _WRITTEN_AT_ONCE = 16
-"""Sessions in one transaction, which other writes wait for."""
 
 
 class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`skipped` came before. Of the imported, `trainable` are with the trainer or wait for a reward."""
+    """The result of importing sessions. `skipped` already existed; of the imported ones, `trainable` can be trained,
+    now or once rewarded."""
 
     imported: int
     skipped: int
@@ -47,7 +48,7 @@ class ImportReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreferenceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`skipped` came before."""
+    """The result of importing preferences. `skipped` already existed."""
 
     imported: int
     skipped: int
@@ -55,15 +56,15 @@ class PreferenceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class TransferService:
     def __init__(self, *, database: Database, clock: Clock, signals: Signals, pseudonyms_of: PseudonymsOf) -> None:
-        """`pseudonyms_of` a body are those of the users whom it names."""
+        """`pseudonyms_of` returns the pseudonyms of the users that a request body names."""
         self._database = database
         self._pseudonyms_of = pseudonyms_of
         self._clock = clock
         self._signals = signals
 
     async def export(self, run: RunView, wanted: ExportFilter) -> AsyncIterator[SessionRecord]:
-        """The run's sessions, oldest first, each as it is when its turn comes; what is erased meanwhile is left
-        out. Holds a few sessions at a time."""
+        """Yield the run's sessions, oldest first, each as it is when it is read; sessions erased meanwhile are
+        omitted. A few sessions are in memory at a time."""
         place: Place | None = None
         rules = run.settings.reward_rules
         while True:
@@ -74,8 +75,8 @@ class TransferService:
                 return
 
     async def export_preferences(self, run: RunView, wanted: PreferenceFilter) -> AsyncIterator[PreferenceRecord]:
-        """The run's preferences, in order of arrival, each with both sides as they are when its turn comes; those
-        about an erased session are left out. Holds a few at a time."""
+        """Yield the run's preferences in order of arrival, each with both sides as they are when it is read; those
+        about an erased session are omitted. A few are in memory at a time."""
         after: int | None = 0
         rules = run.settings.reward_rules
         while after is not None:
@@ -87,8 +88,10 @@ class TransferService:
                 yield record
 
     async def add_preferences(self, run: RunView, body: bytes, *, first_line: int) -> PreferenceReport:
-        """Imports preferences about sessions that the run has; all that are new, or none where one is invalid or
-        about a session that is not there. Raises InvalidRequest, which names the line."""
+        """Import preferences, one a line, about sessions of the run; known ones are skipped.
+
+        Import none and raise InvalidRequest, which names the line, if one is invalid or its session is missing.
+        """
         records = await asyncio.to_thread(_records, decode_preference, body, first_line)
 
         def write(connection: Connection) -> int:
@@ -104,8 +107,12 @@ class TransferService:
         return PreferenceReport(imported=imported, skipped=len(records) - imported)
 
     async def add(self, run: RunView, body: bytes, *, first_line: int, train: bool, keep_ids: bool) -> ImportReport:
-        """Imports records, one a line; all that are new, or none where one is invalid. Raises InvalidRequest, which
-        names line and field. `first_line` is the number of the first one, for that message."""
+        """Import session records, one a line; known ones are skipped.
+
+        Import none and raise InvalidRequest, which names line and field, if one is invalid. `first_line` is the
+        number of the first line in that message. With `train`, whole records are trained; with `keep_ids`, sessions,
+        turns and rewards keep their ids.
+        """
         records = [record for _, record in await asyncio.to_thread(_records, decode, body, first_line)]
         imported = trainable = 0
         for start in range(0, len(records), _WRITTEN_AT_ONCE):
@@ -153,9 +160,10 @@ def _add(
 
 
 def _records(decode_: Callable[[bytes], _Record], body: bytes, first_line: int) -> list[tuple[int, _Record]]:
-    """The record of every line that is not empty, with the line's number. To be called on a thread: a body may hold
-    many megabytes. Raises InvalidRequest, which names the line."""
-    lines = enumerate(io.BytesIO(body), first_line)  # one after another: a list of empty lines would be large
+    """Parse every line that is not empty; return records with line numbers. Raise InvalidRequest, which names the
+    line. Call it on a thread: a body may have many megabytes."""
+    # Iterated rather than split: the list of the lines of a body of line ends alone would be huge.
+    lines = enumerate(io.BytesIO(body), first_line)
     return [(number, _of_line(decode_, line, number)) for number, line in lines if line.strip()]
 
 

@@ -1,4 +1,4 @@
-"""Records into rows. A session is written whole, in the transaction that finds out whether it is there already."""
+"""Writes records as rows. The transaction that checks whether a session exists also writes all of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMPORTED = "import"
 
 
 class TransferWriter:
-    """Writes of one transaction, into one run whose head is `head_version`."""
+    """Writes within one transaction into one run, whose newest version is `head_version`."""
 
     def __init__(self, connection: Connection, run_id: RunId, head_version: int) -> None:
         self._connection = connection
@@ -35,7 +35,11 @@ class TransferWriter:
         self._head_version = head_version
 
     def add(self, record: SessionRecord, users: Sequence[bytes], *, train: bool, keep_ids: bool, now: float) -> bool:
-        """False where the session came before, or is of this very run."""
+        """Insert a session with turns and rewards. Return False if the run already has it, imported or its own.
+
+        `users` are pseudonyms. Without `train`, or if the record is not whole, the session is never trained. With
+        `keep_ids`, it keeps the ids of the record.
+        """
         origin = record.origin or record.session_id
         if self._is_known(origin, record.session_id if keep_ids else None):
             return False
@@ -145,8 +149,8 @@ class TransferWriter:
 
 
 def is_whole(record: SessionRecord, head_version: int) -> bool:
-    """Whether a trainer could learn from it: it was meant for training, has tokens that were drawn from the policy,
-    and was produced by versions that this run has."""
+    """Return whether a trainer can learn from the record: an ended training session with trainable turns, sampled
+    from versions that this run has."""
     if record.purpose is not Purpose.TRAIN or record.state != SessionState.ENDED.value:
         return False
     versions = [version for turn in record.turns for version, _start, _end in turn.versions]
@@ -157,7 +161,7 @@ def is_whole(record: SessionRecord, head_version: int) -> bool:
 
 
 def _with_ids(value: Any, renamed: Mapping[str, str]) -> Any:
-    """An answer names its turn and session: by their new ids from here on."""
+    """Replace old ids by new ones anywhere in a stored response, which names its turn and session."""
     if isinstance(value, str):
         return renamed.get(value, value)
     if isinstance(value, list):

@@ -36,7 +36,7 @@ def test_lines_read_back_are_what_was_written(record: SessionRecord) -> None:
 def test_what_is_no_parquet_file_is_told(tmp_path: Path) -> None:
     path = tmp_path / "it.parquet"
     path.write_bytes(b"nothing of the kind")
-    with pytest.raises(InvalidRecord, match="no Parquet file"):
+    with pytest.raises(InvalidRecord, match="not a Parquet file"):
         list(read_records(path))
 
 
