@@ -1,1 +1,1 @@
-"""Rewards in: the append-only ledger, late and revised entries included."""
+"""Rewards and preferences that clients post: the append-only ledger, with late and revised entries."""

@@ -1,4 +1,4 @@
-"""Rewards over HTTP."""
+"""Rewards and preferences over HTTP."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ from proxy.http.services import service
 
 router = APIRouter(tags=["feedback"])
 
+# Bound of a reward's magnitude: sums of many rewards stay finite, even in float32.
 LARGEST_REWARD = 1e12
-"""Bound of a reward's magnitude: sums of many stay finite, in float32 too."""
 
 _MOST_ITEMS = 1024
 _MOST_COMPONENTS = 64
 
-_NOTHING = "give a reward, or components"
+_NOTHING = "give a reward or components"
 _COMMENT_ALONE = (
-    "a comment goes with a reward or components: alone it says nothing that could be trained on. To keep a text "
-    "without judging, send it with a component to which the run's reward_weights give the weight 0"
+    "a comment needs a reward or components: it cannot be trained on alone. To record only a text, send it with a "
+    "component that has weight 0 in the run's reward_weights"
 )
 
 
 def reward_value(value: Any) -> float:
-    """A JSON number or boolean as a reward: true is 1, false is 0. Raises PydanticCustomError (a ValueError)."""
+    """Convert a JSON number or boolean to a reward; true is 1, false is 0. Raise PydanticCustomError, a
+    ValueError."""
     if not isinstance(value, bool | int | float):
-        raise PydanticCustomError("reward", "a reward is a number or a boolean")
+        raise PydanticCustomError("reward", "a reward must be a number or a boolean")
     if isinstance(value, float) and not math.isfinite(value):
-        raise PydanticCustomError("reward", "a reward is a finite number")
+        raise PydanticCustomError("reward", "a reward must be a finite number")
     if abs(value) > LARGEST_REWARD:
-        raise PydanticCustomError("reward", "a reward's magnitude is at most 1e12")
+        raise PydanticCustomError("reward", "a reward's magnitude must be at most 1e12")
     return float(value)
 
 
 def _printable(value: str) -> str:
     if not value.isprintable():
-        raise ValueError("printable characters only")
+        raise ValueError("use printable characters only")
     return value
 
 
@@ -60,9 +61,13 @@ Comment = Annotated[StrictStr, Field(max_length=16384)]
 
 
 class FeedbackBody(BaseModel):
-    """`components` become entries of their own names beside `reward`; the run's `reward_weights` and `rewards` say
-    how all names make one reward. Weight 1 where they say nothing, so give a component that only explains the weight
-    0. `run`, a name or an id, is needed with an admin key where `session_id` is a client's own name."""
+    """A reward for a session or a turn.
+
+    Each of `components` becomes a ledger entry under its own name, beside `reward`. The run's `reward_weights` and
+    `rewards` define how all names combine to one reward; a name without a weight has weight 1, so set weight 0 for a
+    component that is only informative. `run`, a name or an id, is required if an admin key names a session by the
+    client's own name.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -84,7 +89,8 @@ def feedback_of(request: Request) -> FeedbackService:
 
 
 class PreferenceBody(BaseModel):
-    """That `chosen` went better than `rejected`, each a session's id or name or a turn's id. `run` as in a reward."""
+    """A statement that `chosen` is better than `rejected`; each is a session's id or name, or a turn's id. `run` is
+    required as for a reward."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,7 +104,7 @@ class PreferenceBody(BaseModel):
 
 _DESCRIBED = described(
     FeedbackBody,
-    answers={201: "Recorded.", 202: "Recorded, some of it after training."},
+    answers={201: "Recorded.", 202: "Recorded, but at least one session had already been claimed for training."},
     may_be_list=True,
 )
 
@@ -108,9 +114,9 @@ _DESCRIBED = described(
 @router.post("/v1/feedback", status_code=201, openapi_extra=_DESCRIBED)
 @router.post("/feedback", status_code=201, include_in_schema=False)
 async def post_feedback(request: Request) -> JSONResponse:
-    """One statement or a list of them, recorded together. The path's session is that of statements that name none.
+    """Record one reward, or a list of them in one transaction. A session in the path is for rewards that name none.
 
-    201, or 202 where at least one came when a trainer had its session already (`recorded_after_training`).
+    The status is 201, or 202 if a trainer had already claimed one of the sessions (`recorded_after_training`).
     """
     who = await principal(request)
     session_id = request.path_params.get("session_id")
@@ -123,7 +129,7 @@ async def post_feedback(request: Request) -> JSONResponse:
             for index, value in enumerate(body)
         ]
     else:
-        raise InvalidRequest(f"a list holds 1 to {_MOST_ITEMS} statements")
+        raise InvalidRequest(f"a list must have 1 to {_MOST_ITEMS} rewards")
     receipts = await feedback_of(request).record(who, items)
     late = any(receipt.effect is Effect.RECORDED_AFTER_TRAINING for receipt in receipts)
     answers = [msgspec.to_builtins(receipt) for receipt in receipts]
@@ -137,7 +143,7 @@ async def post_feedback(request: Request) -> JSONResponse:
 )
 @router.post("/feedback/preference", status_code=201, include_in_schema=False)
 async def post_preference(request: Request) -> JSONResponse:
-    """Recorded and shown on both sessions. It is no reward: nothing is ended or trained for it."""
+    """Record a preference, which both sessions show. It is no reward: it neither ends a session nor trains it."""
     who = await principal(request)
     body = validated(PreferenceBody, await json_body(request))
     item = PreferenceItem(
@@ -158,7 +164,7 @@ def _item(body: FeedbackBody, within: str, path_session: str | None) -> Feedback
     if not entries:
         raise InvalidRequest(_NOTHING if body.comment is None else _COMMENT_ALONE, param=f"{within}reward")
     if len({name for name, _ in entries}) != len(entries):
-        raise InvalidRequest(f"{body.name!r} is both the reward and a component", param=f"{within}components")
+        raise InvalidRequest(f"{body.name!r} names both the reward and a component", param=f"{within}components")
     if None not in (body.turn_id, body.completion_id) and body.turn_id != body.completion_id:
         raise InvalidRequest("turn_id and completion_id name different turns", param=f"{within}completion_id")
     turn = body.turn_id if body.turn_id is not None else body.completion_id

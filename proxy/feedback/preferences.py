@@ -1,4 +1,4 @@
-"""Preferences in: that one thing went better than another."""
+"""Recording of preferences: one session or turn is better than another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from proxy.feedback.targets import Finder, Target
 
 
 class PreferenceItem(msgspec.Struct, frozen=True, kw_only=True):
-    """`chosen` and `rejected` each name a session (by its id or the client's own name) or a turn."""
+    """A preference to record. `chosen` and `rejected` name a session (by its id or the client's own name) or a
+    turn."""
 
     chosen: str
     rejected: str
@@ -25,14 +26,14 @@ class PreferenceItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """`turn_id` None: the whole session."""
+    """One side of a preference. Without a `turn_id` it is the whole session."""
 
     session_id: SessionId
     turn_id: TurnId | None
 
 
 class PreferenceReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The same for every repetition of an idempotency key."""
+    """A recorded preference; every repetition of an idempotency key gets the same receipt."""
 
     id: PreferenceId
     chosen: Side
@@ -42,7 +43,8 @@ class PreferenceReceipt(msgspec.Struct, frozen=True, kw_only=True):
 def prefer(
     connection: Connection, principal: Principal, item: PreferenceItem, *, now: float
 ) -> tuple[PreferenceReceipt, bool]:
-    """What was recorded, and whether it is new. Raises NotFound, Gone, PermissionDenied, InvalidRequest."""
+    """Record a preference; return its receipt and whether it is new. Raise NotFound, Gone, PermissionDenied or
+    InvalidRequest."""
     finder = Finder(connection, principal, item.run)
     chosen, rejected = finder.of_either(item.chosen, "chosen"), finder.of_either(item.rejected, "rejected")
     _check(chosen, rejected)
@@ -75,9 +77,9 @@ def _check(chosen: Target, rejected: Target) -> None:
     if chosen.session_id != rejected.session_id:
         return
     if chosen.turn_id == rejected.turn_id:
-        raise InvalidRequest("chosen and rejected are the same thing", param="rejected")
+        raise InvalidRequest("chosen and rejected are the same", param="rejected")
     if None in (chosen.turn_id, rejected.turn_id):
-        raise InvalidRequest("one of them is a turn of the other: name two sessions, or two turns", param="rejected")
+        raise InvalidRequest("one is a turn of the other: give two sessions or two turns", param="rejected")
 
 
 def _repeated(row: AnyRow, chosen: Target, rejected: Target) -> PreferenceReceipt:
@@ -87,7 +89,7 @@ def _repeated(row: AnyRow, chosen: Target, rejected: Target) -> PreferenceReceip
         rejected=Side(session_id=row.rejected_session_id, turn_id=row.rejected_turn_id),
     )
     if (known.chosen, known.rejected) != (_side(chosen), _side(rejected)):
-        raise InvalidRequest("this idempotency_key was used for another preference", param="idempotency_key")
+        raise InvalidRequest("this idempotency_key was already used for another preference", param="idempotency_key")
     return known
 
 

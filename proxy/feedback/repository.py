@@ -1,4 +1,4 @@
-"""Rows of the reward ledger and of preferences, and what feedback may name."""
+"""Rows of the reward ledger and of preferences, and of the runs, sessions and turns that feedback names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AnyRow = Row[*tuple[Any, ...]]
 
 
 class FoundSession(NamedTuple):
-    """What feedback must know of a session."""
+    """The columns of a session that feedback needs."""
 
     id: str
     run_id: str
@@ -28,25 +28,24 @@ class FoundSession(NamedTuple):
 
 
 class FeedbackRepository:
-    """Reads and writes of one transaction."""
+    """Queries that run within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def run_id(self, name_or_id: str) -> str | None:
         statement = select(RunRow.id).where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
-        # A run may be named like another's id; its name wins, as it does for agents.
+        # A run's name may equal another run's id; the name wins, as it does in model calls.
         return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).scalar_one_or_none()
 
     def sessions(self, ids: Sequence[str]) -> list[FoundSession]:
-        """Those of these ids that there are, locked like that of `session`, in one order."""
+        """Return the sessions that exist, by id, with their rows locked as in `session`."""
+        # Ordered by id: two transactions that lock the same rows in different orders would deadlock.
         return [FoundSession(*row) for row in _BY_IDS.run(self._connection, {"ids": ids})]
 
     def session(self, name: str, *, run_id: str | None) -> FoundSession | None:
-        """By our id or, within a run, by the client's own name: the newest that has it.
-
-        Its row is locked: whether an entry comes before or after a claim or a commit is one thing for all.
-        """
+        """Return the session with this id or, within a run, the newest with this name; its row is locked."""
+        # The lock orders an entry before or after a claim or commit of its session, for every process.
         row = session_called(self._connection, name, run_id, _BY_ID)
         return FoundSession(*row) if row is not None else None
 
@@ -57,7 +56,7 @@ class FeedbackRepository:
         return (self._connection.execute(statement)).scalar_one_or_none()
 
     def under_key(self, *, run_id: str, first: str, last: str) -> list[AnyRow]:
-        """Entries whose idempotency keys lie in [first, last), in order of arrival."""
+        """Return the entries whose idempotency keys are in [first, last), in order of arrival."""
         statement = (
             select(RewardRow.id, RewardRow.session_id, RewardRow.turn_id, RewardRow.after_training)
             .where(RewardRow.run_id == run_id, RewardRow.idempotency_key >= first, RewardRow.idempotency_key < last)
@@ -66,9 +65,11 @@ class FeedbackRepository:
         return list((self._connection.execute(statement)).all())
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
-        """In order: of two about the same thing, the later supersedes. Raises InvalidRequest where another process
-        has just used the idempotency key."""
-        with _told_apart():
+        """Insert entries in order; a later one supersedes an earlier one about the same subject.
+
+        Raise InvalidRequest if another process has just used the idempotency key.
+        """
+        with _taken_keys_refused():
             _NEW_ENTRIES.add(self._connection, rows)
 
     def preference(self, *, run_id: str, idempotency_key: str) -> AnyRow | None:
@@ -78,14 +79,15 @@ class FeedbackRepository:
         return self._connection.execute(statement).one_or_none()
 
     def insert_preference(self, row: dict[str, Any]) -> None:
-        """Raises InvalidRequest like `insert`."""
-        with _told_apart():
+        """Insert a preference. Raise InvalidRequest like `insert`."""
+        with _taken_keys_refused():
             _NEW_PREFERENCES.add(self._connection, [row])
 
 
 @contextmanager
-def _told_apart() -> Iterator[None]:
-    """What rows are refused for is their idempotency key: all else was looked at in this transaction."""
+def _taken_keys_refused() -> Iterator[None]:
+    """Turn a violated constraint into InvalidRequest."""
+    # Only the idempotency key can be at fault: this transaction has checked everything else.
     try:
         yield
     except IntegrityError as error:
@@ -95,8 +97,8 @@ def _told_apart() -> Iterator[None]:
         ) from error
 
 
+# The column that the database fills.
 _NUMBERED = "sequence"
-"""The column that the database fills."""
 
 _NEW_ENTRIES = NewRows(cast("Table", RewardRow.__table__), filled=[_NUMBERED])
 
@@ -110,13 +112,13 @@ _BY_ID = Prepared(_SESSION.where(SessionRow.id == bindparam("of")))
 
 
 class RulesRepository:
-    """By which rules each run's rewards are combined, and the ledger to go through when they change."""
+    """Queries for applying changed reward rules, within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def runs(self) -> list[AnyRow]:
-        """`id`, `config`, and the `reward_rules` that were last applied everywhere."""
+        """Return every run's `id`, `config` and the `reward_rules` last applied to all of its sessions."""
         return list(self._connection.execute(select(RunRow.id, RunRow.config, RunRow.reward_rules)).all())
 
     def config(self, run_id: str) -> dict[str, Any]:
@@ -126,7 +128,7 @@ class RulesRepository:
         return found
 
     def entries(self, after: int, limit: int) -> list[AnyRow]:
-        """`sequence`, `run_id` and `session_id` of the next entries of all runs."""
+        """Return `sequence`, `run_id` and `session_id` of the next ledger entries of all runs."""
         statement = select(RewardRow.sequence, RewardRow.run_id, RewardRow.session_id)
         return list(
             self._connection.execute(

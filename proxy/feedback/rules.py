@@ -1,4 +1,4 @@
-"""Rewards combined anew where a run's rules have changed: of all sessions but those that a trainer has or had."""
+"""Recombines rewards after a change of a run's reward rules, except in sessions that a trainer has claimed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _AT_ONCE = 500
 
 
 async def apply_changed_rules(database: Database, clock: Clock) -> bool:
-    """Whether any run's rules had changed. In bounded transactions; one that is cut off is begun again by the next
-    call, as a run's rules count as applied only after the last of its sessions."""
+    """Recombine the rewards of runs whose rules have changed. Return whether there were any.
+
+    The work is done in bounded transactions. A run's rules are marked as applied only after the last of its sessions,
+    so the next call repeats the work of a process that was killed.
+    """
     changed = {
         row.id: rules
         for row in await database.read(lambda connection: RulesRepository(connection).runs())
@@ -35,7 +38,7 @@ async def apply_changed_rules(database: Database, clock: Clock) -> bool:
 
 
 def _settle_some(connection: Connection, *, run_ids: set[str], after: int, now: float) -> int | None:
-    """Settles the sessions of the next entries of the ledger; where to go on, None at its end."""
+    """Settle the sessions of the next ledger entries. Return the sequence to continue after, None at the end."""
     entries = RulesRepository(connection).entries(after, _AT_ONCE)
     settle(connection, list(dict.fromkeys(row.session_id for row in entries if row.run_id in run_ids)), now=now)
     return entries[-1].sequence if len(entries) == _AT_ONCE else None

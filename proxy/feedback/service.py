@@ -1,4 +1,4 @@
-"""Takes rewards: writes the ledger, ends the session where the reward is final, and makes it trainable."""
+"""Recording of rewards: writes the ledger, ends a session whose reward is final, and makes it trainable."""
 
 from __future__ import annotations
 
@@ -26,24 +26,28 @@ from proxy.lifecycle.lifecycle import settle
 from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals
 
+# Separates the client's idempotency key from the entry's name in the stored key. Clients' keys are printable, so the
+# control character cannot be part of one.
 _KEY_END = "\x1f"
-"""Closes the client's part of a stored idempotency key, before the entry's name; clients' keys hold no controls."""
 
 _WITH_THE_TRAINER = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
 
 
 class Effect(StrEnum):
-    """`recorded_after_training`: a trainer had the session already; the entry is kept and shown. Should the trainer
-    give the session back untrained, the entry counts after all."""
+    """What a recorded reward changes. `recorded_after_training`: a trainer had already claimed the session, so the
+    entry is only stored and shown; it counts if the trainer returns the session untrained."""
 
     RECORDED = "recorded"
     RECORDED_AFTER_TRAINING = "recorded_after_training"
 
 
 class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One statement: entries by name, each name once, about a session or a turn; about the session key's own where
-    neither is named. `run`: whose name for the session it is, where the key has no run. `final` None: a session's
-    rewards end it, a turn's do not."""
+    """Rewards by name, each name once, for one session or turn.
+
+    Without `session_id` and `turn_id` they are for the session of a session key. `run` is the run whose session
+    names are meant, if the key belongs to no run. `final` None means that a reward for a session ends the session
+    and a reward for a turn does not.
+    """
 
     entries: tuple[tuple[str, float], ...]
     session_id: str | None = None
@@ -56,7 +60,7 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an item. The same for every repetition of an idempotency key."""
+    """The result of recording an item; every repetition of an idempotency key gets the same receipt."""
 
     effect: Effect
     session_id: SessionId
@@ -65,7 +69,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedbackObserver(Protocol):
-    """Hears of entries after their commit: metrics. It must not raise and not wait."""
+    """Receives recorded entries after their commit, for metrics. It must neither raise nor block."""
 
     def rewards_recorded(self, entries: int, *, effect: str) -> None: ...
 
@@ -86,10 +90,10 @@ class FeedbackService:
         self._observer = observer
 
     async def record(self, principal: Principal, items: Sequence[FeedbackItem]) -> list[Receipt]:
-        """Records all items or, on any error, none; durable when it returns.
+        """Record all items or, on any error, none. They are durable when the method returns.
 
-        Raises NotFound for an unknown session or turn, Gone for one that was erased, PermissionDenied for another
-        session than the key's, InvalidRequest where nothing is named; of several items, `param` says which.
+        Raise NotFound for an unknown session or turn, Gone for an erased one, PermissionDenied if the key belongs to
+        another session, InvalidRequest if no session or turn is given. With several items, `param` names the one.
         """
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.SESSION)
         now = self._clock()
@@ -107,10 +111,10 @@ class FeedbackService:
         return recorded.receipts
 
     async def prefer(self, principal: Principal, item: PreferenceItem) -> PreferenceReceipt:
-        """Records a preference; durable when it returns. It is no reward: no session is ended or trained for it.
+        """Record a preference; it is durable when the method returns. It neither ends a session nor trains it.
 
-        Raises NotFound for an unknown session or turn, InvalidRequest where both are the same, one holds the other,
-        or they are of different runs.
+        Raise NotFound for an unknown session or turn, InvalidRequest if both sides are the same, one contains the
+        other, or they belong to different runs.
         """
         require(principal, PrincipalKind.ADMIN, PrincipalKind.RUN)
         now = self._clock()
@@ -122,14 +126,14 @@ class FeedbackService:
         return receipt
 
     async def apply_changed_rules(self) -> None:
-        """To be called at the start: rewards are combined anew in runs whose rules have changed."""
+        """Recombine the rewards of runs whose reward rules have changed. Call it when the proxy starts."""
         if await apply_changed_rules(self._database, self._clock):
             self._signals.trajectories.notify()
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """What became of all items: `new_entries` are numbers of entries, `endings` sessions with a final one, `changed`
-    those whose training state did."""
+    """The result of one request: receipts, the number of new entries by item, the sessions that a final reward ends,
+    and the sessions whose training state changed."""
 
     receipts: list[Receipt]
     new_entries: list[tuple[int, Effect]]
@@ -138,7 +142,7 @@ class _Recorded(msgspec.Struct, frozen=True):
 
 
 class _Recording(Together[_Recorded]):
-    """Items of one request: all or none."""
+    """The write of one request. The group commit runs several such writes with one set of queries."""
 
     def __init__(self, principal: Principal, items: Sequence[FeedbackItem], now: float) -> None:
         self._principal = principal
@@ -162,11 +166,12 @@ class _Recording(Together[_Recorded]):
         endings = {session_id: ending for recorded in found for session_id, ending in recorded.endings.items()}
         touched = dict.fromkeys(row["session_id"] for row in rows)
         settled = settle(connection, touched, now=max(write._now for write in writes), endings=endings)
-        found[0].changed.extend(settled.changed)  # whoever of them says it, all who wait for it are told
+        # One result suffices: the signal that follows wakes all waiters of this process.
+        found[0].changed.extend(settled.changed)
         return found
 
     def _named(self) -> Iterator[str]:
-        """The ids of ours that it names or, naming nothing, means."""
+        """Yield the session ids that the items name or, naming nothing, take from the key."""
         for item in self._items:
             name = item.session_id or (self._principal.session_id if item.turn_id is None else None)
             if name is not None and is_session_id(name):
@@ -175,7 +180,7 @@ class _Recording(Together[_Recorded]):
     def _take(
         self, connection: Connection, known: Mapping[str, FoundSession], answered: _Answered, recorded: _Recorded
     ) -> Iterator[dict[str, Any]]:
-        """The new rows of the ledger; what becomes of the items is put into `recorded`."""
+        """Yield the new ledger rows and add the items' results to `recorded`."""
         for index, item in enumerate(self._items):
             try:
                 target = Finder(connection, self._principal, item.run, known).of_reward(item.session_id, item.turn_id)
@@ -199,17 +204,18 @@ class _Recording(Together[_Recorded]):
             recorded.receipts.append(receipt)
 
 
+# Receipts of this transaction by run and idempotency key. Their rows are not written yet, so a query would miss them.
 _Answered = dict[tuple[RunId, str], Receipt]
-"""The answers of this transaction, by run and idempotency key: their rows are not yet written."""
 
 
 def _repeated(connection: Connection, target: Target, item: FeedbackItem, answered: _Answered) -> Receipt | None:
-    """The answer of the first time this idempotency key came."""
+    """Return the receipt of the first use of the item's idempotency key, or None. Raise InvalidRequest if it was used
+    for another session."""
     if item.idempotency_key is None:
         return None
     receipt = answered.get((target.run_id, item.idempotency_key)) or _stored(connection, target, item.idempotency_key)
     if receipt is not None and receipt.session_id != target.session_id:
-        raise InvalidRequest("this idempotency_key was used for a reward of another session", param="idempotency_key")
+        raise InvalidRequest("this idempotency_key was already used for another session", param="idempotency_key")
     return receipt
 
 
@@ -258,7 +264,7 @@ def _receipt(
 
 
 def _placed(error: BaseRlError, index: int | None) -> BaseRlError:
-    """The error with the place of its item in a batch."""
+    """Return the error with the index of its item in a batch."""
     if index is None:
         return error
     param = f"[{index}].{error.param}" if error.param else f"[{index}]"

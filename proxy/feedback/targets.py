@@ -1,4 +1,4 @@
-"""What a statement is about: the session or the turn that it names, for the key that sends it."""
+"""Finds the session or turn that feedback is about, with the rights of the key that sends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.feedback.repository import FeedbackRepository, FoundSession
 
 
 class Target(msgspec.Struct, frozen=True):
-    """`training` is the session's training state; `turn_id` None: the whole session."""
+    """The subject of feedback: a session with its training state, or one turn of it."""
 
     session_id: SessionId
     run_id: RunId
@@ -24,8 +24,11 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Finder:
-    """Looks targets up for one key. `run`, a name or an id, is whose names are meant where the key has no run. Of
-    `known`, sessions by id that this transaction has locked, none is looked up again."""
+    """Finds targets for one key, within one transaction.
+
+    `run`, a name or an id, is the run whose session names are meant, if the key belongs to no run. `known` are
+    sessions, by id, that the transaction has already read and locked.
+    """
 
     def __init__(
         self,
@@ -46,8 +49,11 @@ class Finder:
                 raise PermissionDenied(f"this key belongs to another run than {run!r}", param="run")
 
     def of_reward(self, session: str | None, turn: str | None) -> Target:
-        """The turn, or the session, or the session of the key. Raises NotFound, PermissionDenied, Gone, and
-        InvalidRequest where nothing is named or the turn is of another session."""
+        """Return the turn, else the session, else the key's own session.
+
+        Raise NotFound, PermissionDenied, Gone, or InvalidRequest if nothing is named or the turn is of another
+        session.
+        """
         own = self._principal.session_id
         if turn is not None:
             of_turn = self._repository.session_of_turn(turn, run_id=self._run_id)
@@ -59,19 +65,19 @@ class Finder:
             return _target(row, turn)
         if session is None and own is None:
             raise InvalidRequest(
-                "name a session_id, a turn_id or a completion_id; only a session's own key needs none",
+                "give a session_id, a turn_id or a completion_id; only a session key needs none",
                 param="session_id",
             )
         return _target(self._session(session or str(own), "session_id"), None)
 
     def of_either(self, name: str, param: str) -> Target:
-        """A session by its id or name, or else a turn by its id. Raises NotFound, Gone."""
+        """Return a session by its id or name, else a turn by its id. Raise NotFound or Gone."""
         row = self._repository.session(name, run_id=self._run_id)
         if row is not None:
-            return _target(_kept(row, param), None)
+            return _target(_not_erased(row, param), None)
         of_turn = self._repository.session_of_turn(name, run_id=self._run_id)
         if of_turn is None:
-            raise NotFound(f"there is no session and no turn {name!r}{self._hint()}", param=param)
+            raise NotFound(f"there is no session or turn {name!r}{self._hint()}", param=param)
         return _target(self._session(of_turn, param), name)
 
     def _session(self, name: str, param: str) -> FoundSession:
@@ -80,21 +86,22 @@ class Finder:
         if row is None or self._run_id not in (None, row.run_id):
             row = self._repository.session(name, run_id=self._run_id)
         if own is not None and (row is None or row.id != own):
-            raise PermissionDenied(f"this key belongs to the session {own} alone", param=param)
+            raise PermissionDenied(f"this session key works only for its own session {own}", param=param)
         if row is None:
             raise NotFound(f"there is no session {name!r}{self._hint()}", param=param)
-        return _kept(row, param)
+        return _not_erased(row, param)
 
     def _hint(self) -> str:
         if self._run_id is not None:
             return ""
-        return ': with an admin key, give the "run" whose name for it this is, or its id'
+        return ': with an admin key, give the "run" that the session name belongs to, or the session id'
 
 
-def _kept(row: FoundSession, param: str) -> FoundSession:
+def _not_erased(row: FoundSession, param: str) -> FoundSession:
+    """Return the session; raise Gone if it was erased."""
     if row.erased_at is not None:
         why = "by retention" if row.erased_reason == "retention" else "on request"
-        raise Gone(f"the session {row.id} was erased {why}, and takes no feedback any more", param=param)
+        raise Gone(f"the session {row.id} was erased {why} and accepts no feedback", param=param)
     return row
 
 

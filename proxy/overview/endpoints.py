@@ -1,13 +1,13 @@
-"""The operating API under /api/v1: what runs, sessions, turns, rewards and steps look like, and their switches.
+"""The operating API under /api/v1: read runs, sessions, turns, rewards and steps; pause, resume and delete runs.
 
-Answers are the views of `overview/views.py` as JSON, field by field; lists are `{"<things>": […], "next_cursor"}`,
-where the cursor goes into `?cursor=` for the next page. An admin key may do everything; a run key may read its run.
+Responses are the views of `overview/views.py` as JSON; lists are `{"<things>": […], "next_cursor"}`, and `?cursor=`
+with that cursor gives the next page. An admin key may do everything; a run key may read its run.
 
     GET    /api/v1/health                          Health
     GET    /api/v1/runs                            {"runs": [RunSummary…]}; with a run key, its own
     GET    /api/v1/runs/{run}                      RunSummary; {run} is a name or an id
-    DELETE /api/v1/runs/{run}                      204; of a run that nothing was recorded of
-    POST   /api/v1/runs/{run}/pause, /resume       RunSummary as it is then; ?reason= of a pause is shown
+    DELETE /api/v1/runs/{run}                      204; only for a run without recorded data
+    POST   /api/v1/runs/{run}/pause, /resume       RunSummary after the change; ?reason= of a pause is shown
     GET    /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}
     GET    /api/v1/rewards, /runs/{run}/rewards    see overview/rewards/endpoints.py
     GET    /api/v1/runs/{run}/steps                {"steps": [StepItem…], "next_cursor"}
@@ -16,7 +16,7 @@ where the cursor goes into `?cursor=` for the next page. An admin key may do eve
     GET    /api/v1/runs/{run}/curves               Curves
     GET    /api/v1/runs/{run}/events               server-sent events: `snapshot`, Snapshot
     GET    /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
-    GET    /api/v1/turns/{id}                      TurnView; ?tokens=1 likewise
+    GET    /api/v1/turns/{id}                      TurnView; ?tokens=1 as above
 
 Keys are in `overview/key_endpoints.py`.
 """
@@ -83,7 +83,7 @@ async def run(run: str, who: Who, overview: Overview) -> Response:
 
 @router.delete("/runs/{run}", status_code=204)
 async def delete_run(run: str, request: Request, who: Who) -> Response:
-    """Only of a run that has no sessions, no claims and no steps, and is not served here; 409 otherwise."""
+    """Delete a run that has no sessions, claims or steps and is not served here; 409 for any other run."""
     require(who, PrincipalKind.ADMIN)
     await service(request, RunDirectory).delete(run, served=service(request, ServedRun).run.id)
     return Response(status_code=204)
@@ -91,7 +91,8 @@ async def delete_run(run: str, request: Request, who: Who) -> Response:
 
 @router.post("/runs/{run}/pause")
 async def pause(run: str, who: Who, overview: Overview, reason: Reason = None) -> Response:
-    """A trainer may pause its own run; going on is for an operator to say."""
+    """Pause training of a run. A trainer key may pause its own run, for example after a failure; only an admin key
+    may resume it."""
     return json_answer(await overview.pause(await own_run(run, who, overview, PrincipalKind.TRAINER), reason=reason))
 
 
@@ -118,8 +119,8 @@ async def sessions(
 ) -> Response:
     """List a run's sessions, newest first.
 
-    `group` is an id or a name, `name` the client's own name of a session. Reward bounds are inclusive and leave out
-    the unrewarded.
+    `group` is an id or a name, `name` the client's own name of a session. Reward bounds are inclusive and omit
+    sessions without a reward.
     """
     wanted = SessionFilter(
         state=state,
@@ -160,8 +161,8 @@ async def curves(run: str, who: Who, overview: Overview) -> Response:
     openapi_extra=described(answers={200: "Snapshots."}, media_type=EVENT_STREAM),
 )
 async def events(run: str, request: Request, who: Who, overview: Overview) -> StreamingResponse:
-    """Server-sent events. Each `snapshot` has as its id the last event it tells of; with that in `Last-Event-ID`, a
-    client that comes back gets what it missed. Comments keep quiet streams alive."""
+    """Stream server-sent events. The id of a `snapshot` is that of its last event; a client that reconnects with it
+    in `Last-Event-ID` gets the events it missed. Comments keep a quiet stream open."""
     run_id = await readable_run(run, who, overview)
     return StreamingResponse(
         _snapshots(overview, run_id, last_event_id(request)), media_type=EVENT_STREAM, headers=_STREAM_HEADERS
@@ -187,29 +188,29 @@ async def turn(turn_id: str, who: Who, overview: Overview, tokens: bool = False)
 
 
 async def readable_run(run: str, who: Principal, overview: OverviewService) -> str:
-    """The run's id. Raises NotFound, and PermissionDenied for another run's key."""
+    """Return the run's id, for an admin key or a key of the run. Raise NotFound or PermissionDenied."""
     return await own_run(run, who, overview, PrincipalKind.RUN)
 
 
 async def own_run(run: str, who: Principal, overview: OverviewService, kind: PrincipalKind) -> str:
-    """The id of a run for an admin's key or its own of this kind. Raises NotFound, PermissionDenied."""
+    """Return the run's id, for an admin key or the run's own key of this kind. Raise NotFound or PermissionDenied."""
     require(who, PrincipalKind.ADMIN, kind)
     if who.kind is PrincipalKind.ADMIN:
         return await overview.run_id(run)
     own = await overview.run(str(who.run_id))
     if run not in {own.id, own.name}:
-        raise PermissionDenied("this key is for its own run only")
+        raise PermissionDenied("this key can access only its own run")
     return own.id
 
 
 def last_event_id(request: Request) -> int | None:
-    """Where a returning client of an event stream goes on; None for a new one."""
+    """Return the id of the last event that a reconnecting client received; None for a new client."""
     text = request.headers.get("last-event-id", "")
     return int(text) if text.isdecimal() and len(text) < 19 else None
 
 
 def server_sent(event: str, data: str, *, event_id: int | None = None) -> bytes:
-    """One server-sent event. Every line of `data` gets its own field, as the format wants."""
+    """Encode a server-sent event; the format requires one `data` field per line of `data`."""
     lines = [f"event: {event}"]
     if event_id is not None:
         lines.append(f"id: {event_id}")
@@ -226,7 +227,7 @@ async def _snapshots(overview: OverviewService, run_id: str, after: int | None) 
 
 
 def json_answer(answer: Any, *, status: int = 200) -> Response:
-    """A view as JSON, which nobody keeps."""
+    """Return a view as a JSON response that no cache stores."""
     return Response(
         msgspec.json.encode(answer),
         status_code=status,

@@ -1,4 +1,4 @@
-"""Filters of a list of sessions, and the cursor of its next page."""
+"""Filters of a list of sessions, and the cursor that leads to the next page of a list."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_PAGE = 200
 
 
 class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Conditions that listed sessions meet; None means any.
+    """The conditions that listed sessions meet; None means any.
 
-    `group` is a group's id or name. `name` is the client's own name of a session: all attempts of it match. Reward
-    bounds are inclusive.
+    `group` is a group's id or name. `name` is the client's own name of a session and matches all of its attempts.
+    Reward bounds are inclusive.
     """
 
     state: str | None = None
@@ -27,9 +27,9 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_searched(self) -> bool:
-        """Whether a page goes through many sessions, as no index leads to those that match.
+        """Return whether no index finds the matching sessions, so that a page searches many sessions for them.
 
-        Indexes find the sessions of a group, those of a name, and open ones.
+        There are indexes for the sessions of a group, those of a name, and open ones.
         """
         if self.group is not None or self.name is not None or self.state == SessionState.OPEN:
             return False
@@ -37,17 +37,18 @@ class SessionFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cursor(msgspec.Struct, frozen=True, kw_only=True):
-    """The last row of a page; the next page begins below it. On the wire, `<created_at as hex float>~<id>`."""
+    """The last row of a page; the next page begins after it. On the wire, `<created_at as hex float>~<id>`."""
 
     at: float
     key: str
 
     def encode(self) -> str:
-        return f"{self.at.hex().replace('+', '')}~{self.key}"  # a plus in an address would be a space
+        # Hexadecimal is exact. Without the plus sign, which a query decodes to a space.
+        return f"{self.at.hex().replace('+', '')}~{self.key}"
 
     @classmethod
     def decode(cls, text: str) -> Cursor:
-        """Raise InvalidRequest for a text that is not the cursor of a page."""
+        """Parse a cursor. Raise InvalidRequest for any other text."""
         at, separator, key = text.partition("~")
         try:
             return cls(at=float.fromhex(at), key=key if separator and key else _fail())

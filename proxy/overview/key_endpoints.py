@@ -1,9 +1,9 @@
-"""Keys over HTTP, for admin keys. A key's text is in the answer that made it, and nowhere else.
+"""API keys over HTTP, for admin keys. Only the response that creates a key contains its text.
 
 GET    /api/v1/keys                      {"keys": [KeyView…], "next_cursor"}, newest first
-GET    /api/v1/keys/self                 KeyView of the key that asks; for every kind
+GET    /api/v1/keys/self                 KeyView of the request's key; for every kind
 POST   /api/v1/keys                      {"kind", "run"?, "label"?} → 201 {"id", "key", "kind", …}
-POST   /api/v1/keys/{id}/rotate          {"grace_seconds"?} → 201 likewise, with "replaces", "replaced_until"
+POST   /api/v1/keys/{id}/rotate          {"grace_seconds"?} → 201 as above, with "replaces", "replaced_until"
 DELETE /api/v1/keys/{id}                 204
 POST   /api/v1/runs/{run}/keys           {"kind"?: "run" | "trainer", "label"?} → 201 {"id", "key", …}
 GET    /api/v1/runs/{run}/keys           {"keys": [KeyView…]}
@@ -31,8 +31,8 @@ from proxy.overview.filters import Cursor
 router = APIRouter(prefix="/api/v1", tags=["keys"], route_class=StrictRoute)
 
 _LONGEST_GRACE = 30 * 86400.0
+# Session keys are listed only on request: there may be one per session.
 _DEFAULT_KINDS = (PrincipalKind.ADMIN, PrincipalKind.RUN, PrincipalKind.TRAINER)
-"""Sessions' keys are listed only when asked for: there is one per session."""
 
 
 def credentials_of(request: Request) -> Credentials:
@@ -44,7 +44,7 @@ Label = Annotated[str | None, Field(max_length=200)]
 
 
 class NewRunKeyBody(BaseModel):
-    """A key to be made for the run in the path."""
+    """A new key for the run in the path."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,7 +53,7 @@ class NewRunKeyBody(BaseModel):
 
 
 class NewKeyBody(BaseModel):
-    """A key to be made. `run` (a name or an id) belongs to all kinds but `admin`."""
+    """A new key. `run` (a name or an id) is required for every kind but `admin`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,7 +63,7 @@ class NewKeyBody(BaseModel):
 
 
 class RotateBody(BaseModel):
-    """`grace_seconds`: how long the replaced key works on."""
+    """The rotation of a key. The replaced key stays valid for `grace_seconds`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -81,7 +81,7 @@ async def keys(
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> Response:
-    """List keys without their texts; those of sessions with `kind=session`, revoked ones with `revoked=true`."""
+    """List keys without their texts. Session keys need `kind=session`, revoked keys `revoked=true`."""
     require(who, PrincipalKind.ADMIN)
     after = None if cursor is None else Cursor.decode(cursor)
     found = await credentials.page(
@@ -98,17 +98,19 @@ async def keys(
 
 @router.get("/keys/self")
 async def own_key(who: Who, credentials: Keys) -> Response:
-    """Show the key that asks, so that whoever holds its text learns which one it is."""
+    """Show the request's key, so that the holder of a key's text can find out which key it is."""
     return json_answer(await credentials.find(who.key_id))
 
 
 @router.post("/keys", status_code=201, openapi_extra=described(NewKeyBody, answers={201: "The new key."}))
 async def create_key(request: Request, who: Who, overview: Overview, credentials: Keys) -> Response:
-    """Make a key. The answer's `key` is its text: it cannot be had again."""
+    """Create a key. `key` in the response is its text, which cannot be read again."""
     require(who, PrincipalKind.ADMIN)
     body = validated(NewKeyBody, await json_body(request))
     if (body.run is None) != (body.kind == "admin"):
-        what = "an admin key is for all runs: leave `run` out" if body.run else f"a {body.kind} key is for one run"
+        what = (
+            "an admin key is for all runs: omit `run`" if body.run else f"a {body.kind} key needs a run: give `run`"
+        )
         raise InvalidRequest(what, param="run")
     _check_label(body.label)
     run_id = None if body.run is None else await overview.run_id(body.run)
@@ -123,7 +125,7 @@ async def create_key(request: Request, who: Who, overview: Overview, credentials
     openapi_extra=described(RotateBody, answers={201: "The new key."}, may_be_absent=True),
 )
 async def rotate_key(key_id: str, request: Request, who: Who, credentials: Keys) -> Response:
-    """Make a key in the place of another, for the same run and with the same label."""
+    """Replace a key by a new one for the same run and with the same label."""
     require(who, PrincipalKind.ADMIN)
     body = validated(RotateBody, await _object(request))
     rotated = await credentials.rotate(key_id, grace_seconds=body.grace_seconds)
@@ -133,7 +135,7 @@ async def rotate_key(key_id: str, request: Request, who: Who, credentials: Keys)
 
 @router.delete("/keys/{key_id}", status_code=204)
 async def revoke_key(key_id: str, who: Who, credentials: Keys) -> Response:
-    """Revoke a key of any kind; the last admin key is refused."""
+    """Revoke a key of any kind except the last admin key."""
     require(who, PrincipalKind.ADMIN)
     await credentials.revoke(key_id)
     return Response(status_code=204)
@@ -145,7 +147,7 @@ async def revoke_key(key_id: str, who: Who, credentials: Keys) -> Response:
     openapi_extra=described(NewRunKeyBody, answers={201: "The new key."}, may_be_absent=True),
 )
 async def create_run_key(run: str, request: Request, who: Who, overview: Overview, credentials: Keys) -> Response:
-    """Make a key of a run. The answer's `key` is its text: it cannot be had again."""
+    """Create a key of a run. `key` in the response is its text, which cannot be read again."""
     require(who, PrincipalKind.ADMIN)
     body = validated(NewRunKeyBody, await _object(request))
     _check_label(body.label)
@@ -171,20 +173,20 @@ async def revoke_run_key(run: str, key_id: str, who: Who, overview: Overview, cr
 
 
 async def _object(request: Request) -> Any:
-    """The body; an absent one has no fields."""
+    """Return the JSON body; an absent body counts as an empty object."""
     body = await json_body(request)
     return {} if body is None else body
 
 
 def _shown(made: NewKey, view: KeyView | None) -> dict[str, Any]:
-    """The view with the key's text."""
+    """Return the key's view with its text."""
     return {**msgspec.to_builtins(view), "key": made.text}
 
 
 def _check_label(label: str | None) -> None:
-    """Raises InvalidRequest for the label that marks keys of the configuration: the next restart would revoke such a
-    key as one that the configuration no longer names."""
+    """Raise InvalidRequest for the label of configured keys."""
+    # The next restart revokes keys with this label that the configuration does not contain.
     if label == BOOTSTRAP:
         raise InvalidRequest(
-            f"the label {BOOTSTRAP!r} marks keys of the configuration; choose another", param="label"
+            f"the label {BOOTSTRAP!r} is reserved for keys of the configuration: choose another", param="label"
         )

@@ -1,7 +1,7 @@
-"""The views that the operating API, the admin page and the CLI read: frozen, JSON by field name.
+"""The views that the operating API, the admin page and the CLI show: frozen, JSON by field name.
 
-Times are seconds since the epoch, UTC. None means unknown or not there, never zero. Fields are added over time,
-never renamed or removed.
+Times are seconds since the epoch, UTC. None means unknown or missing, never zero. Later releases may add fields, but
+never rename or remove one.
 """
 
 from __future__ import annotations
@@ -14,26 +14,29 @@ from proxy.contract.policy import WeightsReference
 from proxy.contract.turn import VersionSpan
 from proxy.overview.rewards.views import PreferenceView, RewardItem
 
+# The number of latest rewarded sessions over which a run's mean reward is taken.
 REWARD_WINDOW = 128
-"""Over how many of the last rewarded sessions a run's mean reward is taken."""
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A run at a glance.
 
-    `sessions` counts them by training state (every state is present); `open_sessions` are those not ended.
-    `mean_reward` is over the last `reward_count` (128 at most) ended and rewarded training sessions. Staleness, in
-    versions, is that of the tokens trained in the newest step. `inexact_share` is the share of turns, among those of
-    the last 200 sessions that had an earlier turn to build on, whose past was not reused token for token.
-    `unattributed_share` is the share of turns, among all of these sessions, whose calls named no session and extended
-    no conversation: each opened a session of its own. `cut_share` is the share of their answers that did not end by
-    themselves: they reached their bound on tokens, or the client left.
-    `sessions`, `session_count`, `turn_count`, `swaps` and `last_activity_at` are of one moment, which in a store of
-    more than 20,000 sessions may be a minute ago. `tokens_per_second` is over the last minute, or the end of it that
-    is known (`overview/live.py`).
-    `late_rewards` counts entries that came when a trainer had their session already, `revised_sessions` the trained
-    sessions whose rewards are others now than those they were trained on. `not_learnt_because` says in sentences why
-    the run cannot have learnt anything yet (`overview/learning.py`); empty where it may have.
+    `sessions` counts sessions by training state (every state is present); `open_sessions` have not ended.
+    `mean_reward` is over the last `reward_count` (at most 128) ended and rewarded training sessions. Staleness, in
+    versions, is that of the tokens trained in the newest step.
+
+    Three shares are over the turns of the last 200 sessions. `inexact_share`: of the turns with an earlier turn to
+    build on, those that did not reuse it token for token. `unattributed_share`: turns whose call named no session and
+    extended no conversation, so that it opened a session of its own. `cut_share`: answers that reached the token
+    limit or whose client disconnected.
+
+    `sessions`, `session_count`, `turn_count`, `swaps` and `last_activity_at` are from the same moment, which may be a
+    minute ago in a store of more than 20,000 sessions. `tokens_per_second` is over the last minute, or over the known
+    part of it (`overview/live.py`).
+
+    `late_rewards` counts entries that arrived after a trainer had claimed the session, `revised_sessions` the trained
+    sessions whose rewards changed after the training. `not_learnt_because` lists sentences that explain why the run
+    cannot have learnt anything yet (`overview/learning.py`); it is empty if the run may have learnt something.
     """
 
     id: str
@@ -63,9 +66,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
-    """A session in a list. `reward` is the combined one as of now; `group` the group's name. `explanation` says in a
-    sentence why it is or is not trained. An erased session has lost its content: the client's name, the task, the
-    texts."""
+    """A session in a list.
+
+    `reward` is the current combined reward, `group` the group's name. `explanation` is a sentence on why the session
+    is trained or not. An erased session has no client's name, task or texts.
+    """
 
     id: str
     run_id: str
@@ -95,7 +100,8 @@ class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Ids and log-probabilities; `output_texts`, one text per output id, where the proxy can decode them."""
+    """Token ids and log-probabilities of a turn. `output_texts` has one text per output id; None if the proxy cannot
+    decode them."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
@@ -104,11 +110,14 @@ class TurnTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnView(msgspec.Struct, frozen=True, kw_only=True):
-    """A model call with its text. `messages` are those that the call added; `answer` is the message that was sent
-    back, None where the call failed before there was one. `prefix_tokens` of the `prompt_tokens` were shared with
-    the parent. `attributed_by` is how the call came to its session. `tokens` only where asked for. `masked` are
-    [start, end) over the turn's own prompt ids followed by its output ids: redacted. `failure` is why a failed call
-    failed, and of which engine, where that is known."""
+    """A model call with its text.
+
+    `messages` are those that the call added; `answer` is the returned message, None if the call failed before there
+    was one. `prefix_tokens` of the `prompt_tokens` are shared with the parent. `attributed_by` is the rule that
+    assigned the call to its session. `tokens` is present only on request. `masked` are the redacted spans
+    [start, end) over the turn's own prompt ids followed by its output ids. `failure` is the known cause of a failed
+    call, with the engine's name.
+    """
 
     id: str
     session_id: str
@@ -137,8 +146,8 @@ class TurnView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """The rewards that the step which consumed a session saw, beside those of the ledger now. `revised`: the reward
-    of the session or of one of its turns is another now."""
+    """The reward that a session was trained on, beside its current one. `revised`: the reward of the session or of
+    one of its turns has changed since."""
 
     version: int
     claim_id: str | None
@@ -148,15 +157,15 @@ class Trained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trainability(msgspec.Struct, frozen=True, kw_only=True):
-    """The training state of a session, and a sentence that says what would change it."""
+    """The training state of a session, and a sentence on what would change it."""
 
     state: str
     explanation: str
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole session: its turns in order of arrival, its rewards in order of the ledger. `untrained_turns` are the
-    ids of those turns that are not trained, with the reasons."""
+    """A whole session, with turns and rewards in order of arrival. `untrained_turns` maps the ids of turns that are
+    not trained to the reasons."""
 
     session: SessionItem
     run: str
@@ -172,8 +181,8 @@ class SessionView(msgspec.Struct, frozen=True, kw_only=True):
 class StepItem(msgspec.Struct, frozen=True, kw_only=True):
     """A committed version and the step that made it; version 0 is the base model and has no step.
 
-    `weights_removed_at`: since when the files of its weights may have been deleted to save space. `rejected_because`:
-    why a version in the state `rejected` is not served.
+    From `weights_removed_at` on, its weight files may have been deleted to save space. `rejected_because` is the
+    reason why a version in the state `rejected` is not served.
     """
 
     version: int
@@ -194,8 +203,11 @@ class StepItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A bucket of consecutive rewarded sessions: how many there were up to its end, its own mean and the mean of
-    the window of sessions that ends with it."""
+    """A bucket of consecutive rewarded sessions.
+
+    `sessions` is the number of sessions up to its end, `mean` the bucket's own mean, `moving_mean` the mean of the
+    window of sessions that ends with the bucket.
+    """
 
     sessions: int
     at: float
@@ -204,7 +216,7 @@ class RewardPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A version on the curves. `swap_seconds` is how long generation stood still for it."""
+    """A version on the curves. `swap_seconds` is how long generation paused for the swap to it."""
 
     version: int
     at: float
@@ -223,8 +235,8 @@ class RatePoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Curves(msgspec.Struct, frozen=True, kw_only=True):
-    """The series of a run's page, oldest first, each bounded to some hundred points. Beyond 20,000 sessions, `reward`
-    may be a minute old."""
+    """The curves of a run, oldest point first, each of at most some hundred points. `reward` may be a minute old in a
+    store of more than 20,000 sessions."""
 
     window: int
     reward: tuple[RewardPoint, ...]
@@ -242,7 +254,7 @@ class EventItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the event stream: the run now, and what was logged since the last snapshot."""
+    """A message of the event stream: the current run, and the events since the previous snapshot."""
 
     run: RunSummary
     events: tuple[EventItem, ...]
@@ -250,11 +262,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """`trainer`: `active` (claimed, renewed or committed within the run's lease time), `away` (trajectories have
-    waited for longer than that), `idle` (quiet, with nothing that waits for long) or `never` (no claim so far).
-    `paused_because` is what was said when a run was paused that is so still. `rejected_version` is the newest
-    version, if it was rejected, and `rejected_because` the reason. `mismatch` is the difference between engine and
-    trainer, in nats a token, that the trainer warned of in its newest step; None: it did not."""
+    """The health of one run.
+
+    `trainer` is `active` (claimed, renewed or committed within the run's lease time), `away` (trajectories have been
+    ready for longer than that), `idle` (quiet, and no trajectory has been ready for long) or `never` (no claim yet).
+    `paused_because` is the reason given for a current pause. `rejected_version` is the newest version, if it was
+    rejected, and `rejected_because` the reason. `mismatch` is the difference between engine and trainer, in nats per
+    token, that the newest step reported as a warning; None without a warning.
+    """
 
     id: str
     name: str
@@ -270,11 +285,11 @@ class RunHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """`ready`: model calls are served now. `status`: `ok`, or `degraded` with the `problems` in words.
+    """The health of the proxy. `ready`: model calls are served. `status` is `ok`, or `degraded` with `problems`.
 
-    `database`: `ok`, `unwritable` (it answers, and takes no writes), `down` or `damaged`. `database_integrity`: of a
-    SQLite file, `checking`, `ok`, `damaged`, or `unchecked` where the check failed; None on PostgreSQL.
-    `engine_ready` is None where nothing watches an engine.
+    `database` is `ok`, `unwritable` (reads work, writes do not), `down` or `damaged`. `database_integrity` is the
+    state of a SQLite file: `checking`, `ok`, `damaged`, or `unchecked` if the check failed; None on PostgreSQL.
+    `engine_ready` is None if no engine is watched.
     """
 
     ready: bool
@@ -297,15 +312,15 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of sessions, newest first. `next_cursor` None: this was the last page. A filtered one may be short, or
-    empty, and not be the last."""
+    """A page of sessions, newest first; the last page has no `next_cursor`. A page of a filtered list may be short or
+    empty without being the last."""
 
     sessions: tuple[SessionItem, ...]
     next_cursor: str | None
 
 
 class StepPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of steps, newest first. `next_cursor` None: this was the last page."""
+    """A page of steps, newest first; the last page has no `next_cursor`."""
 
     steps: tuple[StepItem, ...]
     next_cursor: str | None

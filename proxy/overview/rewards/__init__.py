@@ -1,1 +1,1 @@
-"""The ledger as people read it: its entries, what was revised after training, and preferences."""
+"""Read models of the reward ledger: entries, rewards revised after training, and preferences."""

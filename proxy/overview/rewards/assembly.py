@@ -1,4 +1,4 @@
-"""From rows of the ledger to views, without I/O."""
+"""Builds views from rows of the ledger, without I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ AnyRow = Row[*tuple[Any, ...]]
 
 
 def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[RewardItem]:
-    """Whole sessions' entries in order of arrival; of those about the same thing, all but the last are superseded."""
+    """Build views of ledger entries. `ledger` has all entries of its sessions in order of arrival, so that an entry
+    with a later one about the same subject is marked as superseded."""
     rows = list(ledger)
     latest = {_about(row): row.sequence for row in rows}
     return [
@@ -36,7 +37,7 @@ def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[R
 
 
 def used_by(trainings: Iterable[AnyRow]) -> dict[str, int]:
-    """Reward id → the version whose step trained on it."""
+    """Map reward ids to the version whose step trained on the reward."""
     return {reward_id: training.version for training in trainings for reward_id in training.reward_ids}
 
 

@@ -1,4 +1,4 @@
-"""The ledger over HTTP.
+"""The reward ledger over HTTP.
 
 GET    /api/v1/rewards                         RewardPage; filters below
 GET    /api/v1/runs/{run}/rewards              RewardPage of the run; the same filters
@@ -46,13 +46,13 @@ async def all_rewards(
     cursor: str | None = None,
     limit: Limit = 50,
 ) -> Response:
-    """The ledger, newest first: of the run that is named, of a run key's own, or of all runs."""
+    """List ledger entries, newest first, of the given run, of a run key's own run, or of all runs."""
     if run is not None or who.kind is PrincipalKind.RUN:
         run_id: str | None = await readable_run(run or str(who.run_id), who, overview)
     elif who.kind is PrincipalKind.ADMIN:
         run_id = None
     else:
-        raise PermissionDenied(f"this needs a key of kind admin or run, and yours is of kind {who.kind.value}")
+        raise PermissionDenied(f"this needs an admin key or a run key, but yours is a {who.kind.value} key")
     return json_answer(await overview.ledger.page(run_id, wanted, cursor=cursor, limit=limit))
 
 
@@ -60,13 +60,13 @@ async def all_rewards(
 async def rewards(
     run: str, who: Who, overview: Overview, wanted: Wanted, cursor: str | None = None, limit: Limit = 50
 ) -> Response:
-    """The ledger of a run, newest first."""
+    """List the ledger entries of a run, newest first."""
     run_id = await readable_run(run, who, overview)
     return json_answer(await overview.ledger.page(run_id, wanted, cursor=cursor, limit=limit))
 
 
 @router.get("/runs/{run}/rewards/revised")
 async def revised(run: str, who: Who, overview: Overview, cursor: str | None = None, limit: Limit = 50) -> Response:
-    """Trained sessions whose rewards are others now than those they were trained on; the last revised first."""
+    """List trained sessions whose rewards changed after the training, the last revised first."""
     run_id = await readable_run(run, who, overview)
     return json_answer(await overview.ledger.revised(run_id, cursor=cursor, limit=limit))

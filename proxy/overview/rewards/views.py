@@ -1,4 +1,4 @@
-"""Entries of the ledger, revisions and preferences as views: JSON by field name."""
+"""Views of ledger entries, revisions and preferences: frozen, JSON by field name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import msgspec
 
 
 class RewardFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """None means any. `since` is in seconds since the epoch, inclusive. `after_training`: whether a trainer had the
-    session already when the entry came."""
+    """The conditions that listed entries meet; None means any. `since` is inclusive, in seconds since the epoch.
+    `after_training`: whether a trainer had claimed the session before the entry arrived."""
 
     session: str | None = None
     turn: str | None = None
@@ -18,8 +18,8 @@ class RewardFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger. `superseded`: a later entry of the same scope, name and source counts instead.
-    `used_by` is the version whose step trained on this very entry, `external_id` the client's name of the session."""
+    """An entry of the ledger. `superseded`: a later entry of the same scope, name and source replaces it. `used_by`
+    is the version whose step trained on this entry, `external_id` the client's name of the session."""
 
     sequence: int
     id: str
@@ -37,14 +37,14 @@ class RewardItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the ledger, newest first. `next_cursor` None: this was the last page."""
+    """A page of the ledger, newest first; the last page has no `next_cursor`."""
 
     rewards: tuple[RewardItem, ...]
     next_cursor: str | None
 
 
 class RevisedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn whose combined reward is another one now. None: no reward."""
+    """A turn whose combined reward changed after the training. None means no reward."""
 
     turn_id: str
     reward_then: float | None
@@ -52,10 +52,10 @@ class RevisedTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that the step of `version` trained on other rewards than it has now.
+    """A session whose rewards changed after the step of `version` trained on it.
 
-    `entries` are those that count now and were not used. `revised_at` is when the newest entry came that was not
-    used, `trained_at` when the version was committed.
+    `entries` count now but were not trained on. `revised_at` is the time of the newest of them, `trained_at` that of
+    the version's commit.
     """
 
     session_id: str
@@ -72,14 +72,14 @@ class RevisedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisedPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The last revised first. `next_cursor` None: this was the last page."""
+    """A page of revised sessions, the last revised first; the last page has no `next_cursor`."""
 
     sessions: tuple[RevisedSession, ...]
     next_cursor: str | None
 
 
 class PreferenceView(msgspec.Struct, frozen=True, kw_only=True):
-    """That one thing went better than another. `turn_id` None: the whole session."""
+    """A recorded preference. Without a turn id, a side is the whole session."""
 
     id: str
     chosen_session_id: str

@@ -1,1 +1,1 @@
-"""Single training steps, explained: what they trained on, what they were made with, and some of their tokens."""
+"""Read models of a training step: its trajectories, its inputs, and the tokens of some trajectories."""

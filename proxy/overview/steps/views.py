@@ -1,4 +1,4 @@
-"""A step as the operating API, the admin page and the CLI read it. Fields are added over time, never renamed."""
+"""Views of a training step. Later releases may add fields, but never rename or remove one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.overview.views import StepItem
 
 
 class UsedReward(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger that a step trained on. `value_now`: what has superseded it since; None: it stands."""
+    """A ledger entry that a step trained on. `value_now` is the value that superseded it since, None if none has."""
 
     id: str
     turn_id: str | None
@@ -21,10 +21,10 @@ class UsedReward(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTrajectory(msgspec.Struct, frozen=True, kw_only=True):
-    """One trajectory of a step: its audit, the rewards that it was trained on, and its reward as it is now.
+    """One trajectory of a step: its audit, the rewards it was trained on, and its current reward.
 
-    `kept`: its batch taught nothing by itself, and was consumed together with a later one. `group` is the group's
-    name, `external_id` the client's name of the session; `sampled`: its tokens are kept.
+    `kept`: its batch gave no gradient by itself and was consumed together with a later one. `group` is the group's
+    name, `external_id` the client's name of the session. `sampled`: its tokens were stored.
     """
 
     audit: TrajectoryAudit
@@ -41,7 +41,7 @@ class StepTrajectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """A step with the batch it trained on. `inputs` is None where the trainer did not tell what it was made with."""
+    """A step with its batch. `inputs` is None if the trainer did not report them."""
 
     step: StepItem
     run: str
@@ -54,8 +54,8 @@ class StepView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A trained turn token by token. `ratios` are train over engine probability. `output_ids` and `texts` are None
-    where the turn has been erased, `texts` also where the proxy cannot decode them."""
+    """A trained turn, token by token. `ratios` are the trainer's probabilities over the engine's. `output_ids` and
+    `texts` are None if the turn was erased, `texts` also if the proxy cannot decode them."""
 
     session_id: str
     turn_id: str

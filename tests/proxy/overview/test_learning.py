@@ -39,12 +39,12 @@ def test_a_run_that_may_have_learnt_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("said", "reasons"),
     [
-        ({**NEW, "sessions": {}, "rewards": ()}, ["no agent has called yet"]),
+        ({**NEW, "sessions": {}, "rewards": ()}, ["no agent has made a call yet"]),
         (
             {**NEW, "sessions": {"pending": 5, "excluded": 1}, "open_sessions": 2, "rewards": ()},
             ["no session has a reward yet (3 ended without one, 2 are open, 1 is not for training"],
         ),
-        ({**NEW, "sessions": {"ready": 12}}, ["12 of 64 trajectories of the first batch are there"]),
+        ({**NEW, "sessions": {"ready": 12}}, ["12 of 64 trajectories of the first batch are ready"]),
         ({**NEW, "sessions": {"ready": 12}, "wanted": None}, []),
         (
             {**NEW, "sessions": {"ready": 12}, "wanted": None, "cut_share": 0.95},
@@ -55,7 +55,7 @@ def test_a_run_that_may_have_learnt_says_nothing() -> None:
         ({**NEW, "sessions": {"leased": 64, "ready": 9}}, ["the first training step is under way"]),
         (
             {**NEW, "sessions": {"ready": 70}, "trainer_seen": False, "wanted": None},
-            ["no trainer asks for trajectories: start `base-rl train`"],
+            ["no trainer is asking for trajectories: start `base-rl train`"],
         ),
         ({**NEW, "sessions": {"ready": 70}, "state": "paused"}, ["training is paused"]),
         (
@@ -70,7 +70,7 @@ def test_a_run_that_may_have_learnt_says_nothing() -> None:
         ({"rewards": [(None, 1.0)] * 3}, []),
         ({"learning_rates": [1e-6] * 12}, ["12 steps at a learning rate of 1e-06 cannot have moved a weight"]),
         ({"learning_rates": []}, []),
-        ({**NEW, "sessions": {"ready": 70}, "has_weights": False}, ["a scripted engine answers by rules"]),
+        ({**NEW, "sessions": {"ready": 70}, "has_weights": False}, ["a scripted engine answers by fixed rules"]),
         ({"head_version": ENOUGH_STEPS, "learning_rates": [1e-9]}, []),
     ],
 )
@@ -99,6 +99,6 @@ def test_every_run_gets_sentences_and_who_trains_enough_on_unlike_rewards_none(f
     assert all(reason and reason[-1] != "." for reason in reasons)
     assert len(reasons) == len(set(reasons))
     if found.head_version == 0 and found.state == "active" and not any(found.sessions.values()):
-        assert reasons[0] == "no agent has called yet"
+        assert reasons[0] == "no agent has made a call yet"
     if found.head_version > 0 and sum(found.learning_rates) >= ENOUGH_MOVEMENT:
         assert not any("learning rate" in reason for reason in reasons)

@@ -29,19 +29,19 @@ async def test_what_a_new_run_waits_for_is_said_one_after_the_other(store: Store
     async def reasons() -> list[str]:
         return list((await overview.run("policy")).not_learnt_because)
 
-    assert await reasons() == ["no agent has called yet"]
+    assert await reasons() == ["no agent has made a call yet"]
     (session,) = await store.sessions.create(store.run, SessionSpec())
     await store.add_turn(session.id)
     assert await reasons() == ["no session has a reward yet (1 is open): post one number per session to /v1/feedback"]
     item = FeedbackItem(entries=(("reward", 1.0),), session_id=session.id)
     await store.feedback.record(store.owner, [item])
-    assert [reason[:36] for reason in await reasons()] == ["no trainer asks for trajectories: st"]
+    assert [reason[:38] for reason in await reasons()] == ["no trainer is asking for trajectories: "]
     assert (await overview.health()).runs[0].trainer == "never"
     await claims.claim(store.run, ClaimRequest(trainer="t", want=64, at_least=64))
-    assert [reason[:48] for reason in await reasons()] == ["1 of 64 trajectories of the first batch are ther"]
+    assert [reason[:49] for reason in await reasons()] == ["1 of 64 trajectories of the first batch are ready"]
     assert (await overview.health()).runs[0].trainer == "active"
     await claims.claim(store.run, ClaimRequest(trainer="t", want=1))
     assert await reasons() == ["the first training step is under way"]
     store.clock.now += 1000.0
-    assert any(reason.startswith("no trainer asks") for reason in await reasons())
+    assert any(reason.startswith("no trainer is asking") for reason in await reasons())
     overview.close()
