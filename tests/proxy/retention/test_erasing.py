@@ -208,7 +208,7 @@ async def test_calls_that_end_while_their_session_is_erased_are_kept_whole_or_no
 async def test_targets_are_named_rightly(world: World) -> None:
     service = eraser(world)
     for wrong in (ErasureTarget(), ErasureTarget(session="a", user="b")):
-        with pytest.raises(InvalidRequest, match="one of them"):
+        with pytest.raises(InvalidRequest, match="not both"):
             await service.erase(wrong)
     with pytest.raises(NotFound, match="no session 'nowhere'"):
         await service.erase(ErasureTarget(session="nowhere"))

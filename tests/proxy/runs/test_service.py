@@ -47,7 +47,7 @@ async def test_a_run_that_nobody_named_is_not_begun_beside_others(store: Store) 
     await store.database.commit(
         lambda connection: connection.execute(update(RunRow).where(RunRow.id == store.run.id).values(name="shop"))
     )
-    with pytest.raises(ConfigurationError, match=r"none called 'policy' but shop, other"):
+    with pytest.raises(ConfigurationError, match=r"no run 'policy'; it has shop, other"):
         await store.runs.ensure(RunSettings(model="base/model"))
     assert len(await store.runs.list_()) == 2
     await store.runs.delete(other.id, served=store.run.id)
@@ -70,7 +70,7 @@ async def test_a_run_with_history_or_calls_is_not_deleted(store: Store) -> None:
     with pytest.raises(Conflict, match="this proxy serves the run"):
         await store.runs.delete("policy", served=store.run.id)
     await store.sessions.create(store.run, SessionSpec())
-    with pytest.raises(Conflict, match="has sessions, claims or steps, which are kept"):
+    with pytest.raises(Conflict, match="has sessions, claims or steps; only"):
         await store.runs.delete("policy", served="another")
     assert len(await store.runs.list_()) == 1
 

@@ -201,7 +201,7 @@ async def test_turns_that_do_not_hold_together_are_refused(world: World) -> None
         ({"versions": ((0, 0, 1),)}, "version spans"),
         ({"masked": ((2, 1),)}, "masked"),
         ({"tools_hash": "zz"}, "tools_hash"),
-        ({"id": record.turns[0].id}, "one id"),
+        ({"id": record.turns[0].id}, "the same id"),
     ):
         wrong = msgspec.structs.replace(turn, **changes)
         bad = msgspec.structs.replace(record, session_id="ses_new", turns=(record.turns[0], wrong))
