@@ -96,7 +96,7 @@ async def test_a_fitted_version_is_not_offered_to_be_replayed(site: Site, run_id
     page = (await site.client.get("/admin/runs/calculator/steps/6")).text
     assert "base-rl replay" not in page
     assert "Fitted by <code>base-rl fit sft</code> to 2 sessions" in page
-    assert "was served first" in page
+    assert "first served" in page
     assert "served since" not in page
 
 
@@ -107,6 +107,6 @@ async def test_a_rejected_version_says_why_on_its_page_and_in_the_list(site: Sit
         lambda connection: VersionRepository(connection).reject(run_id, 6, "w <b>is not finite</b>", now=NOW)
     )
     page = (await site.client.get("/admin/runs/calculator/steps/6")).text
-    assert "<b>Rejected</b>, so no engine is given it: w &lt;b&gt;is not finite" in page
+    assert "<b>Rejected</b>, so no engine loads it: w &lt;b&gt;is not finite" in page
     listed = (await site.client.get("/admin/runs/calculator")).text
     assert re.search(r'title="w &lt;b&gt;is not finite[^"]*">rejected</span>', listed)
