@@ -35,7 +35,7 @@ async def test_what_a_new_run_waits_for_is_said_one_after_the_other(store: Store
     assert await reasons() == ["no session has a reward yet (1 is open): post one number per session to /v1/feedback"]
     item = FeedbackItem(entries=(("reward", 1.0),), session_id=session.id)
     await store.feedback.record(store.owner, [item])
-    assert [reason[:38] for reason in await reasons()] == ["no trainer is asking for trajectories: "]
+    assert [reason[:37] for reason in await reasons()] == ["no trainer is asking for trajectories"]
     assert (await overview.health()).runs[0].trainer == "never"
     await claims.claim(store.run, ClaimRequest(trainer="t", want=64, at_least=64))
     assert [reason[:49] for reason in await reasons()] == ["1 of 64 trajectories of the first batch are ready"]
