@@ -10,7 +10,7 @@ from proxy.engines.watch import EngineWatch
 from proxy.errors import StoreUnavailable
 from proxy.http.descriptors import CHECK_SECONDS, DescriptorWatch
 from proxy.log import logger
-from proxy.overview.live import LOOK_AHEAD_SECONDS
+from proxy.overview.figures import REFRESH_SECONDS
 from proxy.services import Services
 
 _SWEEP_SECONDS = 2.0
@@ -24,7 +24,7 @@ _LOG = logger(__name__)
 
 async def start_background(services: Services, stack: AsyncExitStack) -> None:
     """Start every background task; `stack` stops them in reverse, and ends the model calls in flight among them."""
-    await stack.enter_async_context(_repeated("overview", LOOK_AHEAD_SECONDS, services.overview.look_ahead))
+    await stack.enter_async_context(_repeated("overview", REFRESH_SECONDS, services.overview.refresh_figures))
     await stack.enter_async_context(_running("swaps", services.swaps.run_forever()))
     engine_settings = services.settings.engine
     watch = EngineWatch(

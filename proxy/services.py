@@ -24,6 +24,7 @@ from proxy.retention.retention import RetentionService
 from proxy.runs.asking import AskedBatches
 from proxy.runs.served import ServedRun
 from proxy.runs.service import RunDirectory
+from proxy.runs.switch import RunSwitch
 from proxy.serving.reconciler import SwapController
 from proxy.sessions.service import SessionService
 from proxy.settings import EngineKind, Settings
@@ -48,6 +49,7 @@ class Services:
     credentials: Credentials
     sign_in: SignIn
     runs: RunDirectory
+    run_switch: RunSwitch
     served: ServedRun
     sessions: SessionService
     feedback: FeedbackService
@@ -144,6 +146,7 @@ async def build_services(
         credentials=credentials,
         sign_in=SignIn(secret=secret, clock=clock, credentials=credentials, database=database),
         runs=runs,
+        run_switch=RunSwitch(database, signals, clock),
         served=ServedRun(run=run, context_length=runtime.context_length, weight_formats=swaps.formats),
         sessions=sessions,
         feedback=feedback,

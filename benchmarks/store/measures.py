@@ -14,8 +14,8 @@ from proxy.clock import system_clock
 from proxy.contract.claim import ClaimRequest, encode
 from proxy.contract.identifiers import ClaimId
 from proxy.lifecycle.signals import Signals
+from proxy.overview.figures import REFRESH_SECONDS
 from proxy.overview.filters import SessionFilter
-from proxy.overview.live import LOOK_AHEAD_SECONDS
 from proxy.overview.rewards.views import RewardFilter
 from proxy.overview.service import OverviewService
 
@@ -61,7 +61,7 @@ async def first_look(proxy: Proxy) -> float:
     """Milliseconds until a proxy that starts has looked at everything ahead: who asks before that waits for it."""
     overview = OverviewService(database=proxy.database, clock=system_clock, signals=Signals())
     began = time.perf_counter()
-    await overview.look_ahead()
+    await overview.refresh_figures()
     milliseconds = 1000 * (time.perf_counter() - began)
     overview.close()
     return round(milliseconds, 2)
@@ -69,19 +69,19 @@ async def first_look(proxy: Proxy) -> float:
 
 async def admin(proxy: Proxy, seed: int = 0) -> dict[str, dict[str, float]]:
     """Milliseconds of each query, of things drawn at random, of a proxy that looks ahead meanwhile as it does."""
-    ahead = asyncio.create_task(_look_ahead(proxy.overview))
+    ahead = asyncio.create_task(_refresh_figures(proxy.overview))
     try:
-        await proxy.overview.look_ahead()
+        await proxy.overview.refresh_figures()
         return await _admin(proxy, seed)
     finally:
         ahead.cancel()
         await asyncio.gather(ahead, return_exceptions=True)
 
 
-async def _look_ahead(overview: OverviewService) -> None:
+async def _refresh_figures(overview: OverviewService) -> None:
     while True:
-        await overview.look_ahead()
-        await asyncio.sleep(LOOK_AHEAD_SECONDS)
+        await overview.refresh_figures()
+        await asyncio.sleep(REFRESH_SECONDS)
 
 
 async def _admin(proxy: Proxy, seed: int) -> dict[str, dict[str, float]]:

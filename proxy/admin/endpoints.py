@@ -25,6 +25,7 @@ from proxy.overview.endpoints import Overview, VersionNumber, last_event_id, ser
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
 from proxy.overview.views import RunSummary, Snapshot
+from proxy.runs.switch import RunSwitch
 from proxy.settings import Settings
 
 router = APIRouter(prefix="/admin", route_class=PageRoute, include_in_schema=False)
@@ -80,7 +81,9 @@ def _wanted(
     """Read the session filters from the query; an empty form field means any. Raise InvalidRequest for a value that
     cannot be used."""
     if training and training not in set(TrainingState):
-        raise InvalidRequest(f"training: {training[:40]!r} is not one of {', '.join(TrainingState)}", param="training")
+        raise InvalidRequest(
+            f"training: {training[:40]!r} is not one of {', '.join(TrainingState)}", param="training"
+        )
     return SessionFilter(
         state=state or None,
         training=training or None,
@@ -168,11 +171,12 @@ async def live(run: str, request: Request, overview: Overview, entrance: Entranc
 
 
 @router.post("/runs/{run}/{switch}", dependencies=[Depends(_own_origin)])
-async def switch(run: str, switch: Literal["pause", "resume"], overview: Overview, visitor: Guest) -> Response:
+async def switch(run: str, switch: Literal["pause", "resume"], request: Request, visitor: Guest) -> Response:
     if not visitor.is_admin:
         raise PermissionDenied("pausing and resuming a run needs an admin key")
-    changed = await (overview.pause(run) if switch == "pause" else overview.resume(run))
-    return RedirectResponse(f"/admin/runs/{changed.name}", status_code=303)
+    runs = service(request, RunSwitch)
+    name = await (runs.pause(run) if switch == "pause" else runs.resume(run))
+    return RedirectResponse(f"/admin/runs/{name}", status_code=303)
 
 
 @router.get("/runs/{run}/sessions")

@@ -90,16 +90,18 @@ async def delete_run(run: str, request: Request, who: Who) -> Response:
 
 
 @router.post("/runs/{run}/pause")
-async def pause(run: str, who: Who, overview: Overview, reason: Reason = None) -> Response:
+async def pause(run: str, request: Request, who: Who, overview: Overview, reason: Reason = None) -> Response:
     """Pause training of a run. A trainer key may pause its own run, for example after a failure; only an admin key
     may resume it."""
-    return json_answer(await overview.pause(await own_run(run, who, overview, PrincipalKind.TRAINER), reason=reason))
+    run_id = await own_run(run, who, overview, PrincipalKind.TRAINER)
+    await service(request, RunSwitch).pause(run_id, reason=reason)
+    return json_answer(await overview.run(run_id))
 
 
 @router.post("/runs/{run}/resume")
-async def resume(run: str, who: Who, overview: Overview) -> Response:
+async def resume(run: str, request: Request, who: Who, overview: Overview) -> Response:
     require(who, PrincipalKind.ADMIN)
-    return json_answer(await overview.resume(run))
+    return json_answer(await overview.run(await service(request, RunSwitch).resume(run)))
 
 
 @router.get("/runs/{run}/sessions")

@@ -1,4 +1,4 @@
-"""A run in figures and curves: counted as seldom as their cost demands, read as often as people look."""
+"""The figures and curves of runs. Costly ones are cached in proportion to their cost."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ from proxy.clock import Clock
 from proxy.contract.states import TrainingState
 from proxy.contract.turn import FinishReason, TurnState
 from proxy.database.unit_of_work import Database
-from proxy.overview import assembly
-from proxy.overview.assembly import StepFacts
+from proxy.overview.curves import bucket_stride, reward_points
+from proxy.overview.figure_cache import FigureCache
 from proxy.overview.learning import ENOUGH_STEPS, LearningFacts, why_not_learnt
-from proxy.overview.live import RateHistory, Remembered
+from proxy.overview.rate import RateHistory
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.rewards.repository import LedgerRepository
+from proxy.overview.steps.assembly import StepFacts, stored_step_facts
+from proxy.overview.steps.repository import StepRepository
 from proxy.overview.views import REWARD_WINDOW, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
 from proxy.runs.asking import AskedBatches
 from proxy.settings import RunSettings
 
 _STEP_POINTS = 600
-_KEPT_STEPS = 4096
+_CACHED_STEPS = 4096
+# Decoding 40 audits of some hundred trajectories takes 5 ms, during which the event loop is blocked.
 _AUDITS_AT_ONCE = 40
-"""So many audits of some hundred trajectories are decoded in 5 ms, during which the event loop does nothing else."""
 _RECENT_SESSIONS = 200
+# Seconds within which a waiting trainer asks again: `ClaimRequest.wait_s` is at most 60.
 _LONGEST_WAIT = 90.0
-"""Seconds: a trainer that waits asks again within this time (`ClaimRequest.wait_s` is 60 at most)."""
+# How often the proxy refreshes costly figures: less than the minute for which a stale one is returned.
+REFRESH_SECONDS = 30.0
 
+# Up to this many sessions, figures that need a walk over all sessions are counted on request; beyond, they may be
+# stale.
 LARGE = 20_000
-"""Up to so many sessions, what needs a walk over all of them is counted for who asks."""
 
 
 class _Totals(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run that cost a walk over all sessions."""
+    """Figures of one run that need a walk over all sessions."""
 
     sessions: dict[str, int]
     turns: int
@@ -61,7 +66,7 @@ _NO_TOTALS = _Totals(sessions={}, turns=0, last_activity_at=None, swaps=0)
 
 
 class _Recent(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one run that an index finds quickly."""
+    """Figures of one run that indexes find quickly."""
 
     rewards: list[tuple[str | None, float]]
     learning_rates: list[float]
@@ -77,18 +82,18 @@ class _Recent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Steps(msgspec.Struct, frozen=True, kw_only=True):
-    """The curves that an index finds quickly."""
+    """The curves of one run that indexes find quickly."""
 
     steps: tuple[StepPoint, ...]
     rate: tuple[RatePoint, ...]
 
 
 class RunFigures:
-    """`hold_seconds`: how long counted figures are kept at least. `elapsed` is the clock of `Remembered`.
+    """Computes and caches the figures of all runs. `hold_seconds` and `elapsed` are those of `FigureCache`.
 
-    What needs a walk over the sessions is, in a store of more than `LARGE`, some seconds old while people look, and a
-    minute at most otherwise; nobody waits for it as long as `look_ahead` is called every `LOOK_AHEAD_SECONDS`. The
-    rest is as of now.
+    In a store of more than `LARGE` sessions, figures that need a walk over all sessions are some seconds old while
+    somebody watches, and at most a minute otherwise. No request waits for them if `refresh` is called every
+    `REFRESH_SECONDS`. Other figures are current.
     """
 
     def __init__(
@@ -105,36 +110,35 @@ class RunFigures:
         self._clock = clock
         self._asked = asked or AskedBatches()
         self._has_weights = has_weights
-        self._remembered = Remembered(hold_seconds, elapsed)
+        self._cache = FigureCache(hold_seconds, elapsed)
         self._rates: dict[str, RateHistory] = {}
-        self._facts: BoundedCache[tuple[str, int], StepFacts] = BoundedCache(_KEPT_STEPS)
+        self._facts: BoundedCache[tuple[str, int], StepFacts] = BoundedCache(_CACHED_STEPS)
 
     def close(self) -> None:
-        self._remembered.close()
+        self._cache.close()
 
-    async def look_ahead(self, runs: Sequence[AnyRow]) -> None:
-        """Looks at everything of these runs, so that who looks next need not wait for what is slow."""
+    async def refresh(self, runs: Sequence[AnyRow]) -> None:
+        """Compute all figures of these runs that are due, so that the next request need not wait for them."""
         for run in runs:
             await self.summary(run)
             await self.curves(run.id)
 
     async def curves(self, run_id: str) -> Curves:
-        quick = await self._remembered.get(("steps", run_id), lambda: self._step_points(run_id))
-        reward = await self._remembered.get(
-            ("reward", run_id), lambda: self._reward_points(run_id), may_be_old=_is_long
-        )
+        quick = await self._cache.get(("steps", run_id), lambda: self._step_points(run_id))
+        reward = await self._cache.get(("reward", run_id), lambda: self._reward_points(run_id), may_be_stale=_is_long)
         return Curves(window=REWARD_WINDOW, reward=reward, steps=quick.steps, rate=quick.rate)
 
     async def sessions_by_training(self) -> dict[str, dict[str, int]]:
-        """Count sessions by run and training state, as of now unless the store is large. Runs without sessions are
+        """Count sessions by run and training state; current unless the store is large. Runs without sessions are
         omitted."""
-        totals = await self._remembered.get("totals", self._totals, may_be_old=_is_large, anew=True)
+        totals = await self._cache.get("totals", self._totals, may_be_stale=_is_large, fresh=True)
         return {run_id: of_run.sessions for run_id, of_run in totals.items()}
 
     async def summary(self, run: AnyRow) -> RunSummary:
-        """The row's own figures as of now, the counted ones as remembered."""
-        recent = await self._remembered.get(("recent", run.id), lambda: self._recent(run.id))
-        totals = await self._of_run(run.id)  # last: what it starts behind us would be in the way of the other
+        """Return a run's summary: current values of its row, figures from the cache."""
+        recent = await self._cache.get(("recent", run.id), lambda: self._recent(run.id))
+        # Last, as it may start a background count that would compete with the other queries.
+        totals = await self._totals_of(run.id)
         step = recent.newest_step
         rewards = [reward for _, reward in recent.rewards]
         return RunSummary(
@@ -181,16 +185,15 @@ class RunFigures:
             cut_share=recent.cut_share,
         )
 
-    async def _of_run(self, run_id: str) -> _Totals:
-        totals = await self._remembered.get("totals", self._totals, may_be_old=_is_large)
+    async def _totals_of(self, run_id: str) -> _Totals:
+        totals = await self._cache.get("totals", self._totals, may_be_stale=_is_large)
         return totals.get(run_id, _NO_TOTALS)
 
     async def _totals(self) -> dict[str, _Totals]:
-        """Count by run; runs without sessions and swaps are omitted."""
+        """Return the totals by run; runs without sessions and swaps are omitted."""
 
         def read(connection: Connection) -> tuple[Sequence[AnyRow], dict[str, int]]:
-            repository = OverviewRepository(connection)
-            return repository.counted(), repository.swap_counts()
+            return OverviewRepository(connection).counted(), StepRepository(connection).swap_counts()
 
         rows, swaps = await self._database.read(read)
         by_run: dict[str, list[AnyRow]] = {run_id: [] for run_id in swaps}
@@ -208,7 +211,7 @@ class RunFigures:
 
     async def _recent(self, run_id: str) -> _Recent:
         rate = await self._rate(run_id)
-        newest = await self._database.read(lambda connection: OverviewRepository(connection).version_times(run_id, 1))
+        newest = await self._database.read(lambda connection: StepRepository(connection).version_times(run_id, 1))
         steps = await self.facts_of(run_id, [row.version for row in newest if row.version > 0])
 
         def read(connection: Connection) -> _Recent:
@@ -222,7 +225,7 @@ class RunFigures:
             answered = sum(ends.values())
             return _Recent(
                 rewards=repository.last_rewards(run_id, REWARD_WINDOW),
-                learning_rates=repository.learning_rates(run_id, ENOUGH_STEPS),
+                learning_rates=StepRepository(connection).learning_rates(run_id, ENOUGH_STEPS),
                 trainer_seen_at=mark.created_at if (mark := repository.trainer_marks(run_id)) else None,
                 open_sessions=repository.open_sessions(run_id),
                 newest_step=next(iter(steps.values()), None),
@@ -242,17 +245,17 @@ class RunFigures:
         return rate
 
     async def _reward_points(self, run_id: str) -> tuple[RewardPoint, ...]:
-        totals = await self._of_run(run_id)
-        stride = assembly.bucket_stride(totals.session_count)
+        totals = await self._totals_of(run_id)
+        stride = bucket_stride(totals.session_count)
         buckets = await self._database.read(
             lambda connection: OverviewRepository(connection).reward_buckets(run_id, stride)
         )
-        return assembly.reward_points([(row.sessions, row.at, row.total) for row in buckets], REWARD_WINDOW)
+        return reward_points([(row.sessions, row.at, row.total) for row in buckets], REWARD_WINDOW)
 
     async def _step_points(self, run_id: str) -> _Steps:
         rate = await self._rate(run_id)
         times = await self._database.read(
-            lambda connection: OverviewRepository(connection).version_times(run_id, _STEP_POINTS)
+            lambda connection: StepRepository(connection).version_times(run_id, _STEP_POINTS)
         )
         facts = await self.facts_of(run_id, [row.version for row in times])
         return _Steps(
@@ -278,16 +281,16 @@ class RunFigures:
         found = {version: facts for version, facts in known.items() if facts is not None}
         unknown = [version for version in versions if version not in found]
         for start in range(0, len(unknown), _AUDITS_AT_ONCE):
-            part = unknown[start : start + _AUDITS_AT_ONCE]
-            audits = await self._database.read(partial(_audits, run_id=run_id, versions=part))
+            read = partial(_audits, run_id, unknown[start : start + _AUDITS_AT_ONCE])
+            audits = await self._database.read(read)
             for version, audit in audits.items():
-                found[version] = assembly.stored_step_facts(audit)
+                found[version] = stored_step_facts(audit)
                 self._facts.put((run_id, version), found[version])
         return found
 
 
-def _audits(connection: Connection, *, run_id: str, versions: Sequence[int]) -> dict[int, str]:
-    return OverviewRepository(connection).audits(run_id, versions)
+def _audits(run_id: str, versions: Sequence[int], connection: Connection) -> dict[int, str]:
+    return StepRepository(connection).audits(run_id, versions)
 
 
 def _sums(counted: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,10 +16,13 @@ from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.overview.repository import AnyRow, OverviewRepository
+from proxy.overview.steps.repository import StepRepository
 from proxy.overview.views import Health, RunHealth
 from proxy.runs.asking import AskedBatches
+from proxy.runs.repository import RunRepository
 from proxy.settings import RunSettings
 
+# Below this, the next weights or a busy hour may fill the disk.
 _LOW_DISK_BYTES = 1 << 30
 
 
@@ -36,9 +40,10 @@ class ServingStatus(Protocol):
 
 
 class HealthCheck:
-    """`swaps` is None where nobody watches an engine, `data_dir` where no disk is to be watched.
+    """Checks database, engine, disk and trainers.
 
-    `serves_unrecorded`: model calls are answered without the store as well (`database.when_unavailable = "serve"`).
+    `swaps` is None if no engine is watched, `data_dir` if no disk is. `serves_unrecorded`: model calls are also
+    served while the store is unavailable (`database.when_unavailable = "serve"`).
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class HealthCheck:
         self._serves_unrecorded = serves_unrecorded
 
     async def check(self) -> Health:
-        """Never raises: everything that does not work is listed in the answer."""
+        """Return the health view. Never raise: the view lists what does not work."""
         problems: list[str] = []
         began = time.monotonic()
         runs: tuple[RunHealth, ...] = ()
@@ -79,28 +84,13 @@ class HealthCheck:
             problems.append(error.message)
         engine_ready = self._swaps.engine_ready if self._swaps is not None else None
         if engine_ready is False and self._swaps is not None:
-            reason = self._swaps.engine_problem or "it is down, or does not hold a version of the run yet"
-            problems.append(f"the engine {self._swaps.engine_name} does not take calls: {reason}")
+            reason = self._swaps.engine_problem or "it is down, or has not loaded a version of the run yet"
+            problems.append(f"the engine {self._swaps.engine_name} accepts no calls: {reason}")
         problems.extend(_fault_problem(fault) for fault in (self._faults.recent() if self._faults else ()))
         disk = _disk(self._data_dir)
         if disk is not None and disk[1] < _LOW_DISK_BYTES:
             problems.append(f"only {disk[1] / 2**20:.0f} MiB are free on the disk of {self._data_dir}")
-        problems.extend(
-            f"no trainer was heard of for the run {run.name!r}, whose trajectories wait"
-            for run in runs
-            if run.trainer == "away"
-        )
-        problems.extend(
-            f"the run {run.name!r} is paused: {run.paused_because}" for run in runs if run.paused_because is not None
-        )
-        problems.extend(
-            f"version {run.rejected_version} of the run {run.name!r} was rejected and is not served:"
-            f" {run.rejected_because}. Version {run.serving_version} serves, and the trainer goes on from version"
-            f" {run.head_version}"
-            for run in runs
-            if run.rejected_version is not None
-        )
-        problems.extend(_mismatch_problem(run, run.mismatch) for run in runs if run.mismatch is not None)
+        problems.extend(_run_problems(runs))
         return Health(
             ready=(database == "ok" or self._serves_unrecorded) and engine_ready is not False,
             status="degraded" if problems else "ok",
@@ -117,18 +107,18 @@ class HealthCheck:
 
     async def _run_health(self) -> tuple[RunHealth, ...]:
         def read(connection: Connection) -> tuple[RunHealth, ...]:
-            repository = OverviewRepository(connection)
-            return tuple(self._of_run(repository, run) for run in repository.runs())
+            return tuple(self._health_of(run, connection) for run in RunRepository(connection).all_by_age())
 
         return await self._database.read(read)
 
-    def _of_run(self, repository: OverviewRepository, run: AnyRow) -> RunHealth:
+    def _health_of(self, run: AnyRow, connection: Connection) -> RunHealth:
+        repository, steps = OverviewRepository(connection), StepRepository(connection)
         now = self._clock()
         lease = RunSettings.model_validate(run.config).lease_seconds
         mark = repository.trainer_marks(run.id)
-        # A lease is granted or renewed for `lease` seconds from when the trainer was heard.
+        # Claims and renewals set the expiry to `lease` seconds after the request, which gives the request's time.
         seen_at = max(mark.created_at, mark.lease_expires_at - lease) if mark is not None else None
-        # One that waits for its first batch has no claim: it was heard when it asked.
+        # A trainer that waits for its first batch has no claim; only its request is known.
         if (asked := self._asked.find(run.id)) is not None:
             seen_at = max(seen_at or asked.at, asked.at)
         ready_since = repository.oldest_ready(run.id)
@@ -139,7 +129,7 @@ class HealthCheck:
             trainer = "away"
         else:
             trainer = "idle" if seen_at is not None else "never"
-        rejected = repository.rejected_beyond(run.id, run.head_version)
+        rejected = steps.rejected_beyond(run.id, run.head_version)
         return RunHealth(
             id=run.id,
             name=run.name,
@@ -151,21 +141,37 @@ class HealthCheck:
             paused_because=repository.pause_reason(run.id) if run.state == RunState.PAUSED else None,
             rejected_version=None if rejected is None else rejected.version,
             rejected_because=None if rejected is None else rejected.rejected_because,
-            mismatch=repository.mismatch(run.id, run.head_version),
+            mismatch=steps.mismatch(run.id, run.head_version),
         )
+
+
+def _run_problems(runs: Sequence[RunHealth]) -> Iterator[str]:
+    for run in runs:
+        if run.trainer == "away":
+            yield f"trajectories of the run {run.name!r} are ready, but no trainer asks for them"
+        if run.paused_because is not None:
+            yield f"the run {run.name!r} is paused: {run.paused_because}"
+        if run.rejected_version is not None:
+            yield (
+                f"version {run.rejected_version} of the run {run.name!r} was rejected and is not served:"
+                f" {run.rejected_because}. Version {run.serving_version} serves, and the trainer continues from"
+                f" version {run.head_version}"
+            )
+        if run.mismatch is not None:
+            yield _mismatch_problem(run, run.mismatch)
 
 
 def _mismatch_problem(run: RunHealth, gap: float) -> str:
     return (
-        f"engine and trainer of the run {run.name!r} disagree by {gap:.2g} nats a token of one version, as of version"
-        f" {run.head_version}: see that the engine serves the weights that it names, and its precision and"
+        f"engine and trainer of the run {run.name!r} disagree by {gap:.2g} nats per token of the same version, as of"
+        f" version {run.head_version}: check that the engine serves the weights it reports, and its precision and"
         " quantisation (trainer.mismatch has the bounds)"
     )
 
 
 def _fault_problem(fault: EngineFault) -> str:
     times = "an invalid reply" if fault.count == 1 else f"{fault.count} invalid replies"
-    return f"the engine {fault.engine} sent {times}, which are never trained; the last one: {fault.reason}"
+    return f"the engine {fault.engine} sent {times}, which are never trained; the last: {fault.reason}"
 
 
 def _disk(directory: Path | None) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, or_, select, update
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import VersionState
@@ -32,6 +32,11 @@ class RunRepository:
 
     def by_id(self, run_id: str) -> Row[*tuple[Any, ...]] | None:
         return self._connection.execute(_RUNS.where(RunRow.id == run_id)).one_or_none()
+
+    def by_name_or_id(self, name_or_id: str) -> Row[*tuple[Any, ...]] | None:
+        statement = _RUNS.where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
+        # A run's name may equal another run's id; the name wins, as it does in model calls.
+        return self._connection.execute(statement.order_by(RunRow.name != name_or_id).limit(1)).first()
 
     def all_by_age(self) -> list[Row[*tuple[Any, ...]]]:
         return list(self._connection.execute(_RUNS.order_by(RunRow.created_at, RunRow.id)).all())
@@ -93,6 +98,12 @@ class RunRepository:
         for table in (ApiKeyRow, GroupRow, PolicyVersionRow, RateLimitRow, EventRow):
             self._connection.execute(delete(table).where(table.run_id == run_id))
         self._connection.execute(delete(RunRow).where(RunRow.id == run_id))
+
+    def set_state(self, run_id: str, state: RunState, *, unless: RunState) -> bool:
+        """Set a run's state. Return whether it changed; a run in the state `unless` keeps it."""
+        changes = RunRow.state.not_in((state.value, unless.value))
+        statement = update(RunRow).where(RunRow.id == run_id, changes).values(state=state.value)
+        return self._connection.execute(statement).rowcount > 0
 
     def set_config(self, run_id: str, config: dict[str, Any]) -> None:
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(config=config))

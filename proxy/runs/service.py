@@ -112,12 +112,7 @@ class RunDirectory:
 
     async def by_name_or_id(self, name_or_id: str) -> RunView:
         """Return the run that a path's `{run}` names. Raise NotFound."""
-
-        def find(connection: Connection) -> Row[*tuple[Any, ...]] | None:
-            repository = RunRepository(connection)
-            return repository.by_name(name_or_id) or repository.by_id(name_or_id)
-
-        row = await self._database.read(find)
+        row = await self._database.read(lambda connection: RunRepository(connection).by_name_or_id(name_or_id))
         if row is None:
             raise NotFound(f"there is no run {name_or_id!r}")
         return self._view(row)

@@ -1,4 +1,4 @@
-"""The queries of the ledger. Each finds its page by an index, whatever it is filtered by."""
+"""The queries of the reward ledger. An index finds each page, whatever the filter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, func, select, tuple_
 
-from proxy.database.prepared import Prepared
+from proxy.contract.states import ClaimState
+from proxy.database.prepared import Prepared, unindexed
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -39,7 +40,7 @@ class LedgerRepository:
         return list(self._connection.execute(select(RunRow.id)).scalars())
 
     def session_id(self, run_id: str, name: str) -> str | None:
-        """By our id or the client's own name: the newest that has it."""
+        """Return the id of the session with this id, or of the newest one with this name."""
         row = session_called(self._connection, name, run_id, _BY_ID)
         return row[0] if row is not None else None
 
@@ -48,7 +49,7 @@ class LedgerRepository:
         return self._connection.execute(statement).scalar_one_or_none()
 
     def page(self, run_id: str, wanted: RewardFilter, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
-        """Entries of the run, newest first; the cursor's key is a sequence number. `wanted.session` is an id."""
+        """Return entries of the run, newest first. The cursor's key is a sequence number, `wanted.session` an id."""
         conditions: list[ColumnElement[bool]] = [RewardRow.run_id == run_id]
         for column, value in (
             (RewardRow.session_id, wanted.session),
@@ -70,11 +71,12 @@ class LedgerRepository:
         return self._connection.execute(statement).all()
 
     def ledgers(self, session_ids: Sequence[str]) -> dict[str, list[LedgerEntry]]:
-        """All entries by session, in order of arrival."""
+        """Return all entries by session, in order of arrival."""
         return ledger_of(self._connection, session_ids)
 
     def revised(self, run_id: str, *, after: Cursor | None, limit: int) -> Sequence[AnyRow]:
-        """Sessions with what they were trained on, the last revised first; the cursor's key is a session's id."""
+        """Return revised sessions with their trained rewards, the last revised first. The cursor's key is a session
+        id."""
         conditions = [SessionRow.run_id == run_id, SessionRow.revised_at.is_not(None)]
         if after is not None:
             conditions.append(tuple_(SessionRow.revised_at, SessionRow.id) < (after.at, after.key))
@@ -83,19 +85,28 @@ class LedgerRepository:
         return self._connection.execute(statement).all()
 
     def entries(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
-        """Whole rows of the sessions' ledgers, in order of arrival."""
+        """Return the rows of the sessions' entries, in order of arrival."""
+        if not session_ids:
+            return ()
         statement = select(RewardRow.__table__).where(RewardRow.session_id.in_(session_ids))
         return self._connection.execute(statement.order_by(RewardRow.sequence)).all()
 
+    def trainings_of(self, session_ids: Sequence[str]) -> Sequence[AnyRow]:
+        """Return the committed claims of these sessions: `session_id`, `claim_id`, `reward`, `reward_ids`,
+        `version`."""
+        if not session_ids:
+            return ()
+        return self._connection.execute(_TRAININGS.where(ClaimedSessionRow.session_id.in_(session_ids))).all()
+
     def names_of(self, session_ids: Iterable[str]) -> dict[str, str]:
-        """The client's own names, by session id; sessions without one are left out."""
+        """Return the client's own names by session id; sessions without a name are omitted."""
         statement = select(SessionRow.id, SessionRow.external_id).where(
             SessionRow.id.in_(set(session_ids)), SessionRow.external_id.is_not(None)
         )
         return {row.id: row.external_id for row in self._connection.execute(statement)}
 
     def preferences_of(self, session_id: str) -> Sequence[AnyRow]:
-        """In order of arrival."""
+        """Return the preferences about a session, in order of arrival."""
         return list(self._connection.execute(preferences_about(session_id)).all())
 
     def revised_count(self, run_id: str) -> int:
@@ -126,4 +137,16 @@ _REVISED = (
         PolicyVersionRow,
         and_(PolicyVersionRow.run_id == SessionRow.run_id, PolicyVersionRow.version == SessionRow.consumed_by),
     )
+)
+
+_TRAININGS = (
+    select(
+        ClaimedSessionRow.session_id,
+        ClaimedSessionRow.claim_id,
+        ClaimedSessionRow.reward,
+        ClaimedSessionRow.reward_ids,
+        ClaimRow.committed_version.label("version"),
+    )
+    .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
+    .where(unindexed(ClaimRow.state) == ClaimState.COMMITTED.value, ClaimRow.committed_version.is_not(None))
 )

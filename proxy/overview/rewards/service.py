@@ -1,4 +1,4 @@
-"""The ledger of one run or of all, and what of it was revised after training."""
+"""Lists of ledger entries, and of sessions whose rewards were revised after training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
 from proxy.lifecycle.combining import LedgerEntry, session_rewards
 from proxy.overview.filters import Cursor, page_size
-from proxy.overview.repository import OverviewRepository
 from proxy.overview.rewards.assembly import reward_items, used_by
 from proxy.overview.rewards.repository import AnyRow, LedgerRepository
 from proxy.overview.rewards.views import RevisedPage, RevisedSession, RevisedTurn, RewardFilter, RewardPage
 
 
 class LedgerOverview:
-    """Raises NotFound for what is not there, InvalidRequest for a cursor that no page gave out."""
+    """Reads the ledger. Methods raise NotFound for an unknown session or turn, InvalidRequest for an invalid
+    cursor."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,8 +28,8 @@ class LedgerOverview:
     async def page(
         self, run_id: str | None, wanted: RewardFilter, *, cursor: str | None = None, limit: int = 50
     ) -> RewardPage:
-        """Entries of a run, or of all runs, newest first. `wanted.session` may be a client's own name where the run
-        is given."""
+        """Return a page of entries of a run, or of all runs, newest first. With a run, `wanted.session` may be the
+        client's own name."""
         size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
         if after is not None and not after.key.isdecimal():
@@ -44,7 +44,7 @@ class LedgerOverview:
             pages = [repository.page(run, resolved, after=after, limit=size + 1) for run in run_ids]
             rows = _newest(pages, size + 1)
             touched = sorted({row.session_id for row in rows[:size]})
-            trainings = OverviewRepository(connection).trainings_of(touched)
+            trainings = repository.trainings_of(touched)
             return rows, repository.entries(touched), trainings, repository.names_of(touched)
 
         rows, ledger, trainings, names = await self._database.read(read)
@@ -59,7 +59,7 @@ class LedgerOverview:
         )
 
     async def revised(self, run_id: str, *, cursor: str | None = None, limit: int = 50) -> RevisedPage:
-        """Trained sessions whose rewards, their own or a turn's, are others now; the last revised first."""
+        """Return a page of trained sessions whose rewards, their own or a turn's, changed, the last revised first."""
         size = page_size(limit)
         after = Cursor.decode(cursor) if cursor else None
 
@@ -69,7 +69,7 @@ class LedgerOverview:
             repository = LedgerRepository(connection)
             rows = repository.revised(run_id, after=after, limit=size + 1)
             touched = [row.id for row in rows[:size]]
-            trainings = OverviewRepository(connection).trainings_of(touched)
+            trainings = repository.trainings_of(touched)
             return rows, repository.ledgers(touched), repository.entries(touched), trainings
 
         rows, ledgers, entries, trainings = await self._database.read(read)
@@ -82,7 +82,7 @@ class LedgerOverview:
 
 
 def _resolved(repository: LedgerRepository, run_id: str | None, wanted: RewardFilter) -> RewardFilter:
-    """With the id of the session that is meant; that of the turn, whose entries are found by it."""
+    """Return the filter with the session's id instead of its name, or with the session of the given turn."""
     session = wanted.session
     if session is not None and run_id is not None:
         session = repository.session_id(run_id, session)
@@ -97,7 +97,7 @@ def _resolved(repository: LedgerRepository, run_id: str | None, wanted: RewardFi
 
 
 def _newest(pages: Sequence[Sequence[AnyRow]], count: int) -> list[AnyRow]:
-    """Of pages that each have the newest first."""
+    """Merge pages that are sorted newest first; return the first `count` rows."""
     merged = heapq.merge(*pages, key=lambda row: (row.created_at, row.sequence), reverse=True)
     return [row for _, row in zip(range(count), merged, strict=False)]
 

@@ -1,4 +1,4 @@
-"""Explains a step out of what its commit and its claims wrote down."""
+"""Views of single steps, from the rows of their commit and claims."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.step import StepInputs
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
-from proxy.overview.assembly import TokenText, audit_of, step_facts, step_item
+from proxy.overview.sessions.assembly import TokenText
+from proxy.overview.steps.assembly import audit_of, step_facts, step_item
 from proxy.overview.steps.repository import AnyRow, StepRepository
 from proxy.overview.steps.views import AuditedTurn, StepTokens, StepTrajectory, StepView, UsedReward
 
+# exp(710) overflows a float.
 _LARGEST_EXPONENT = 700.0
 
 
 class StepOverview:
-    """Of all runs."""
+    """Reads steps of all runs. `token_text` returns the text of a token id; None if the proxy cannot decode."""
 
     def __init__(self, database: Database, token_text: TokenText | None) -> None:
         self._database = database
         self._token_text = token_text
 
     async def step(self, run_id: str, run_name: str, version: int) -> StepView:
-        """Raises NotFound."""
+        """Return a step with its batch. Raise NotFound."""
 
         def read(connection: Connection) -> tuple[AnyRow, dict[str, AnyRow], list[AnyRow], set[str]]:
             repository = StepRepository(connection)
@@ -59,7 +61,7 @@ class StepOverview:
         )
 
     async def tokens(self, run_id: str, run_name: str, version: int) -> StepTokens:
-        """Raises NotFound."""
+        """Return the audited tokens of a step. Raise NotFound."""
 
         def read(connection: Connection) -> list[AnyRow]:
             repository = StepRepository(connection)
@@ -73,7 +75,7 @@ class StepOverview:
     def _turn(self, row: AnyRow) -> AuditedTurn:
         logprobs, engine = unpack_logprobs(row.logprobs), unpack_logprobs(row.engine_logprobs)
         ids = unpack_ids(row.output_ids) if row.output_ids is not None else None
-        if ids is not None and len(ids) != len(logprobs):  # its content was taken out
+        if ids is not None and len(ids) != len(logprobs):  # the turn was erased
             ids = None
         return AuditedTurn(
             session_id=row.session_id,
@@ -117,7 +119,7 @@ def _trajectory(
 
 
 def _used(sessions: Mapping[str, AnyRow], ledger: Sequence[AnyRow]) -> dict[str, tuple[UsedReward, ...]]:
-    """By session, in order of arrival: the entries that were handed out, each with what stands in its place now."""
+    """Return by session, in order of arrival, the entries that were trained on, each with its current value."""
     standing = {_about(entry): entry for entry in ledger}
     entries: dict[str, list[UsedReward]] = {session_id: [] for session_id in sessions}
     for entry in _handed_out(sessions, ledger):

@@ -5,8 +5,32 @@ from __future__ import annotations
 import msgspec
 
 from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.policy import WeightsReference
 from proxy.contract.step import StepInputs
-from proxy.overview.views import StepItem
+
+
+class StepItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed version and the step that made it; version 0 is the base model and has no step.
+
+    From `weights_removed_at` on, its weight files may have been deleted to save space. `rejected_because` is the
+    reason why a version in the state `rejected` is not served.
+    """
+
+    version: int
+    parent_version: int | None
+    state: str
+    created_at: float
+    served_at: float | None
+    swap_seconds: float | None
+    weights: WeightsReference | None
+    trajectories: int
+    trained_tokens: int
+    reward_mean: float | None
+    staleness_mean: float | None
+    staleness_max: int | None
+    metrics: dict[str, float | None]
+    weights_removed_at: float | None = None
+    rejected_because: str | None = None
 
 
 class UsedReward(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +99,10 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     turns: tuple[AuditedTurn, ...]
+
+
+class StepPage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of steps, newest first; the last page has no `next_cursor`."""
+
+    steps: tuple[StepItem, ...]
+    next_cursor: str | None

@@ -117,7 +117,7 @@ async def test_pages_are_followed_up_to_the_limit(shell: Shell, monkeypatch: pyt
     whole = [one["id"] for one in await shell.json("list")]
     assert len(whole) == 26
     monkeypatch.setattr("proxy.cli.operations._PAGE", 4)
-    monkeypatch.setattr("proxy.overview.repository.SEARCHED", 3)
+    monkeypatch.setattr("proxy.overview.sessions.repository.SEARCHED", 3)
     assert [one["id"] for one in await shell.json("list")] == whole
     assert [one["id"] for one in await shell.json("list", "--limit", "10")] == whole[:10]
     assert len(await shell.json("list", "--training", "consumed")) == 16

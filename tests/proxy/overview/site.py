@@ -47,6 +47,7 @@ class Site(msgspec.Struct):
     signals: Signals
     credentials: Credentials
     overview: OverviewService
+    switch: RunSwitch
     serving: Serving
     client: httpx.AsyncClient
 
@@ -84,7 +85,8 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
         hold_seconds=0.0,
     )
     sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)
-    provide(app, overview, credentials, sign_in, load_settings())
+    switch = RunSwitch(database, signals, clock)
+    provide(app, overview, switch, credentials, sign_in, load_settings())
     errors.install(app)
     app.include_router(overview_endpoints.router)
     app.include_router(key_endpoints.router)
@@ -97,6 +99,7 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
         signals=signals,
         credentials=credentials,
         overview=overview,
+        switch=switch,
         serving=serving,
         client=client,
     )

@@ -201,7 +201,7 @@ async def test_who_looks_ahead_saves_others_the_wait(store: Store, monkeypatch: 
     elapsed = MovedClock()
     overview = OverviewService(database=store.database, clock=store.clock, signals=store.signals, elapsed=elapsed)
     await store.sessions.create(store.run, SessionSpec())
-    await overview.look_ahead()
+    await overview.refresh_figures()
     walks = 0
     totals = overview._figures._totals
 
@@ -213,7 +213,7 @@ async def test_who_looks_ahead_saves_others_the_wait(store: Store, monkeypatch: 
     monkeypatch.setattr(overview._figures, "_totals", counted)
     for _ in range(20):
         elapsed.now += 30.0
-        await overview.look_ahead()
+        await overview.refresh_figures()
         await made(overview)
     assert walks == 20
     monkeypatch.setattr(overview._figures, "_totals", asyncio.Event().wait)

@@ -223,7 +223,7 @@ async def test_a_filtered_list_is_searched_bit_by_bit(
     """No page goes through more than so many sessions, and no match is passed over."""
     wanted = SessionFilter(training="expired")
     (expected,) = (await site.overview.sessions(run_id, wanted)).sessions
-    monkeypatch.setattr("proxy.overview.repository.SEARCHED", 7)
+    monkeypatch.setattr("proxy.overview.sessions.repository.SEARCHED", 7)
     found: list[str] = []
     pages, cursor = 0, None
     while True:
