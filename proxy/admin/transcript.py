@@ -12,7 +12,7 @@ from proxy.admin.formatting import heat, probability
 from proxy.contract.choices import Asked, Prompt, superseded_turns
 from proxy.contract.turn import Continuation, FinishReason, TurnState
 from proxy.overview.rewards.views import RewardItem
-from proxy.overview.views import TurnView
+from proxy.overview.sessions.views import TurnView
 
 _ROLES = {"system", "developer", "user", "assistant", "tool"}
 _ONE_LINE = 72

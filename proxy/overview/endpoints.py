@@ -44,6 +44,7 @@ from proxy.overview.service import OverviewService
 from proxy.overview.views import RunList
 from proxy.runs.served import ServedRun
 from proxy.runs.service import RunDirectory
+from proxy.runs.switch import RunSwitch
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 

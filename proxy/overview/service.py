@@ -1,7 +1,7 @@
 """Read models of runs, sessions, turns, rewards and steps.
 
-The proxy calls `refresh_figures` every `REFRESH_SECONDS`, and `close` when the server begins to stop: event streams do
-not end by themselves.
+The proxy calls `refresh_figures` every `REFRESH_SECONDS`, and `close` when the server begins to stop, as event
+streams do not end by themselves.
 """
 
 from __future__ import annotations

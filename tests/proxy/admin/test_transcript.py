@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.admin.transcript import draw, pretty_json
 from proxy.contract.turn import VersionSpan
-from proxy.overview.views import TurnTokens, TurnView
+from proxy.overview.sessions.views import TurnTokens, TurnView
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -24,6 +24,7 @@ from proxy.overview import endpoints as overview_endpoints
 from proxy.overview import key_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
+from proxy.runs.switch import RunSwitch
 from proxy.settings import load_settings
 
 ORIGIN = "http://proxy.test"

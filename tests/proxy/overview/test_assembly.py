@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.identifiers import SessionId
 from proxy.errors import InvalidRequest
-from proxy.overview.assembly import answer_of, audit_of, bucket_stride, reward_points, step_facts, stored_step_facts
+from proxy.overview.curves import bucket_stride, reward_points
 from proxy.overview.filters import Cursor
+from proxy.overview.sessions.assembly import answer_of
+from proxy.overview.steps.assembly import audit_of, step_facts, stored_step_facts
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=300)
 

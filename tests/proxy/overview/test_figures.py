@@ -1,5 +1,5 @@
-"""Whatever happens to a run, its figures are those of a full recount: at once in a small store, and in a large one of
-a state that is a minute old at most."""
+"""Whatever happens to a run, its figures equal a full recount: of now in a small store, of the last minute in a large
+one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from proxy.contract.identifiers import ClaimId
 from proxy.contract.states import Outcome, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.database.tables import PolicyVersionRow, SessionRow
+from proxy.errors import StoreUnavailable
 from proxy.feedback.service import FeedbackItem
 from proxy.overview import figures
-from proxy.overview.assembly import bucket_stride, reward_points
+from proxy.overview.curves import bucket_stride, reward_points
+from proxy.overview.repository import OverviewRepository
 from proxy.overview.service import OverviewService
 from proxy.overview.views import REWARD_WINDOW, RewardPoint
 from proxy.retention.erasing import EraseService, ErasureTarget
@@ -32,7 +34,7 @@ from tests.proxy.versions.publishing import commit_request, inspector, publish
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What takes a walk over all sessions to know."""
+    """The figures that need a walk over all sessions."""
 
     sessions: dict[str, int]
     turns: int
@@ -42,7 +44,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def recounted(store: Store) -> Figures:
-    """By going through all rows."""
+    """Count the figures from all rows."""
     sessions, versions = await store.database.read(
         lambda connection: [
             connection.execute(select(table.__table__)).all() for table in (SessionRow, PolicyVersionRow)
@@ -65,7 +67,7 @@ async def recounted(store: Store) -> Figures:
     )
 
 
-async def told(overview: OverviewService) -> Figures:
+async def shown_by(overview: OverviewService) -> Figures:
     run = await overview.run("policy")
     assert run.session_count == sum(run.sessions.values())
     return Figures(
@@ -77,9 +79,10 @@ async def told(overview: OverviewService) -> Figures:
     )
 
 
-async def made(overview: OverviewService) -> None:
-    """Waits for what is being made for nobody in particular."""
-    await asyncio.gather(*overview._figures._remembered._under_way.values())
+async def refreshed() -> None:
+    """Wait for the refreshes that the overview has begun in the background."""
+    tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("refresh of figures")]
+    await asyncio.gather(*tasks)
 
 
 class History:
@@ -101,7 +104,7 @@ class History:
             self._end, self._claim, self._commit, self._commit, self._release, self._erase, self._sweep,
         ]  # fmt: skip
 
-    async def go_on(self) -> None:
+    async def advance(self) -> None:
         self._store.clock.now += self._draw.random()
         await self._draw.choice(self._steps)()
 
@@ -160,21 +163,21 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_in_a_small_store_figures_are_those_of_a_recount(store: Store, tmp_path: Path, seed: int) -> None:
+async def test_figures_of_a_small_store_equal_a_recount(store: Store, tmp_path: Path, seed: int) -> None:
     history = History(store, tmp_path, seed)
     overview = OverviewService(
         database=store.database, clock=store.clock, signals=store.signals, hold_seconds=0.0, elapsed=MovedClock()
     )
     for _ in range(12):
         for _ in range(6):
-            await history.go_on()
-        assert await told(overview) == await recounted(store)
+            await history.advance()
+        assert await shown_by(overview) == await recounted(store)
         by_training = {state: count for (_, state), count in (await overview.sessions_by_training()).items()}
-        assert by_training == {state: count for state, count in (await told(overview)).sessions.items() if count}
+        assert by_training == {state: count for state, count in (await shown_by(overview)).sessions.items() if count}
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_in_a_large_one_they_are_a_minute_old_at_most(
+async def test_figures_of_a_large_store_are_at_most_a_minute_old(
     store: Store, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "LARGE", 2)
@@ -182,41 +185,46 @@ async def test_in_a_large_one_they_are_a_minute_old_at_most(
     overview = OverviewService(database=store.database, clock=store.clock, signals=store.signals, elapsed=elapsed)
     seen = [(elapsed.now, await recounted(store))]
     for _ in range(40):
-        await history.go_on()
+        await history.advance()
         elapsed.now += draw.choice((0.0, 0.4, 5.0, 70.0))
         seen.append((elapsed.now, await recounted(store)))
-        shown = await told(overview)
-        await made(overview)
+        shown = await shown_by(overview)
+        await refreshed()
         young = [then for at, then in seen if at >= elapsed.now - 60.0]
         for name in Figures.__struct_fields__:
             assert getattr(shown, name) in [getattr(then, name) for then in young], name
     elapsed.now += 61.0
-    assert await told(overview) == await recounted(store)
+    assert await shown_by(overview) == await recounted(store)
     overview.close()
 
 
-async def test_who_looks_ahead_saves_others_the_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a look every half minute, no answer is ever waited for but the first."""
+async def test_regular_refreshes_spare_requests_the_wait(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a refresh every half minute, only the first request waits for a walk over all sessions."""
     monkeypatch.setattr(figures, "LARGE", 0)
     elapsed = MovedClock()
     overview = OverviewService(database=store.database, clock=store.clock, signals=store.signals, elapsed=elapsed)
     await store.sessions.create(store.run, SessionSpec())
     await overview.refresh_figures()
     walks = 0
-    totals = overview._figures._totals
+    counted = OverviewRepository.counted
 
-    async def counted() -> Any:
+    def walk(repository: OverviewRepository) -> Any:
         nonlocal walks
         walks += 1
-        return await totals()
+        return counted(repository)
 
-    monkeypatch.setattr(overview._figures, "_totals", counted)
+    monkeypatch.setattr(OverviewRepository, "counted", walk)
     for _ in range(20):
         elapsed.now += 30.0
         await overview.refresh_figures()
-        await made(overview)
+        await refreshed()
     assert walks == 20
-    monkeypatch.setattr(overview._figures, "_totals", asyncio.Event().wait)
+
+    def unavailable(_repository: OverviewRepository) -> Any:
+        raise StoreUnavailable("a request waits for this walk")
+
+    monkeypatch.setattr(OverviewRepository, "counted", unavailable)
     elapsed.now += 59.0
     assert (await overview.run("policy")).session_count == 1
+    await refreshed()
     overview.close()

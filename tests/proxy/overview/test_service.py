@@ -13,9 +13,10 @@ from proxy.errors import Conflict, InvalidRequest, NotFound
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.lifecycle import settle
 from proxy.overview.filters import SessionFilter
-from proxy.overview.live import RateHistory
+from proxy.overview.rate import RateHistory
 from proxy.overview.rewards.views import RewardFilter
-from proxy.overview.views import SessionItem, Snapshot
+from proxy.overview.sessions.views import SessionItem
+from proxy.overview.views import Snapshot
 from proxy.versions.repository import VersionRepository
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import Site, plan_of
@@ -359,15 +360,17 @@ async def test_what_is_not_there_is_not_found(site: Site, run_id: str) -> None:
 
 
 async def test_pausing_is_logged_once_and_an_archived_run_stays_so(site: Site, run_id: str) -> None:
-    assert (await site.overview.pause("calculator")).state == "paused"
-    assert (await site.overview.pause("calculator")).state == "paused"
-    assert (await site.overview.resume("calculator")).state == "active"
+    for _ in range(2):
+        assert await site.switch.pause(run_id) == "calculator"
+        assert (await site.overview.run("calculator")).state == "paused"
+    await site.switch.resume("calculator")
+    assert (await site.overview.run("calculator")).state == "active"
     newest = select(EventRow.kind).order_by(EventRow.id.desc()).limit(3)
     kinds = await site.database.read(lambda connection: connection.execute(newest).scalars().all())
     assert kinds == ["run.resumed", "run.paused", "version.served"]
     await site.database.commit(lambda connection: connection.execute(update(RunRow).values(state="archived")))
     with pytest.raises(Conflict):
-        await site.overview.resume("calculator")
+        await site.switch.resume("calculator")
 
 
 async def test_health_says_what_is_wrong(site: Site, run_id: str) -> None:
@@ -411,7 +414,7 @@ async def test_a_trainer_that_stays_away_is_missed_only_when_something_waits(sit
     assert health.runs[0].trainer == "away"
     assert health.runs[0].trainer_seen_at == NOW - 620
     assert any("calculator" in problem for problem in health.problems)
-    await site.overview.pause(run_id)
+    await site.switch.pause(run_id)
     assert (await site.overview.health()).runs[0].trainer == "idle"
 
 

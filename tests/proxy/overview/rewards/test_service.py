@@ -12,7 +12,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.lifecycle.lifecycle import settle
 from proxy.overview.filters import SessionFilter
 from proxy.overview.rewards.views import RevisedTurn, RewardFilter, RewardItem
-from proxy.overview.views import SessionItem
+from proxy.overview.sessions.views import SessionItem
 from tests.fakes.run_history import NOW, add_run, add_session
 from tests.proxy.overview.site import Site, plan_of
 
