@@ -8,9 +8,10 @@ given are those of its preset (`trainer/algorithm/presets.py`).
 `[trainer.runs.NAME]` sections make one trainer train several runs: each gives the settings in which its run differs.
 """
 
+from proxy.contract.configuration import merge
 from trainer.config.algorithm import AlgorithmSettings, FilterAction, FilterSettings, RewardSettings
 from trainer.config.batch import BatchSettings, Packing
-from trainer.config.layers import merge, parse_assignment
+from trainer.config.layers import parse_assignment
 from trainer.config.loading import load_runs, load_settings
 from trainer.config.models import (
     AdapterPublish,

@@ -6,17 +6,23 @@ of all runs before anything is validated.
 
 from __future__ import annotations
 
-import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from proxy.contract.configuration import (
+    ENVIRONMENT_PREFIX,
+    UnreadableConfiguration,
+    environment_values,
+    merge,
+    nested,
+    parse_value,
+    read_config_file,
+)
 from trainer.errors import ConfigurationError
 from trainer.user_code import anchored
 
-ENVIRONMENT_PREFIX = "BASE_RL_"
 SECTION = "trainer"
 RUNS = "runs"
 
@@ -27,7 +33,10 @@ def layered(
     """Return the settings of all runs, the settings of single runs by name, and the run that the trainer's own
     section names."""
     environment = os.environ if environment is None else environment
-    file = _read(config_file) if config_file is not None else {}
+    try:
+        file = read_config_file(config_file) if config_file is not None else {}
+    except UnreadableConfiguration as error:
+        raise ConfigurationError(str(error)) from error
     values = _followed(file, environment)
     section = file.get(SECTION, {})
     if not isinstance(section, dict):
@@ -35,7 +44,7 @@ def layered(
     if config_file is not None:
         section = anchored(section, config_file.absolute().parent)
     told = None
-    for layer in (section, _from_environment(environment), overrides or {}):
+    for layer in (section, environment_values(environment, SECTION), overrides or {}):
         values, told = merge(values, layer), layer.get("run", told)
     runs = values.pop(RUNS, {})
     if not isinstance(runs, dict):
@@ -51,16 +60,7 @@ def parse_assignment(text: str) -> dict[str, Any]:
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise ConfigurationError(f"{text!r}: write section.key=value")
-    return _nested(key.split("."), _parsed(value))
-
-
-def _read(config_file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(config_file.read_text())
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {config_file}: {error.strerror or error}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{config_file} is not valid TOML: {error}") from error
+    return nested(key.split("."), parse_value(value))
 
 
 def _followed(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -79,36 +79,3 @@ def _followed(file: Mapping[str, Any], environment: Mapping[str, str]) -> dict[s
         for section, folder in (("weights", "weights"), ("metrics", "metrics"), ("profile", "profiles")):
             values[section] = {"directory": str(Path(data_dir) / folder)}
     return values
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    prefix = f"{ENVIRONMENT_PREFIX}{SECTION}__".upper()
-    values: dict[str, Any] = {}
-    for name, text in sorted(environment.items()):
-        if name.upper().startswith(prefix):
-            values = merge(values, _nested(name[len(prefix) :].lower().split("__"), _parsed(text)))
-    return values
-
-
-def _parsed(text: str) -> Any:
-    """Parse lists, tables and null as JSON. All other values stay text, which the types of the settings then read."""
-    if text == "null" or text[:1] in {"[", "{"}:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            return text
-    return text
-
-
-def _nested(path: list[str], value: Any) -> dict[str, Any]:
-    for part in reversed(path):
-        value = {part: value}
-    return dict(value)
-
-
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
-    return merged

@@ -8,7 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainer.config.layers import RUNS, SECTION, layered, merge
+from proxy.contract.configuration import merge
+from trainer.config.layers import RUNS, SECTION, layered
 from trainer.config.run import OF_THE_PROCESS, TrainerSettings
 from trainer.config.section import NUMBER
 from trainer.errors import ConfigurationError

@@ -1,0 +1,50 @@
+"""The proxy's configuration: one TOML file, `BASE_RL_SECTION__KEY` in the environment, and the command line.
+
+Precedence: command line > environment > file > defaults. Unknown keys are refused. The `[trainer]` section belongs to
+the trainer, which checks it itself (`trainer/config/`). Only this package reads the environment and the file.
+"""
+
+from __future__ import annotations
+
+from proxy.settings.content import RedactionRuleName, RedactionSettings, RetentionSettings
+from proxy.settings.database import DEFAULT_CONNECTIONS, DatabaseSettings
+from proxy.settings.engine import EngineKind, EngineSettings
+from proxy.settings.loading import Settings, as_environment, describe, load_settings, opentelemetry_is_set_up
+from proxy.settings.rewards import RewardNumber, RewardSettings
+from proxy.settings.run import (
+    ImageMode,
+    LimitSettings,
+    ReasoningParserName,
+    RunSettings,
+    SamplingMode,
+    SamplingSettings,
+)
+from proxy.settings.section import ConfigurationError
+from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
+
+__all__ = [
+    "DEFAULT_CONNECTIONS",
+    "BootstrapSettings",
+    "ConfigurationError",
+    "DatabaseSettings",
+    "EngineKind",
+    "EngineSettings",
+    "ImageMode",
+    "LimitSettings",
+    "ReasoningParserName",
+    "RedactionRuleName",
+    "RedactionSettings",
+    "RequestSettings",
+    "RetentionSettings",
+    "RewardNumber",
+    "RewardSettings",
+    "RunSettings",
+    "SamplingMode",
+    "SamplingSettings",
+    "ServerSettings",
+    "Settings",
+    "as_environment",
+    "describe",
+    "load_settings",
+    "opentelemetry_is_set_up",
+]

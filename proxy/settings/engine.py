@@ -1,0 +1,69 @@
+"""The inference engine."""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+
+from proxy.settings.section import Section
+
+
+class EngineKind(StrEnum):
+    EMBEDDED = "embedded"
+    SGLANG = "sglang"
+    SCRIPTED = "scripted"
+
+
+def _default_sglang_venv() -> Path:
+    """Return the directory that `make sglang-cpu` installs into."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "base-rl" / "sglang-cpu-0.5.23"
+
+
+def _known_engine(kind: str) -> str:
+    if kind in tuple(EngineKind) or re.match(r"https?://[^/]", kind):
+        return kind
+    raise ValueError(f"{kind!r} is none of embedded, sglang, scripted, or the URL (http://…) of a running SGLang")
+
+
+class EngineSettings(Section):
+    """The inference engine: `embedded`, `sglang`, `scripted`, or the URL of a server that speaks SGLang's native
+    API."""
+
+    kind: Annotated[str, AfterValidator(_known_engine)] = EngineKind.EMBEDDED.value
+    url: str | None = None
+    """Address of the engine. `base-rl up` fills it in for the engines that it starts."""
+    connect_timeout_seconds: PositiveFloat = 5.0
+    read_timeout_seconds: PositiveFloat = 600.0
+    """Longest wait for the first token of a streamed answer, and for the whole of one that is not streamed."""
+    stall_timeout_seconds: PositiveFloat = 300.0
+    """Longest wait between two tokens of a streamed answer, never above the read timeout. Pauses for weight updates
+    by this proxy do not count."""
+    health_interval_seconds: PositiveFloat = 1.0
+    health_timeout_seconds: PositiveFloat = 10.0
+    """An engine that answers nothing at all for this long is taken to be hung: calls in flight fail, and new ones are
+    refused until it answers again."""
+    max_concurrency: PositiveInt = 512
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of engines that `base-rl up` starts; `auto`: the GPU where nvidia-smi finds one."""
+    threads: PositiveInt = 1
+    """CPU threads of engines that `base-rl up` starts."""
+    sglang_venv: Path = Field(default_factory=_default_sglang_venv)
+    """The environment that SGLang is installed in (`make sglang-cpu`, or one of your own on a GPU machine)."""
+    script: Path | None = None
+    """The rules of the scripted engine; default: it repeats the last message."""
+
+    @field_validator("script")
+    @classmethod
+    def _only_the_scripted_engine_reads_it(cls, script: Path | None, info: ValidationInfo) -> Path | None:
+        kind = info.data.get("kind")
+        if script is not None and kind != EngineKind.SCRIPTED:
+            raise ValueError(
+                f"only the scripted engine reads a script (--engine scripted), and engine.kind is {kind!r}"
+            )
+        return script

@@ -1,0 +1,112 @@
+"""The whole configuration: read, checked, and written as the environment of another process."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from proxy.contract.configuration import (
+    ENVIRONMENT_PREFIX,
+    UnreadableConfiguration,
+    environment_values,
+    merge,
+    read_config_file,
+)
+from proxy.settings.database import DatabaseSettings
+from proxy.settings.engine import EngineSettings
+from proxy.settings.run import RunSettings
+from proxy.settings.section import ConfigurationError, Section
+from proxy.settings.server import BootstrapSettings, RequestSettings, ServerSettings
+
+
+class Settings(Section):
+    """Every setting of the proxy. `load_settings` reads them; the trainer checks its section itself."""
+
+    server: ServerSettings = ServerSettings()
+    requests: RequestSettings = RequestSettings()
+    bootstrap: BootstrapSettings = BootstrapSettings()
+    database: DatabaseSettings = DatabaseSettings()
+    engine: EngineSettings = EngineSettings()
+    run: RunSettings = RunSettings()
+    trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def database_url(self) -> str:
+        return self.database.url or f"sqlite+aiosqlite:///{self.server.data_dir.resolve() / 'base-rl.sqlite3'}"
+
+    @property
+    def weights_dir(self) -> Path:
+        """The directory in which trainers publish: one directory per run, in it one per version."""
+        return (self.server.weights_dir or self.server.data_dir / "weights").resolve()
+
+
+def load_settings(
+    config_file: Path | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> Settings:
+    """Read file and environment, and lay `overrides` ({section: {key: value}}, the command line's) over both.
+
+    Raises ConfigurationError with one line per wrong key.
+    """
+    _refuse_unknown_sections(os.environ)
+    try:
+        values = read_config_file(config_file) if config_file is not None else {}
+    except UnreadableConfiguration as error:
+        raise ConfigurationError(str(error)) from error
+    for section in Settings.model_fields:
+        values = merge(values, {section: given} if (given := environment_values(os.environ, section)) else {})
+    try:
+        return Settings.model_validate(merge(values, overrides or {}))
+    except ValidationError as error:
+        raise ConfigurationError(describe(error)) from error
+
+
+def opentelemetry_is_set_up() -> bool:
+    """Return whether a variable of OpenTelemetry (`OTEL_…`) or of FastAPI's part in it (`FASTAPI_OTEL_…`) is set."""
+    return any(name.startswith(("OTEL_", "FASTAPI_OTEL_")) for name in os.environ)
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """Return the environment that gives another process these settings, whatever its own environment and file say.
+
+    Keys that are None are left out, and so are `bootstrap` and `trainer`.
+    """
+    environment: dict[str, str] = {}
+
+    def add(name: str, section: BaseModel) -> None:
+        for key in type(section).model_fields:
+            value = getattr(section, key)
+            path = f"{name}__{key.upper()}"
+            if isinstance(value, BaseModel):
+                add(path, value)
+            elif isinstance(value, dict | tuple):
+                environment[path] = json.dumps(value)
+            elif value is not None:
+                environment[path] = str(value)
+
+    for name in ("server", "requests", "database", "engine", "run"):
+        add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
+    return environment
+
+
+def _refuse_unknown_sections(environment: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for a variable of an unknown section, which would otherwise be ignored silently."""
+    for name in environment:
+        section, separator, _ = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if name.startswith(ENVIRONMENT_PREFIX) and separator and section not in Settings.model_fields:
+            known = ", ".join(Settings.model_fields)
+            raise ConfigurationError(f"{name}: there is no section {section!r}; the sections are {known}")
+
+
+def describe(error: ValidationError, *within: str) -> str:
+    """Return a validation error as lines of `key: what is wrong`; `within` is the path to the validated value."""
+    lines = []
+    for detail in error.errors():
+        key = ".".join(str(part) for part in (*within, *detail["loc"]))
+        message = {"extra_forbidden": "there is no such key", "model_type": f"write it as a section, [{key}]"}
+        lines.append(f"{key}: {message.get(detail['type'], detail['msg'].removeprefix('Value error, '))}")
+    return "\n".join(lines)

@@ -1,0 +1,102 @@
+"""One run: its model, its sampling, its limits, and how its sessions end."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+from proxy.contract.reward import RewardRules
+from proxy.settings.content import RedactionSettings, RetentionSettings
+from proxy.settings.rewards import RewardNumber, RewardSettings
+from proxy.settings.section import Section
+
+
+class SamplingMode(StrEnum):
+    """How the sampling that agents ask for is changed in training sessions."""
+
+    RESPECT = "respect"
+    RAISE_GREEDY = "raise_greedy"
+    OVERRIDE = "override"
+
+
+class SamplingSettings(Section):
+    mode: SamplingMode = SamplingMode.RAISE_GREEDY
+    temperature: PositiveFloat = 1.0
+
+
+ReasoningParserName = Literal["auto", "none", "think"]
+ImageMode = Literal["refuse", "name"]
+
+
+class LimitSettings(Section):
+    """Bounds on what the agents of a run may use, over all proxies on its store together. None: no bound."""
+
+    calls_per_minute: PositiveInt | None = None
+    """Model calls that start."""
+    tokens_per_minute: PositiveInt | None = None
+    """Tokens of prompts and answers. A call's tokens are counted at its end, so calls after one that exceeded the
+    limit wait until the excess has passed."""
+    burst_seconds: PositiveFloat = Field(default=10.0, le=60.0)
+    """A burst may use the limit of this many seconds at once, and at least one call."""
+    max_waiting: NonNegativeInt | None = None
+    """While more trajectories than this wait for the trainer, no session is opened for training."""
+
+    @property
+    def bound_calls(self) -> bool:
+        """Whether each call must be counted against a limit."""
+        return self.calls_per_minute is not None or self.tokens_per_minute is not None
+
+    @property
+    def are_on(self) -> bool:
+        return self.bound_calls or self.max_waiting is not None
+
+
+class RunSettings(Section):
+    """One policy being trained."""
+
+    name: str = Field(default="policy", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    model: str = ""
+    """Directory or Hugging Face id of the base model, which is version 0."""
+    sampling: SamplingSettings = SamplingSettings()
+    max_new_tokens: PositiveInt = 1024
+    """Bound on one answer where the client asks for none or for more."""
+    tool_parser: str = "auto"
+    """How the model writes tool calls; `auto`: as its chat template does. `none`: they stay text."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """How the model marks its reasoning before an answer; `think`: between `<think>` and `</think>`."""
+    allow_control_tokens: bool = False
+    """Whether texts of clients, tools and answers may contain control tokens of the model, such as `<|im_end|>`.
+    False: they are tokenised as plain text, so that only the chat template begins and ends turns."""
+    images: ImageMode = "refuse"
+    """Models read text only. `refuse`: a call with an image is a 400; `name`: the model reads "[image]" in its
+    place, and the answer's `x-base-rl-warning` says so."""
+    repeated_names: Literal["next_attempt", "refuse"] = "next_attempt"
+    """How a new conversation under the name of an ended session is answered. `next_attempt`: it opens the next
+    attempt of that name; `refuse`: with a 410. Names that outlive an attempt, as a project's do, always continue."""
+    session_idle_seconds: PositiveFloat = 900.0
+    """An open session without a call for this long ends."""
+    reward_timeout_seconds: PositiveFloat = 86400.0
+    """An ended session without a reward for this long expires: it will not be trained."""
+    group_timeout_seconds: PositiveFloat = 60.0
+    """A group still incomplete this long after its first end is trained with what it has (two at least)."""
+    lease_seconds: PositiveFloat = 120.0
+    """A claim whose trainer does not renew it for this long returns its trajectories."""
+    reward_weights: dict[str, RewardNumber] = Field(default_factory=dict)
+    """Weight per reward name in the combined reward; names not listed weigh 1."""
+    rewards: RewardSettings = RewardSettings()
+    retention: RetentionSettings = RetentionSettings()
+    redaction: RedactionSettings = RedactionSettings()
+    limits: LimitSettings = LimitSettings()
+
+    @property
+    def reward_rules(self) -> RewardRules:
+        return RewardRules(
+            weights=self.reward_weights,
+            combine=self.rewards.combine,
+            sources=self.rewards.sources,
+            order=self.rewards.order,
+            low=self.rewards.low,
+            high=self.rewards.high,
+        )

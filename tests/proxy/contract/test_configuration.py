@@ -1,0 +1,63 @@
+"""File and environment are read alike by proxy and trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.contract.configuration import (
+    UnreadableConfiguration,
+    environment_values,
+    merge,
+    parse_value,
+    read_config_file,
+)
+
+TABLES = st.recursive(
+    st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=6
+)
+TABLE = st.dictionaries(st.sampled_from("abc"), TABLES, max_size=3)
+
+
+def test_a_section_of_the_environment_is_a_nested_mapping() -> None:
+    environment = {
+        "BASE_RL_RUN__NAME": "coder",
+        "base_rl_run__rewards__combine": "mean",
+        "BASE_RL_RUN__REWARDS__ORDER": '["a"]',
+        "BASE_RL_RUNS__NAME": "another section",
+        "PATH": "/bin",
+    }
+    assert environment_values(environment, "run") == {"name": "coder", "rewards": {"combine": "mean", "order": ["a"]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("null", None), ("[1]", [1]), ('{"a": 1}', {"a": 1}), ("[a-z]", "[a-z]"), ("1", "1"), ("", "")],
+)
+def test_lists_tables_and_null_are_json(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+def leaves(table: dict[str, Any], *path: str) -> dict[tuple[str, ...], object]:
+    found: dict[tuple[str, ...], object] = {}
+    for key, value in table.items():
+        found |= leaves(value, *path, key) if isinstance(value, dict) else {(*path, key): value}
+    return found
+
+
+@given(TABLE, TABLE)
+def test_every_value_of_the_upper_layer_wins(under: dict[str, Any], over: dict[str, Any]) -> None:
+    merged = leaves(merge(under, over))
+    assert leaves(over).items() <= merged.items()
+    assert merged.items() <= (leaves(under) | leaves(over)).items()
+    assert merge(under, {}) == merge({}, under) == merge(under, under) == under
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(UnreadableConfiguration, match=r"run\.toml is not valid TOML: it is not UTF-8"):
+        read_config_file(tmp_path / "run.toml")
