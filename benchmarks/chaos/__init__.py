@@ -1,1 +1,1 @@
-"""kill -9 at random times, and an account of what was promised: `make chaos`."""
+"""kill -9 at random times, and a check of every promise afterwards: `make chaos`."""

@@ -1,12 +1,12 @@
-"""Kills proxy, trainer and engine at random times under load, makes faults besides, and counts what is missing.
+"""Kill proxy, trainer and engine at random times under load, inject faults, and count broken promises.
 
-`python -m benchmarks.chaos [--seconds 300] [--database sqlite|postgresql]`: the calculator's model on the embedded
-engine, its trainer, and agents that call, stream, reward, repeat and revise without a pause, far more than an agent
-of flesh and network would. Every few seconds one part, drawn at random, gets a kill -9; the supervisor starts it
-again. Meanwhile, in turns: a relay before the engine changes what it says, a client sends what means harm, and the
-disk of the store is full. PostgreSQL grants five connections all the time. Then the kills end, the wait of an agent
-is measured with and without the hostile client, the agents go on until all that was trainable has been trained, and
-the store is compared with what the agents were told.
+`python -m benchmarks.chaos [--seconds 300] [--database sqlite|postgresql]` runs the calculator's model on the
+embedded engine, its trainer, and agents that call, stream, reward, repeat and revise without a pause. Every few
+seconds one randomly chosen part gets a kill -9, and the supervisor restarts it. Meanwhile faults take turns: a relay
+before the engine changes its answers, a hostile client attacks, and the disk of the store is full. PostgreSQL grants
+five connections all the time. After the last kill, the wait of an agent is measured with and without the hostile
+client, the agents continue until everything trainable has been trained, and the store is compared with the answers
+that the agents received.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ BROKEN = (
 """Figures that must be 0: each counts broken promises."""
 
 _LEAST_BETWEEN_S = 16.0
-"""Two kills of one part: one that dies five times within a minute is given up."""
+"""Seconds between two kills of one part: the supervisor gives up a part that dies five times within a minute."""
 _DRAIN_S = 120.0
 _SHORT_S = 30.0
 _ROUNDS, _SHORT_ROUNDS = 4, 1
 _CONNECTIONS = 100
-"""Connections that the proxy takes from clients: fewer than a hostile client opens."""
+"""Client connections that the proxy accepts: fewer than a hostile client opens."""
 _ADDED_MS = 100.0
-"""What a hostile client may add to the 99th percentile of another client's wait."""
+"""Milliseconds that a hostile client may add to the 99th percentile of another client's wait."""
 _TRAINER = {
     "BASE_RL_TRAINER__BATCH__TRAJECTORIES": "32",
     "BASE_RL_TRAINER__BATCH__AT_LEAST": "2",
@@ -81,7 +81,7 @@ _TRAINER = {
 
 
 class Killer:
-    """Sends kill -9, and nothing else: the part's supervisor starts it again."""
+    """Sends kill -9 to one part after another; the supervisor restarts them."""
 
     def __init__(self, supervisors: dict[str, Supervisor], seed: int, every: float) -> None:
         self.kills: Counter[str] = Counter()
@@ -109,7 +109,7 @@ class Killer:
 
 
 async def chaos(database: str, at: Place, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one database through it all, and return the account."""
+    """Run all kills and faults on one database, and return the figures."""
     began = time.monotonic()
 
     def listener(part: str, what: str) -> None:
@@ -169,7 +169,8 @@ def _vocabulary(checkpoint: str) -> int:
 async def _under_load(
     at: Place, stack: Stack, faults: Faults, killer: Killer, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Kills and faults while agents work; then quiet, with and without a hostile client; then what came of it."""
+    """Run kills and faults while agents work, then measure without kills, with and without a hostile client, and
+    compare the store with the promises."""
     customers = Customers(stack.url, stack.keys.run_key, options.seed, options.agents)
     waits = faults.folder / "waits"
     hostile_arguments = ("--model", MODEL, "--switch", str(faults.switch(HOSTILITY)), "--seed", str(options.seed))
@@ -204,7 +205,7 @@ async def _under_load(
 
 
 async def _drained(ask: Ask, stack: Stack) -> int:
-    """Return how much of what is trainable now is so still after two minutes in which nothing was killed."""
+    """Return how many of the sessions that are trainable now are still trainable after two minutes without kills."""
     await wait_until_ready(stack)
     waiting = trainable(ask)
     began = time.monotonic()
@@ -216,7 +217,7 @@ async def _drained(ask: Ask, stack: Stack) -> int:
 
 
 def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One account of all runs, and each by itself: counts are added, waits are the longest."""
+    """Combine the figures of all runs: counts are added, and of waits the longest is taken."""
     total: dict[str, Any] = {"database": " and ".join(run["database"] for run in runs)}
     for name, first in runs[0].items():
         if name in ("kills", "faults", "lies"):

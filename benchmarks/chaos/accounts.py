@@ -1,4 +1,4 @@
-"""What the store has, read behind everybody's back, against what clients were told."""
+"""Compare the store, read directly from the database, with what clients were promised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.database.packed_json import unpack_json
 
 _ROUNDING = 1e-3
-"""How far above 0 a log-probability may come out of float32 arithmetic."""
+"""Largest log-probability above 0 that float32 arithmetic may produce."""
 
 Ask = Callable[[str], Sequence[tuple[Any, ...]]]
 
@@ -40,12 +40,13 @@ def asking_postgresql(url: str) -> Ask:
 
 
 def trainable(ask: Ask) -> set[str]:
-    """Sessions that a trainer has or may have."""
+    """Count the sessions that a trainer has or may get."""
     return {row[0] for row in ask("SELECT id FROM sessions WHERE training IN ('ready', 'leased')")}
 
 
 def impossible(ask: Ask, vocabulary: int) -> int:
-    """Return how many turns that count as answered hold what no model says: an engine's lie that was believed."""
+    """Return the number of completed turns with values that no model produces: a lie of the engine that was
+    believed."""
     count = 0
     for ids, logprobs in ask("SELECT output_ids, output_logprobs FROM turns WHERE state <> 'failed'"):
         tokens, said = unpack_ids(bytes(ids)), unpack_logprobs(bytes(logprobs))
@@ -58,7 +59,7 @@ def impossible(ask: Ask, vocabulary: int) -> int:
 
 
 def counted(ask: Ask, promises: Promises) -> dict[str, int]:
-    """Each figure but the first four is a broken promise."""
+    """Return the figures. All but the first four count broken promises."""
     turns = {row[0]: unpack_json(bytes(row[1])) for row in ask("SELECT id, response FROM turns")}
     rewards = {row[0]: float(row[1]) for row in ask("SELECT id, value FROM rewards")}
     committed = Counter(
@@ -96,7 +97,7 @@ def counted(ask: Ask, promises: Promises) -> dict[str, int]:
 
 
 def recorded_text(answer: dict[str, Any]) -> str:
-    """What the first choice of a recorded answer said, with its calls, as `customers` put it."""
+    """Return the text and calls of the first choice of a recorded answer, in the form that `customers` uses."""
     choice = answer["choices"][0]
     calls = "".join(f"{made['call']['name']}({_written(made['call'])})" for made in choice.get("tool_calls", ()))
     return f"{choice['text']}{calls}"

@@ -1,4 +1,4 @@
-"""Agents that keep what the proxy acknowledged, and try again what it did not."""
+"""Agents that remember what the proxy acknowledged, and retry what it did not."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from openai.types.chat import ChatCompletion
 MODEL = "calculator"
 _PAUSE_S = 0.1
 _TRIES = 400
-"""Of one request, a pause apart: longer than any part takes to come back."""
+"""Attempts of one request, with pauses between them: longer than any part takes to restart."""
 _ANSWER_S = 20.0
 
 
 @dataclass
 class Promises:
-    """What clients were told. `turns`: the answer's text by its id; `rewards`: what was given, by the entry's id."""
+    """The answers and rewards that clients were promised. `turns`: the answer's text by its id; `rewards`: the value
+    by the ledger entry's id."""
 
     turns: dict[str, str] = field(default_factory=dict)
     rewards: dict[str, float] = field(default_factory=dict)
     repeated: list[tuple[str, str]] = field(default_factory=list)
-    """Rewards that were posted again: the entry named first, and the one named then."""
+    """Rewards that were posted again: the id of the entry in the first answer, and in the second."""
     failures: int = 0
     given_up: int = 0
     overtaken: list[str] = field(default_factory=list)
-    """What must never be: two answers by one id."""
+    """Ids of turns with two different answers, which must never happen."""
 
     def answered(self, turn_id: str, text: str) -> None:
         if self.turns.setdefault(turn_id, text) != text:
@@ -38,8 +39,8 @@ class Promises:
 
 
 class Customers:
-    """`count` agents at once, each with one session after another: one to three questions, streamed or not, and a
-    reward for the last or for every turn; now and then a reward is posted twice, or revised later."""
+    """`count` concurrent agents, each with one session after another: one to three questions, streamed or not, and a
+    reward for the last turn or for every turn. Some rewards are posted twice, or revised later."""
 
     def __init__(self, url: str, key: str, seed: int, count: int) -> None:
         self.promises = Promises()
@@ -51,7 +52,7 @@ class Customers:
         self._over = asyncio.Event()
 
     async def work(self) -> None:
-        """Until `finish`."""
+        """Work until `finish` is called."""
         async with (
             httpx.AsyncClient(
                 base_url=self._url, headers={"authorization": f"Bearer {self._key}"}, timeout=_ANSWER_S
@@ -63,7 +64,7 @@ class Customers:
                 agents.create_task(_Agent(self.promises, http, openai, self._seed, number).work(self._over))
 
     def finish(self) -> None:
-        """Every agent ends the session it has."""
+        """Let every agent end its current session."""
         self._over.set()
 
 
@@ -105,7 +106,7 @@ class _Agent:
             await self._rewarded({**first, "reward": draw.random()}, f"{session}-revised")
 
     async def _asked(self, session: str, messages: list[dict[str, Any]]) -> tuple[str, str] | None:
-        """The id and the text of an answer that came whole."""
+        """Return the id and the text of an answer, once one arrived whole."""
         for _ in range(_TRIES):
             try:
                 return await (
@@ -147,7 +148,7 @@ class _Agent:
         return completion.id, text
 
     async def _rewarded(self, body: dict[str, Any], key: str) -> None:
-        """Posts until it is acknowledged, with one idempotency key; one in ten once more."""
+        """Post a reward until it is acknowledged, with one idempotency key; one reward in ten is posted once more."""
         entry = await self._posted(body, key)
         if entry is not None and self._random.random() < 0.1:
             again = await self._posted(body, key)
@@ -174,6 +175,6 @@ class _Agent:
 
 
 def _said(message: Any) -> str:
-    """Text and calls, as one text to compare."""
+    """Join text and calls into one text, for comparison."""
     calls = "".join(f"{call.function.name}({call.function.arguments})" for call in message.tool_calls or ())
     return f"{message.content or ''}{calls}"

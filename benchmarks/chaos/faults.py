@@ -1,4 +1,4 @@
-"""What goes wrong beside the kills: lies of the engine, hostile clients, a full disk."""
+"""Faults besides kills: lies of the engine, hostile clients, a full disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOP_S = 60.0
 
 @contextmanager
 def child(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A program of this package as a process of its own, which ends with the block."""
+    """Run a program of this package as a process that ends with the block."""
     argv = [sys.executable, "-m", f"benchmarks.chaos.{module}", *arguments]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
@@ -37,7 +37,7 @@ def child(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @dataclass
 class Faults:
-    """Makes one fault after another, each as long as `_LASTS_S` says, in an order drawn at random."""
+    """Injects one fault after another, each for `_LASTS_S` seconds, in random order."""
 
     place: Place
     folder: Path
@@ -50,7 +50,7 @@ class Faults:
         self.told.touch()
 
     def switch(self, fault: str) -> Path:
-        """The file that switches a fault on while it exists."""
+        """Return the file whose existence switches a fault on."""
         return self.folder / f"{fault}.on"
 
     async def work(self, seconds: float) -> None:
@@ -69,7 +69,7 @@ class Faults:
 
     @asynccontextmanager
     async def fault(self, kind: str) -> AsyncIterator[None]:
-        """Make one fault for as long as the block lasts."""
+        """Inject one fault for as long as the block lasts."""
         self.made[kind] += 1
         if kind == FULL_DISK:
             assert self.place.disk is not None
@@ -84,12 +84,12 @@ class Faults:
             self.switch(kind).unlink()
 
     def lies(self) -> dict[str, int]:
-        """How often each lie was told."""
+        """Return how often each lie was told."""
         return dict(sorted(Counter(self.told.read_text().splitlines()).items()))
 
 
 def attacks(hostile: subprocess.Popen[str]) -> dict[str, dict[str, int]]:
-    """End a hostile client and return what it sent, and which statuses came back."""
+    """End a hostile client, and return the attacks that it sent and the statuses of the answers."""
     hostile.terminate()
     output, _ = hostile.communicate(timeout=_STOP_S)
     found: dict[str, Any] = json.loads(output)

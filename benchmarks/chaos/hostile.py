@@ -1,7 +1,7 @@
-"""A client that means harm: `python -m benchmarks.chaos.hostile URL KEY --switch FILE`.
+"""A hostile client: `python -m benchmarks.chaos.hostile URL KEY --switch FILE`.
 
-While the switch's file exists it sends one attack after another, a short pause apart. At SIGTERM it prints, as JSON,
-how often each was sent and which statuses came back. A status of 500 would be a crash of an endpoint.
+While the switch's file exists it sends one attack after another, with short pauses. At SIGTERM it prints, as JSON,
+how often it sent each attack and which statuses it received. A status of 500 would be a crash of an endpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IDLE_S = 1.0
 
 
 class Hostile:
-    """Attacks over raw sockets, since no client library would send these."""
+    """Attacks over raw sockets, because no client library would send them."""
 
     def __init__(self, url: str, key: str, model: str) -> None:
         parts = urlsplit(url)
@@ -64,7 +64,7 @@ class Hostile:
         ]
 
     def round(self, draw: random.Random) -> None:
-        """Send one attack, drawn at random, and note what came back."""
+        """Send one randomly chosen attack and record the status of the answer."""
         name, attack = draw.choice(self._attacks)
         try:
             status = attack()

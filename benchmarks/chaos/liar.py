@@ -1,8 +1,8 @@
-"""A relay between the proxy and its engine that changes what the engine says, while it is told to.
+"""A relay between the proxy and its engine that can change the engine's answers.
 
-`python -m benchmarks.chaos.liar --engine PORT --switch FILE --told FILE`: prints the port that it listens on. While
-the switch's file exists, some pieces of answers are changed, each as one of `LIES`, and the lie's name is appended to
-the other file. Lengths stay as they were, so that HTTP's framing holds and the lie reaches the proxy's parser.
+`python -m benchmarks.chaos.liar --engine PORT --switch FILE --told FILE` prints the port that it listens on. While
+the switch's file exists, it changes some pieces of answers by one of `LIES` each, and appends the lie's name to the
+other file. It never changes lengths, so that HTTP's framing stays valid and the lie reaches the proxy's parser.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 _LOGPROB = re.compile(rb"\[(-\d+\.\d+(?:e-?\d+)?), ?(\d+), ?null\]")
 _SHARE = 0.1
-"""Of the pieces that could be changed."""
+"""Share of the pieces with log-probabilities that are changed."""
 _SILENCE_S = 3.0
 
 
@@ -41,7 +41,8 @@ OTHER_LIES = ("silence", "an answer cut short")
 
 
 def changed(piece: bytes, lie: str) -> bytes | None:
-    """Return `piece` with its first log-probability changed, as long as before; None without one, or without room."""
+    """Return `piece` with its first log-probability replaced by one of equal length; None if it has none, or none
+    that is long enough."""
     found = _LOGPROB.search(piece)
     if found is None:
         return None
@@ -60,7 +61,7 @@ class Liar:
         self._random = random.Random(seed)
 
     async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection of the proxy's."""
+        """Serve one connection from the proxy."""
         try:
             engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", self._engine_port)
         except OSError:

@@ -1,4 +1,4 @@
-"""Where a run of chaos keeps its store: a database on a small disk of its own, which can be filled."""
+"""Databases for a run of chaos, on a small disk that can be filled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SETTINGS = {"max_connections": "100", "shared_buffers": "64MB", "max_wal_size":
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """`disk`: where the store's files are, None where it cannot be filled, because mounting needs root."""
+    """A database. `disk` is the directory of its files; None if it cannot be filled, because mounting needs root."""
 
     url: str
     ask: Ask
@@ -32,14 +32,14 @@ class Place:
     server: PostgresServer | None = None
 
     def revive(self) -> None:
-        """Start the database server again if it ended: PostgreSQL does, when its log finds no room."""
+        """Start the database server again if it ended, which PostgreSQL does when its log has no room."""
         if self.server is not None and not self.server.alive:
             self.server.start()
 
 
 @contextmanager
 def place(database: str, folder: Path) -> Iterator[Place]:
-    """A new, empty database. Raises FileNotFoundError where PostgreSQL is asked for and not installed."""
+    """Return a new, empty database. Raises FileNotFoundError if PostgreSQL is asked for and not installed."""
     with _small_disk(folder / f"disk-{database}") as (directory, is_mounted):
         disk = directory if is_mounted else None
         if database == "sqlite":
@@ -63,7 +63,7 @@ def place(database: str, folder: Path) -> Iterator[Place]:
 
 @contextmanager
 def _small_disk(directory: Path) -> Iterator[tuple[Path, bool]]:
-    """A file system in memory, and whether it is one: without root it is an ordinary directory."""
+    """Make a file system in memory. Returns its directory and True; without root, an ordinary directory and False."""
     directory.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MIB}m,mode=755", "tmpfs", str(directory)]
     is_mounted = os.geteuid() == 0 and subprocess.run(mount, check=False, capture_output=True).returncode == 0
@@ -76,11 +76,11 @@ def _small_disk(directory: Path) -> Iterator[tuple[Path, bool]]:
 
 @contextmanager
 def full(disk: Path) -> Iterator[None]:
-    """Take all the room that is left on a disk."""
+    """Use all free space of a disk while the block lasts."""
     ballast = disk / "ballast"
     try:
         with ballast.open("wb") as file, suppress(OSError):
-            for start in itertools.count(0, _BALLAST_STEP):  # in steps, as others write meanwhile
+            for start in itertools.count(0, _BALLAST_STEP):  # in steps, because others write meanwhile
                 os.posix_fallocate(file.fileno(), start, _BALLAST_STEP)
         yield
     finally:

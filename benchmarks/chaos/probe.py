@@ -1,8 +1,8 @@
-"""What an agent beside all others waits: `python -m benchmarks.chaos.probe URL KEY FILE`.
+"""The wait of an agent beside all others: `python -m benchmarks.chaos.probe URL KEY FILE`.
 
-Asks for `/healthz` and for `/v1/models` in turn, forty times a second, from a process of its own, so that nobody's
-event loop but the proxy's is in the figure. Each line of the file is the time (Unix seconds) and the wait (seconds),
-or `-` where no answer came.
+It requests `/healthz` and `/v1/models` alternately, forty times a second, in a process of its own, so that only the
+proxy's event loop is measured. Each line of the file is the time (Unix seconds) and the wait (seconds), or `-`
+without an answer.
 """
 
 from __future__ import annotations

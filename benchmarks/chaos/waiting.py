@@ -1,4 +1,4 @@
-"""The waits that `probe` measured, without and with a hostile client."""
+"""The waits that `probe` measured, with and without a hostile client."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchmarks.chaos.probe import EVERY_S
 
 _ROUND_S = 5.0
 _START_S = 60.0
-"""For the probe's process, on a machine that is busy."""
+"""Seconds that the probe's process may take to start on a busy machine."""
 
 
 def waits(file: Path, since: float, until: float) -> list[float]:
-    """Return the waits, in seconds, of what was asked between two times; those without an answer are left out.
+    """Return the waits, in seconds, of requests between two times; requests without an answer are omitted.
 
-    A long wait counts as often as there would have been questions meanwhile, each with what was left of it: one stall
-    of five seconds is not one slow answer among hundreds.
+    A long wait counts once for every request that would have been due meanwhile, each with the rest of it: a stall of
+    five seconds is not a single slow answer among hundreds.
     """
     found = []
     for line in file.read_text().splitlines():
@@ -34,14 +34,14 @@ def waits(file: Path, since: float, until: float) -> list[float]:
 
 
 async def _started(file: Path) -> None:
-    """Wait until the probe has written: nothing but the file says so."""
+    """Wait until the probe has written its first line."""
     while not file.exists() or not waits(file, 0, time.time()):  # noqa: ASYNC110
         await asyncio.sleep(0.1)
 
 
 async def measure(faults: Faults, file: Path, rounds: int) -> dict[str, float]:
-    """Measure without and with a hostile client, in turns. Returns the 99th percentiles of a client's wait, in
-    milliseconds. Raises TimeoutError where the probe does not start."""
+    """Measure with and without a hostile client, alternately. Return the 99th percentiles of a client's wait, in
+    milliseconds. Raises TimeoutError if the probe does not start."""
     await asyncio.wait_for(_started(file), _START_S)
     found: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):

@@ -1,1 +1,1 @@
-"""One hostile client, and what the others notice of it."""
+"""The effect of one hostile client on all others."""

@@ -1,12 +1,12 @@
-"""What others notice of one hostile client: `python -m benchmarks.hostile`, or `make bench-hostile`.
+"""The effect of one hostile client on all others: `python -m benchmarks.hostile`, or `make bench-hostile`.
 
-A proxy in front of the scripted engine answers `/healthz` and an agent's calls, which come at a steady pace whether
-or not those before were answered, while one client sends the worst bodies of every kind and dialect, one after
-another. Judged are the milliseconds that the slowest hundredth waits longer than without the client, and the memory
-that does not come back; of several rounds the median of the milliseconds, and the worst of all else. Writes
-`benchmarks/results/hostile.json` and prints the figures last; the exit status says whether the targets were reached.
+A proxy in front of the scripted engine answers `/healthz` and an agent's calls, which are sent at a steady pace
+whether or not earlier ones were answered, while one client sends the worst bodies of every kind and dialect, one
+after another. The figures are the milliseconds that the client adds to the 99th percentile of the others' waits, as
+medians over the rounds, and the memory that is not released, as the worst of the rounds. Writes
+`benchmarks/results/hostile.json` and prints the figures last; the exit status is 0 if the targets were reached.
 
-`--short` sends bodies of 1 MiB once and writes nothing; `--only TEXT` sends those whose name has the text.
+`--short` sends bodies of 1 MiB once and writes nothing; `--only TEXT` sends the bodies whose name contains the text.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ RESULT = Path(__file__).parents[1] / "results" / "hostile.json"
 FOLDER = Path(".base-rl") / "bench-hostile"
 SIZE = 32 * MIB - 1024
 PERIOD = 0.025
-"""Seconds between two calls of one prober: a tenth of what two cores can do, so that what waits is not the probers'
-own load."""
+"""Seconds between two calls of one prober: a tenth of what two cores can serve, so that the probers' own load adds no
+wait."""
 BASELINE_SECONDS = 5.0
 REST_SECONDS = 2.5
-"""After every request: memory is given back a second after its end."""
+"""Seconds of rest after every request: the proxy releases memory one second after its end."""
 PATIENCE = 180.0
 ADDED_MS = 100.0
 RESIDENT_MIB = 100.0
@@ -48,7 +48,8 @@ RESIDENT_MIB = 100.0
 
 @dataclass
 class Prober:
-    """Calls at a steady pace. A call counts from when it was due, so that one that waits cannot hide those behind."""
+    """Calls at a steady pace. A call is timed from when it was due, so that a stall is not hidden by the calls that
+    it delays."""
 
     name: str
     port: int
@@ -69,7 +70,7 @@ class Prober:
         await asyncio.gather(*self._running)
 
     def take(self) -> list[float]:
-        """Milliseconds of the calls since the last time."""
+        """Return the milliseconds of the calls since the last time."""
         taken, self.taken = self.taken, []
         return taken
 
@@ -89,13 +90,14 @@ class Prober:
         self.taken.append((time.perf_counter() - due) * 1000)
 
     def _kept(self) -> Connection | None:
-        """Return a free connection. Those that a stall called for rest afterwards until the server closes them."""
+        """Return a free connection. Connections that were opened during a stall stay unused until the server closes
+        them."""
         self._free = [connection for connection in self._free if not connection.is_closed]
         return self._free.pop() if self._free else None
 
 
 def send(port: int, body: Body) -> tuple[int, str]:
-    """Status and error code of one request."""
+    """Send a request and return its status and error code."""
     path, content = body
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     headers = {"authorization": f"Bearer {RUN_KEY}", "content-type": "application/json"}
@@ -129,7 +131,8 @@ async def settled(probers: list[Prober]) -> None:
 
 
 async def attack(system: System, probers: list[Prober], body: Body) -> dict[str, Any]:
-    """One hostile request, and what the probers saw until the answer came and nothing waited any more."""
+    """Send one hostile request, and return the waits of the probers until it was answered and no call was late any
+    more."""
     for prober in probers:
         prober.take()
         prober.failed.clear()
@@ -141,7 +144,7 @@ async def attack(system: System, probers: list[Prober], body: Body) -> dict[str,
         peak = max(peak, resident_mib(system.measured))
     status, code = sending.result()
     seconds = time.perf_counter() - begun
-    await asyncio.sleep(0.2)  # what was due while it lasted is answered now
+    await asyncio.sleep(0.2)  # calls that were due during the attack are answered now
     seen = {prober.name: prober.take() for prober in probers}
     return {
         "status": status,
@@ -180,7 +183,7 @@ async def run(size: int, repeats: int, only: str) -> dict[str, Any]:
                 continue
             rounds = []
             for _ in range(repeats):
-                await settled(probers)  # making the body kept the probers themselves waiting
+                await settled(probers)  # making the body delayed the probers themselves
                 before = resident_mib(system.measured)
                 found = await attack(system, probers, body)
                 await asyncio.sleep(REST_SECONDS)
@@ -193,7 +196,8 @@ async def run(size: int, repeats: int, only: str) -> dict[str, Any]:
 
 
 def over_rounds(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The median of what was added, as the machine's own pauses fall into some rounds, and the worst of the rest."""
+    """Return medians of the added waits, because some rounds contain pauses of the machine itself, and the worst of
+    all other figures."""
     return {
         key: (statistics.median if key.endswith("_p99") else max)([each[key] for each in rounds]) for key in rounds[0]
     }
@@ -245,7 +249,7 @@ def main() -> int:
 
 
 def rounded(text: str) -> float:
-    """One digit behind the point: more is noise."""
+    """Round to one digit after the point: more is noise."""
     return round(float(text), 1)
 
 

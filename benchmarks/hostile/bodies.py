@@ -1,4 +1,4 @@
-"""The worst requests that one client can send: each of one kind, up to the largest body that is taken."""
+"""The worst requests of each kind that one client can send, up to the largest accepted body."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _QUESTION = b'{"role":"user","content":"What is 2 + 2?"}'
 CHAT, MESSAGES, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"
 
 Body = tuple[str, bytes]
-"""A path and what is sent to it."""
+"""A path and the body to post to it."""
 
 
 def filled(begin: bytes, unit: bytes, end: bytes, size: int, *, between: bytes = b",") -> bytes:
-    """As many units as fit into `size` bytes."""
+    """Repeat a unit until the text has `size` bytes."""
     count = max(1, (size - len(begin) - len(end) + len(between)) // (len(unit) + len(between)))
     return begin + (unit + between) * (count - 1) + unit + end
 
@@ -29,7 +29,7 @@ def _head(field: str, rest: bytes = b"") -> bytes:
 
 
 def _asked(field: str, begin: bytes, unit: bytes, end: bytes, size: int) -> bytes:
-    """A plain question with a field of this shape beside it."""
+    """Return a plain question with one additional field."""
     return filled(_head(field) + begin, unit, end + b',"messages":[' + _QUESTION + b"]}", size)
 
 
@@ -46,7 +46,7 @@ def many_messages(dialect: str, size: int) -> Body:
 
 
 def allowed_messages(dialect: str, _size: int) -> Body:
-    """As many as are taken, of two roles in turn."""
+    """Return as many messages as are accepted, with alternating roles."""
     path, field = _DIALECTS[dialect]
     pair = USER + b"," + USER.replace(b"user", b"assistant")
     return path, _head(field) + b"[" + b",".join([pair] * 4_999 + [USER]) + b"]}"
@@ -59,7 +59,7 @@ def one_text(dialect: str, size: int, *, unit: bytes = b"a") -> Body:
 
 
 def long_answers(dialect: str, size: int) -> Body:
-    """Texts of the assistant, which are joined to one answer."""
+    """Return texts of the assistant that are joined into one answer."""
     path, field = _DIALECTS[dialect]
     answer = b'{"role":"assistant","content":"' + b"a" * 3_800 + b'"}'
     return path, filled(_head(field) + b"[" + USER + b",", answer, b"," + USER + b"]}", size)
@@ -85,7 +85,7 @@ def many_tools(dialect: str, size: int) -> Body:
 
 
 def allowed_tools(_dialect: str, _size: int) -> Body:
-    """As many as are taken, each with a strict schema of some size."""
+    """Return as many tools as are accepted, each with a strict schema of some size."""
     properties = {f"p{number}": {"type": "string", "description": "A value."} for number in range(20)}
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
     tools = [
@@ -119,7 +119,7 @@ def prompt_ids(_dialect: str, size: int) -> Body:
 
 
 def allowed_ids(_dialect: str, _size: int) -> Body:
-    """As many as are taken, in prompts that fit the context."""
+    """Return as many token ids as are accepted, in prompts that fit the context."""
     prompt = b"[" + b",".join([b"7"] * 1_000) + b"]"
     prompts = RequestSettings().max_prompt_ids // 1_000
     return COMPLETIONS, _head("prompt") + b"[" + b",".join([prompt] * prompts) + b"]}"
@@ -152,14 +152,14 @@ def unknown_lists(_dialect: str, size: int) -> Body:
 
 
 def arguments(_dialect: str, size: int) -> Body:
-    """JSON inside of the text of a call's arguments."""
+    """Return JSON inside the text of a call's arguments."""
     call = b'{"type":"function","id":"c","function":{"name":"look","arguments":"['
     begin = _head("messages") + b"[" + USER + b',{"role":"assistant","content":null,"tool_calls":[' + call
     return CHAT, filled(begin, b"[]", b']"}}]},{"role":"tool","tool_call_id":"c","content":"a"}]}', size)
 
 
 def many_choices(_dialect: str, _size: int) -> Body:
-    """As many answers as are given, with as much beside the conversation as is taken."""
+    """Ask for as many choices as are given, with as large a conversation as is accepted."""
     return CHAT, _asked("metadata", b'{"a":"', b"a" * 1000, b'"},"n":128', 4 * MIB - 1000)
 
 
@@ -201,7 +201,7 @@ _KINDS: tuple[tuple[str, Callable[[str, int], Body], tuple[str, ...]], ...] = (
 
 
 def all_bodies(size: int) -> Iterator[tuple[str, Body]]:
-    """Every kind in every dialect, made one at a time: together they would take a gigabyte."""
+    """Yield every kind of body in every dialect. They are made one at a time: all together would take a gigabyte."""
     for name, make, dialects in _KINDS:
         for dialect in dialects:
             yield f"{dialect}: {name}", make(dialect, size)

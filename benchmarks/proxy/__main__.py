@@ -1,11 +1,12 @@
-"""What the proxy costs, beside LiteLLM and rllm-model-gateway: `python -m benchmarks.proxy`, or `make bench-proxy`.
+"""The cost of the proxy, compared with LiteLLM and rllm-model-gateway: `python -m benchmarks.proxy`, or `make
+bench-proxy`.
 
-Scripted engine at zero delay, load generator and proxies share the same two cores; base-rl commits every turn before
-its answer is whole. Writes `benchmarks/results/proxy.json` and prints the figures last; the exit status says whether
-the targets were reached.
+The scripted engine without delay, the load generator and the proxies share the same two cores. base-rl commits every
+turn before its answer is complete. Writes `benchmarks/results/proxy.json` and prints the figures last; the exit
+status is 0 if the targets were reached.
 
-`--systems base_rl --looks short turns` looks at a part and writes nothing; `--short` only sees whether it runs;
-`--profile` also keeps a profile of base-rl's proxy.
+`--systems base_rl --looks short turns` measures a part and writes nothing; `--short` only shows whether it runs;
+`--profile` also records a profile of base-rl's proxy.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ SHORT = Effort(seconds=0.3, long_clients=2, conversations=2)
 
 
 async def look(bench: Bench, system: System, looks: tuple[str, ...], effort: Effort, round_: int) -> dict[str, Any]:
-    """One round of one system. Half load is half of what the same round found it to do."""
+    """Measure one round of one system. Half load is half of the rate that the same round found at saturation."""
     seen: dict[str, Any] = {}
     with bench.alone(system):
         await measures.answers_again(system)
@@ -61,7 +62,7 @@ async def look(bench: Bench, system: System, looks: tuple[str, ...], effort: Eff
 async def run(
     names: tuple[str, ...], looks: tuple[str, ...], effort: Effort, rounds: int, profiler: Profiler | None
 ) -> dict[str, Any]:
-    """Figures by system: medians over the rounds, in each of which every system has its turn."""
+    """Return figures by system: medians over the rounds. Every round measures every system."""
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with Bench(folder=FOLDER) as bench:
         for name in names:
@@ -70,7 +71,9 @@ async def run(
         if profiler is not None:
             profiler.begin(bench.systems[BASE_RL].measured)
         for round_ in range(rounds):
-            for name in names if round_ % 2 == 0 else reversed(names):  # whoever is first finds other caches
+            for name in (
+                names if round_ % 2 == 0 else reversed(names)
+            ):  # rotate the order: the first system of a round finds different caches
                 found = await look(bench, bench.systems[name], looks, effort, round_)
                 seen[name].append(found)
                 print(f"round {round_ + 1} of {rounds}: {report.line(name, found)}", flush=True)
@@ -80,7 +83,7 @@ async def run(
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median of every figure over the rounds."""
+    """Return the median of every figure over the rounds."""
     result: dict[str, Any] = {}
     for key, first in rounds[0].items():
         if isinstance(first, dict):

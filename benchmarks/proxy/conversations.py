@@ -1,4 +1,4 @@
-"""What is asked: conversations that grow by a question and an answer at every turn, as requests ready to be sent."""
+"""Conversations that grow by a question and an answer at every turn, as complete HTTP requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.tokens.template import ChatTemplate
 
 MODEL_NAME = "policy"
 ANSWER = "The sum is forty-two; I added the tens first and the ones after them."
-"""What scripted engine and stub say to everything."""
+"""The answer of the scripted engine and of the stub to every question."""
 SYSTEM = (
     "You are a careful assistant for arithmetic. Work step by step, keep your answers short, and say how you came to "
     "the result. Where a question is unclear, ask back instead of guessing."
@@ -29,7 +29,7 @@ def _json(value: object) -> bytes:
 
 
 def question(conversation: int, turn: int) -> str:
-    """Differs between conversations in its first words, so that no two begin alike."""
+    """Return a question whose first words differ between conversations, so that no two share a prefix."""
     return f"Task {conversation}, part {turn}: what is {conversation % 89} plus {turn}, and how do you get there?"
 
 
@@ -42,7 +42,7 @@ def post(path: str, body: bytes, headers: str = "") -> bytes:
 
 
 def bodies(conversation: int, turns: int, *, stream: bool) -> Iterator[bytes]:
-    """The bodies of `/v1/chat/completions` over one conversation."""
+    """Return the bodies for `/v1/chat/completions` of one conversation."""
     rest: dict[str, object] = {"max_tokens": MAX_TOKENS, "temperature": 1.0}
     if stream:
         rest["stream"] = True
@@ -58,7 +58,8 @@ def bodies(conversation: int, turns: int, *, stream: bool) -> Iterator[bytes]:
 
 
 def chats(path: str, *, turns: int, stream: bool = False, headers: str = "") -> Iterator[bytes]:
-    """Conversations of so many turns, one after another, as requests to `path`, in which `{}` names the session."""
+    """Yield conversations of `turns` turns, one after another, as requests to `path`, in which `{}` is the session's
+    name."""
     while True:
         conversation = next(_conversations)
         address = path.format(f"s{conversation}")
@@ -67,7 +68,7 @@ def chats(path: str, *, turns: int, stream: bool = False, headers: str = "") -> 
 
 
 def generations(*, turns: int, stream: bool = False) -> Iterator[bytes]:
-    """What the engine would be asked in those conversations, with the token ids at hand."""
+    """Yield the engine requests of the same conversations, with token ids."""
     return itertools.cycle(_generations(turns, stream))
 
 

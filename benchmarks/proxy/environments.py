@@ -1,4 +1,4 @@
-"""Environments of their own for the systems that base-rl is compared with, made when first needed, and kept."""
+"""Virtual environments for the systems that base-rl is compared with, made when first needed and kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Environment:
     requirements: tuple[str, ...]
 
     def made(self) -> Path:
-        """Its directory; installs it where it is not there yet (minutes). Raises CalledProcessError."""
+        """Return the environment's directory; install it first if needed, which takes minutes. Raises
+        CalledProcessError."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
         directory = cache / "base-rl" / "bench" / f"{self.name}-{python}"

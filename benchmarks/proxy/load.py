@@ -1,7 +1,7 @@
-"""The load generator: HTTP/1.1 over raw asyncio sockets, cheap enough to share two cores with what it measures.
+"""The load generator: HTTP/1.1 over raw asyncio sockets, cheap enough to share two cores with the measured system.
 
-A call costs it some tens of microseconds. It checks of every answer that it is a 200 and whole, and takes the time
-until the answer is whole and, of a stream, until the first piece of text.
+A call costs it some tens of microseconds. It checks that every answer is a complete 200, and measures the time until
+the answer is complete and, for a stream, until its first text.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 FIRST_TEXT = re.compile(rb'"(?:content|text)": ?"[^"]|"output_ids": ?\[\d')
-"""The first piece of an answer that has text or tokens in it: a delta with a role alone does not count."""
+"""The first piece of an answer with text or tokens. A delta with only a role does not count."""
 
 
 class Failed(Exception):
-    """A call was not answered with a whole 200."""
+    """A call was not answered with a complete 200."""
 
 
 class Taken(NamedTuple):
-    """Seconds of one call; `first` of streamed ones."""
+    """Seconds of one call; `first` is for streams."""
 
     whole: float
     first: float | None
 
 
 class Connection(asyncio.Protocol):
-    """One kept connection, one call at a time."""
+    """One persistent connection with one call at a time."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -52,7 +52,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # of uvloop, which has it by shape alone
 
     async def call(self, request: bytes, *, stream: bool) -> Taken:
-        """Raises Failed."""
+        """Send a request and read its answer. Raises Failed."""
         self._received.clear()
         self._body_at, self._length, self._first, self._look_for_first = -1, None, None, stream
         self._waiter = asyncio.get_running_loop().create_future()
@@ -103,18 +103,18 @@ class Connection(asyncio.Protocol):
 
 
 Requests = Iterator[bytes]
-"""The requests of one client, without end."""
+"""The endless requests of one client."""
 
 
 class Load(NamedTuple):
-    """What a load saw: seconds of every call, and seconds between its begin and its end."""
+    """The result of a load: seconds of every call, and seconds from its begin to its end."""
 
     calls: list[Taken]
     seconds: float
 
 
 async def closed(port: int, clients: list[Requests], *, calls: int, stream: bool = False) -> Load:
-    """Every client sends one request after another, until so many were answered to all of them together."""
+    """Let every client send one request after another until `calls` were answered in total."""
     taken: list[Taken] = []
     left = calls
 
@@ -136,9 +136,9 @@ async def closed(port: int, clients: list[Requests], *, calls: int, stream: bool
 
 
 async def paced(port: int, client: Callable[[], Requests], *, rate: float, calls: int, seed: int) -> Load:
-    """Calls that come at random times, `rate` of them a second, whether or not those before were answered.
+    """Send calls at random times, `rate` per second, whether or not earlier ones were answered.
 
-    A call's time counts from the moment that it was due, so a system that falls behind cannot hide it.
+    A call is timed from when it was due, so a system that falls behind cannot hide it.
     """
     chance = random.Random(seed)
     free: deque[tuple[Connection, Requests]] = deque()

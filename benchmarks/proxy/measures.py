@@ -1,4 +1,4 @@
-"""What is measured of a system. Every function is one look; rounds of looks and their medians are `__main__`'s."""
+"""The measurements of one system. Every function makes one; rounds and medians are in `__main__`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from benchmarks.proxy.load import Connection, Failed, Load, Requests, closed, pa
 from benchmarks.proxy.systems import System
 
 CLIENTS = 32
-"""Connections at saturation, in short conversations."""
+"""Connections at saturation, for short conversations."""
 BLOCKS = 6
-"""How often the calls through a proxy and those without it take turns."""
+"""Number of alternations between calls through a proxy and calls without it."""
 
 AWAKE_SECONDS = 20.0
-"""A proxy that was stopped asks its engine again at once; this is many times what that takes."""
+"""Seconds to wait for a proxy that was stopped, which reaches its engine again at once; many times what that
+takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Seconds of each look, about; connections with long conversations; conversations of the look at their cost."""
+    """Seconds of each measurement, connections with long conversations, and conversations for the cost of a turn."""
 
     seconds: float
     long_clients: int
@@ -34,12 +35,12 @@ class Effort:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share of the values does not exceed."""
+    """Return the smallest value that at least this share of the values does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 async def check(system: System) -> None:
-    """The system answers what it should, so that no error is taken for a quick answer."""
+    """Check the system's answer, so that an error is not taken for a quick answer."""
     connection = await Connection.open(system.port)
     await connection.call(next(system.requests(1, False)), stream=False)
     body = msgspec.json.decode(connection.body)
@@ -49,7 +50,7 @@ async def check(system: System) -> None:
 
 
 async def answers_again(system: System) -> None:
-    """Wait until a system that stood still answers: to a proxy that was stopped, an engine looks lost for a moment.
+    """Wait until a stopped system answers again: to such a proxy its engine looks lost for a moment.
 
     Raises TimeoutError.
     """
@@ -64,7 +65,7 @@ async def answers_again(system: System) -> None:
 
 
 async def one_at_a_time(system: System, effort: Effort, *, stream: bool) -> dict[str, float]:
-    """Milliseconds of calls one after another, and what of them is the system's: through it, less without it."""
+    """Return milliseconds of calls one after another, and the system's own share: with it minus without it."""
     seconds: dict[str, list[float]] = {"through": [], "without": []}
     assert system.behind is not None
     both = {"through": system, "without": system.behind}
@@ -85,7 +86,8 @@ async def one_at_a_time(system: System, effort: Effort, *, stream: bool) -> dict
 
 
 async def saturated(system: System, effort: Effort, *, turns: int = SHORT_TURNS) -> dict[str, float]:
-    """Calls a second with as many clients as keep it busy, and CPU milliseconds of the measured process per call."""
+    """Return calls per second with as many clients as keep the system busy, and CPU milliseconds of the measured
+    process per call."""
     clients = [system.requests(turns, False) for _ in range(CLIENTS if turns == SHORT_TURNS else effort.long_clients)]
     warm = await closed(system.port, clients, calls=len(clients) * 4)
     least = len(clients) * (turns if turns == LONG_TURNS else 4)
@@ -105,7 +107,8 @@ async def saturated(system: System, effort: Effort, *, turns: int = SHORT_TURNS)
 
 
 async def half_loaded(system: System, effort: Effort, *, rate: float, seed: int) -> dict[str, float]:
-    """Milliseconds of calls that come at random times at half of what the system can do, with and without it."""
+    """Return milliseconds of calls at random times at half of the system's saturation, with and without the
+    system."""
     assert system.behind is not None
     calls = max(50, int(rate * effort.seconds))
     loads: dict[str, Load] = {}
@@ -122,11 +125,11 @@ async def half_loaded(system: System, effort: Effort, *, rate: float, seed: int)
 
 
 async def turn_costs(system: System, effort: Effort, *, turns: int = 100) -> list[float]:
-    """CPU milliseconds of a call at every turn of a conversation, the median of one in each conversation.
+    """Return CPU milliseconds of a call at every turn of a conversation, as medians over the conversations.
 
-    One call at a time: calls that run at once share commits, the more of them the quicker their turns are. And the
-    conversations are at different turns, each beginning anew when it has ended, so that every turn is measured all
-    the time: a machine that is quicker now than then is not taken for a turn that costs less.
+    Calls are made one at a time, because concurrent calls share commits and look cheaper. The conversations are at
+    different turns, and each starts again at its end, so that every turn is measured all the time: otherwise a
+    machine that becomes faster would look like a cheaper turn.
     """
     connection = await Connection.open(system.port)
     seconds: list[list[float]] = [[] for _ in range(turns)]

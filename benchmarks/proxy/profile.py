@@ -1,4 +1,4 @@
-"""Where the proxy spends its time, by py-spy."""
+"""A profile of the proxy, by py-spy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINES = 30
 
 
 class Profiler:
-    """Watches a process from outside between `begin` and `end`, without slowing it by more than some percent."""
+    """Observes a process from outside between `begin` and `end`, which slows it by a few percent at most."""
 
     def __init__(self, folder: Path) -> None:
         self._stacks = folder / "profile.txt"
@@ -22,7 +22,7 @@ class Profiler:
         self._running: subprocess.Popen[bytes]
 
     def begin(self, pid: int) -> None:
-        """Needs the right to trace: a user of one's own processes has it where Yama does not forbid it."""
+        """Start py-spy. It needs the right to trace, which a user has for own processes unless Yama forbids it."""
         options = (
             "--format",
             "raw",
@@ -41,7 +41,7 @@ class Profiler:
         self._running.wait(60)
 
     def report(self) -> str:
-        """The most expensive functions: share of the samples within them, and within what they call."""
+        """Return the most expensive functions: the share of samples in each, and in what it calls."""
         return table(self._stacks)
 
 

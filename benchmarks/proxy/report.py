@@ -1,4 +1,4 @@
-"""The figures as keys of the result file, as a table, and judged against the targets."""
+"""The figures as keys of the result file, as a table, and compared with the targets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TURNS_TOLD = (1, 2, 10, 25, 50, 75, 100)
 
 
 def headline(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The keys of the result file. `added_p99_ms` is at half load, `added_p50_ms` at one connection."""
+    """Return the keys of the result file. `added_p99_ms` is at half load, `added_p50_ms` at one connection."""
     ours = figures[BASE_RL]
     return {
         "calls_per_s": {name: figures[name]["short"]["calls_per_s"] for name in COMPARED},
@@ -81,7 +81,7 @@ COLUMNS = (
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
-    """Milliseconds but for the calls; what was not looked at is left out."""
+    """Return the table, in milliseconds except for calls per second. Figures that were not measured are omitted."""
     any_of = next(iter(figures.values()))
     columns = [column for column in COLUMNS if column[1] in any_of]
     rows = [f"{'':<30}" + "".join(f"{title:>10}" for title, *_ in columns)]
@@ -95,7 +95,7 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 
 def page(result: dict[str, Any]) -> str:
-    """The section of docs/performance.md."""
+    """Return the section of docs/performance.md."""
     versions = result["versions"]
     costs = result["systems"][BASE_RL]["turn_cpu_ms"]
     systems = _markdown(["", *(title for title, *_ in COLUMNS)], page_rows(result["systems"]))
@@ -177,7 +177,7 @@ def line(name: str, found: dict[str, Any]) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """Four digits say more than the machine can repeat."""
+    """Round to four digits: more than the machine can reproduce."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):

@@ -69,7 +69,7 @@ MODELS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
 
 
 class Stub(asyncio.Protocol):
-    """As much of HTTP/1.1 as the proxies' clients speak."""
+    """As much of HTTP/1.1 as the measured proxies use."""
 
     def __init__(self) -> None:
         self._received = b""
@@ -100,7 +100,7 @@ class Stub(asyncio.Protocol):
             self._transport.write(WHOLE[with_ids])
 
     def _next(self, pieces: list[bytes], index: int) -> None:
-        """One piece in each round of the loop: a stream comes in pieces."""
+        """Send one piece in each iteration of the event loop, so that a stream arrives in pieces."""
         self._transport.write(pieces[index])
         if index + 1 < len(pieces):
             asyncio.get_running_loop().call_soon(self._next, pieces, index + 1)

@@ -1,4 +1,4 @@
-"""The systems that are measured, each a process (or two) of its own, started here and ended here.
+"""The measured systems, each one process or two, started and ended here.
 
 While one is measured the others are stopped (SIGSTOP), so that their background work does not disturb it.
 """
@@ -41,8 +41,9 @@ LITELLM_NAME, RLLM_NAME, STUB = "litellm", "rllm_gateway", "stub"
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """`measured` is the process whose CPU counts; `processes` are all that have to run. `requests(turns, stream)`
-    makes a client's requests. `behind` is what it is compared with: the same calls without it."""
+    """A measured system. CPU time is counted for `measured`; `processes` are all that it needs. `requests(turns,
+    stream)` makes a client's requests. `behind` is the system without it, for comparison: the same calls sent
+    directly."""
 
     name: str
     port: int
@@ -58,7 +59,7 @@ class System:
         self._signal(signal.SIGCONT)
 
     def cpu_seconds(self) -> float:
-        """CPU time of the measured process so far, all of its threads."""
+        """Return the CPU time of the measured process so far, over all its threads."""
         return sum(_thread_seconds(Path("/proc") / str(self.measured) / "task"))
 
     def _signal(self, number: signal.Signals) -> None:
@@ -67,21 +68,22 @@ class System:
 
 
 def _thread_seconds(tasks: Path) -> Iterator[float]:
-    """From the scheduler's own count in nanoseconds: `cpu_times` goes in steps of 10 milliseconds."""
+    """Return a thread's CPU time from the scheduler's count in nanoseconds: `cpu_times` has steps of 10
+    milliseconds."""
     for task in tasks.iterdir():
         yield int((task / "schedstat").read_text().split()[0]) / 1e9
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """Starts systems, and ends what it has started with the block."""
+    """Starts systems, and ends all of them at the end of the block."""
 
     folder: Path
     systems: dict[str, System] = field(default_factory=dict)
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Bench:
-        """Raises BlockingIOError while another benchmark uses the folder."""
+        """Raise BlockingIOError if another benchmark uses the folder."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         lock = self._stack.enter_context(self.folder.with_suffix(".lock").open("w"))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,7 +95,7 @@ class Bench:
         self._stack.close()
 
     def start(self, name: str) -> System:
-        """The system of this name, and whatever it needs behind it."""
+        """Start the system of this name and whatever it needs behind it."""
         if name not in self.systems:
             starters: dict[str, Callable[[], System]] = {
                 DIRECT: lambda: self._direct(DIRECT),
@@ -109,7 +111,7 @@ class Bench:
 
     @contextmanager
     def alone(self, system: System) -> Iterator[None]:
-        """All others stand still."""
+        """Stop all other systems while the block lasts."""
         needed = {system.name, *([system.behind.name] if system.behind else [])}
         for other in self.systems.values():
             if other.name not in needed:
@@ -123,7 +125,7 @@ class Bench:
                 other.resume()
 
     def _direct(self, name: str) -> System:
-        """The scripted engine itself: what base-rl's calls cost without base-rl."""
+        """Start the scripted engine alone: the cost of base-rl's calls without base-rl."""
         script = self.folder / "script.toml"
         script.write_text(SCRIPT)
         port = free_port()
@@ -139,7 +141,8 @@ class Bench:
         )
 
     def _base_rl(self, name: str, synchronous: str) -> System:
-        """The proxy as `base-rl up` starts it, in front of a scripted engine of its own: it labels the weights."""
+        """Start the proxy as `base-rl up` does, with a scripted engine of its own, because it labels the weights of
+        its engine."""
         behind = self.start(DIRECT if name == BASE_RL else ENGINE_FSYNC)
         port = free_port()
         environment = {
@@ -173,7 +176,8 @@ class Bench:
         return self._chat_system(STUB, port, process, "/v1/chat/completions", None)
 
     def _litellm(self) -> System:
-        """One worker, no database, a master key (without one it does not start), logging as it is by default."""
+        """Start LiteLLM with one worker, no database, its default logging, and the master key without which it does
+        not start."""
         environment = LITELLM.made()
         behind = self.start(STUB)
         port = free_port()
@@ -190,7 +194,7 @@ class Bench:
         return self._chat_system(LITELLM_NAME, port, process, "/v1/chat/completions", behind, key=MASTER_KEY)
 
     def _rllm_gateway(self) -> System:
-        """As its README starts it: one process, traces in SQLite. Its sessions are named by the path."""
+        """Start rllm-model-gateway as its README does: one process, traces in SQLite. The path names its sessions."""
         environment = RLLM_GATEWAY.made()
         behind = self.start(STUB)
         port = free_port()

@@ -1,1 +1,1 @@
-"""How the trajectory store grows: `make bench-store`."""
+"""The growth of the trajectory store: `make bench-store`."""

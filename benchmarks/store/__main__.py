@@ -1,9 +1,9 @@
-"""How the trajectory store grows: `python -m benchmarks.store [--turns 1000000] [--database sqlite|postgresql]`.
+"""The growth of the trajectory store: `python -m benchmarks.store [--turns 1000000] [--database sqlite|postgresql]`.
 
-Fills a store by the proxy's own services, in one process: sessions are named as agents name them, every turn is
-committed durably, rewards end the sessions, a trainer consumes half of them. Then it measures claims at 10,000 turns
-and at the end, the queries of the admin page, bytes, and memory. A claim is timed from the request to the encoded
-answer, with all its trajectories.
+It fills a store through the proxy's own services, in one process: sessions are named as agents name them, every turn
+is committed durably, rewards end the sessions, and a trainer consumes half of them. Then it measures claims at 10,000
+turns and at the end, the queries of the admin page, bytes, and memory. A claim is timed from the request to the
+encoded answer with all its trajectories.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _COMPARED_TURNS = 10_000
 
 
 def _resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def grown(make: Callable[[], Place], directory: Path, turns: int, early_turns: int) -> dict[str, Any]:
-    """One database from nothing to `turns` turns."""
+    """Fill one database up to `turns` turns and return its figures."""
     place = make()
     workload = Workload(seed=1)
     async with open_proxy(place.url, directory) as proxy:
@@ -85,7 +85,7 @@ def _power(turns: int) -> str:
 
 
 async def conversation_ratio(make: Callable[[], Place], directory: Path, turns: int) -> float:
-    """Bytes a token in conversations of 50 turns, against the same turns as sessions of one."""
+    """Return bytes per token in conversations of 50 turns, relative to the same turns as sessions of one turn."""
     per_token = []
     for length in (LONG, SHORT):
         place = make()
@@ -107,7 +107,7 @@ def measure(name: str, turns: int, early_turns: int, directory: Path) -> dict[st
 
 
 def beside_others(result: dict[str, Any], path: Path) -> dict[str, Any]:
-    """With the databases that were measured before and not now, as far as they had as many turns."""
+    """Return the result with databases that were measured earlier and not now, if they had as many turns."""
     before: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     others = before["databases"] if before.get("turns") == result["turns"] else {}
     databases = {**others, **result["databases"]}

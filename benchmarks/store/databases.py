@@ -1,4 +1,4 @@
-"""SQLite and PostgreSQL, empty and durable, and how much they hold."""
+"""Empty, durable databases of SQLite and PostgreSQL, and their sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = (SQLITE, POSTGRESQL)
 
 @dataclass(frozen=True)
 class Place:
-    """A database, and its size in bytes once everything is written: tables and indexes."""
+    """A database, and its size in bytes with tables and indexes once everything is written."""
 
     url: str
     size: Callable[[], int]
@@ -24,7 +24,7 @@ class Place:
 
 @contextmanager
 def place(name: str, directory: Path) -> Iterator[Callable[[], Place]]:
-    """Makes new databases of a kind, as often as asked."""
+    """Makes new databases of one kind."""
     if name == SQLITE:
         numbers = iter(range(1 << 30))
         yield lambda: _sqlite(directory / f"store-{next(numbers)}.sqlite3")

@@ -1,4 +1,4 @@
-"""A proxy's services over a database, and turns into them as fast as they are taken."""
+"""Fill a database with turns through the proxy's services, as fast as they accept them."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from proxy.versions.inspector import WeightsInspector
 from proxy.versions.service import VersionService
 
 AT_ONCE = 128
-"""Sessions under way."""
+"""Concurrent sessions."""
 BATCH = 128
-"""Trajectories of a claim."""
+"""Trajectories in a claim."""
 
 
 @dataclass
 class Filled:
-    """What was put in so far."""
+    """Counts of what was written so far."""
 
     turns: int = 0
     sessions: int = 0
     tokens: int = 0
     seconds: float = 0.0
     long_sessions: list[str] = field(default_factory=list)
-    """Some of the conversations of 50 turns."""
+    """Some of the conversations with 50 turns."""
 
 
 class Proxy:
-    """What a proxy does with its store, without HTTP and without an engine."""
+    """The services of a proxy that use the store, without HTTP and without an engine."""
 
     def __init__(self, database: Database, weights: Path) -> None:
         clock, signals = system_clock, Signals()
@@ -74,8 +74,8 @@ class Proxy:
         self.principal: Principal = await self.credentials.authenticate(key.text)
 
     async def fill(self, workload: Workload, turns: int, *, consumed_share: float = 0.5) -> None:
-        """Adds about `turns` turns in sessions that are opened, rewarded and ended; a trainer beside it consumes that
-        share of them."""
+        """Add about `turns` turns in sessions that are opened, rewarded and ended. Meanwhile a trainer consumes
+        `consume` of them."""
         plans = workload.plans(turns)
         began = time.perf_counter()
         trainer = asyncio.create_task(self._consume(consumed_share))
@@ -89,7 +89,7 @@ class Proxy:
         self.filled.seconds += time.perf_counter() - began
 
     async def claim(self) -> tuple[ClaimId | None, list[str]]:
-        """Leases a batch; its sessions."""
+        """Lease a batch and return its sessions."""
         batch = await self.claims.claim(self.run, ClaimRequest(trainer="bench", want=BATCH, max_staleness=1 << 30))
         return batch.claim_id, [trajectory.session_id for group in batch.groups for trajectory in group.trajectories]
 
@@ -112,7 +112,7 @@ class Proxy:
     _consumed = 0
 
     async def _consume(self, share: float) -> None:
-        """Claims and commits as a trainer does, whenever that share allows another batch."""
+        """Claim and commit like a trainer, whenever the share to consume allows another batch."""
         while True:
             while self._consumed + BATCH > share * self.filled.sessions:  # noqa: ASYNC110  (it looks now and then)
                 await asyncio.sleep(0.02)
@@ -136,7 +136,7 @@ class Proxy:
         self._head = reply.version
 
     def _make_weights(self) -> WeightsReference:
-        """A directory with as little in it as a version may have; the same for all."""
+        """Make a directory with as little content as a version may have, the same for all versions."""
         self.weights.mkdir(exist_ok=True)
         file, companion = self.weights / "model.safetensors", self.weights / "config.json"
         if not file.exists():
@@ -171,7 +171,7 @@ def _audit(session_id: str) -> TrajectoryAudit:
 
 @asynccontextmanager
 async def open_proxy(url: str, directory: Path) -> AsyncIterator[Proxy]:
-    """Over a new database at `url`."""
+    """Open a proxy's services over a new database at `url`."""
     upgrade(url)
     database = Database(url, synchronous="normal" if url.startswith("sqlite") else None)  # as its figures were taken
     try:

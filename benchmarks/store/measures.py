@@ -1,4 +1,4 @@
-"""What is asked of a store that has grown: claims, and the queries behind the admin page."""
+"""Measurements of a store that has grown: claims, and the queries of the admin page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HELD = 4
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of them do not exceed."""
+    """Return the smallest value that at least `share` of them do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
@@ -35,7 +35,7 @@ def figures(milliseconds: Sequence[float]) -> dict[str, float]:
 
 
 async def claims(proxy: Proxy) -> dict[str, float]:
-    """Milliseconds from the request for 128 trajectories to the encoded answer."""
+    """Return milliseconds from the request for 128 trajectories to the encoded answer."""
     taken: list[float] = []
     while len(taken) < CLAIMS:
         held: list[ClaimId] = []
@@ -58,7 +58,8 @@ async def claims(proxy: Proxy) -> dict[str, float]:
 
 
 async def first_look(proxy: Proxy) -> float:
-    """Milliseconds until a proxy that starts has looked at everything ahead: who asks before that waits for it."""
+    """Return milliseconds until a starting proxy has computed all figures in advance: earlier requests wait that
+    long."""
     overview = OverviewService(database=proxy.database, clock=system_clock, signals=Signals())
     began = time.perf_counter()
     await overview.refresh_figures()

@@ -1,4 +1,4 @@
-"""The figures as a table, judged against the targets."""
+"""The figures as a table, compared with the targets."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from benchmarks.targets import Target
 
 
 def slowest_admin(found: dict[str, Any]) -> tuple[str, float]:
-    """The query with the highest p99, in milliseconds."""
+    """Return the query with the highest p99, in milliseconds."""
     name = max(found["admin_ms"], key=lambda name: found["admin_ms"][name]["p99"])
     return name, found["admin_ms"][name]["p99"]
 
 
 def targets(found: dict[str, Any]) -> list[Target]:
-    """Of one database."""
+    """Return the targets of one database."""
     early, late = found["claim_ms"]["early"], found["claim_ms"]["late"]
     _, admin = slowest_admin(found)
     return [
@@ -38,7 +38,7 @@ def judged(result: dict[str, Any]) -> list[Target]:
 
 
 def page_rows(result: dict[str, Any]) -> list[list[str]]:
-    """The table of the performance page: what, its target, and a column for each database."""
+    """Return the rows of the performance page: figure, target, and a column for each database."""
     columns = [targets(found) for found in result["databases"].values()]
     return [
         [row[0].what, f"{_sign(row[0])} {row[0].bound:g}", *(f"{target.measured:,.2f}" for target in row)]

@@ -1,7 +1,7 @@
-"""Sessions as agents make them, without agents: words, token ids, log-probabilities and answers drawn at random.
+"""Sessions like those of agents, with random words, token ids, log-probabilities and answers.
 
-A turn adds about 130 prompt tokens (a tool's result, a question) and 80 output tokens, and says them as about 4.5
-characters of text each. Half of the turns belong to 50-turn conversations, the rest to sessions of 1 and of 8.
+A turn adds about 130 prompt tokens (a tool's result, a question) and 80 output tokens, with about 4.5 characters of
+text per token. Half of the turns belong to conversations of 50 turns, the rest to sessions of 1 and of 8 turns.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ VOCABULARY = 151_936
 PROMPT_TOKENS, OUTPUT_TOKENS = 130, 80
 LONG, MIDDLE, SHORT = 50, 8, 1
 MEAN_LENGTH = 1 / (0.5 / LONG + 0.35 / MIDDLE + 0.15 / SHORT)
-"""Turns of a session, on average."""
+"""Mean number of turns in a session."""
 
 _SHARES = ((LONG, 0.5), (MIDDLE, 0.35), (SHORT, 0.15))
-"""What part of the turns belongs to sessions of this many."""
+"""Share of the turns that belongs to sessions of each length."""
 
 _ARTICLES = ("the", "a", "to", "of", "in", "and", "is", "that", "for", "it", "with", "as", "on", "are", "at", "this")
 _SYLLABLES = (
@@ -79,14 +79,14 @@ _REQUEST = {"model": "policy", "temperature": 1.0, "max_tokens": 1024, "stream":
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """A session to be made: of how many turns."""
+    """A session to be made, with its number of turns."""
 
     turns: int
 
 
 @dataclass(frozen=True)
 class _Content:
-    """What one turn adds, drawn once."""
+    """The content of one turn, drawn once."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
@@ -98,8 +98,8 @@ class _Content:
 
 
 class Workload:
-    """The same sessions for the same seed, save for their ids. Turns are drawn from a pool, so that making them costs
-    little beside storing them. `lengths`: of the sessions, in place of the mixture."""
+    """Equal seeds give equal sessions, except for their ids. Turns are drawn from a pool, so that making them is
+    cheap compared with storing them. `lengths` replaces the mixture of session lengths."""
 
     def __init__(self, seed: int, *, lengths: tuple[int, ...] = (), pool: int = 4096) -> None:
         self._shares = tuple((length, 1 / len(lengths)) for length in lengths) or _SHARES
@@ -113,7 +113,7 @@ class Workload:
         self._pool = [self._content() for _ in range(pool)]
 
     def plans(self, turns: int) -> Iterator[SessionPlan]:
-        """Sessions of about `turns` turns together."""
+        """Yield sessions with about `turns` turns in total."""
         made = 0
         lengths = [length for length, _ in self._shares]
         weights = [share / length for length, share in self._shares]
@@ -125,7 +125,7 @@ class Workload:
     def records(
         self, run_id: RunId, session_id: SessionId, plan: SessionPlan, *, version: int, clock: Clock
     ) -> Iterator[TurnRecord]:
-        """The turns of one session, each going on from the one before."""
+        """Return the turns of one session, each continuing the one before."""
         parent: TurnId | None = None
         path = 0
         for _ in range(plan.turns):
@@ -188,7 +188,7 @@ class Workload:
         )
 
     def _response(self, turn: Turn, content: _Content, path: int) -> dict[str, Any]:
-        """As the chat service records an answer: a text, and a call of a tool."""
+        """Return an answer as the proxy records it: a text, and a call of a tool."""
         call = {"id": self._call_id(), "call": {"name": "search_text", "arguments": content.arguments}}
         return {
             "turn_id": turn.id,
@@ -219,7 +219,8 @@ class Workload:
         return tuple(self._random.choices(_IDS, k=count))
 
     def _text(self, tokens: int) -> str:
-        """About 4.5 characters a token: words as often as in a language, the frequent ones short."""
+        """Return text with about 4.5 characters per token, in which short words are frequent as in a natural
+        language."""
         total = self._cumulative[-1]
         found: list[str] = []
         length = 0
@@ -234,5 +235,5 @@ _IDS = range(VOCABULARY)
 
 
 def stored_tokens(record: TurnRecord) -> int:
-    """What a turn adds to the store: no token of its parent's path."""
+    """Return the number of tokens that a turn adds to the store, without those of its parent's path."""
     return len(record.turn.prompt_ids) + len(record.turn.output_ids)
