@@ -22,7 +22,7 @@ TARGET = {"first_reward": 0.35, "last_reward": 0.90, "versions": 8, "failed_call
 
 
 def run(engine: str, seed: int, folder: Path) -> dict[str, Any]:
-    """One demo in a data directory of its own; its summary."""
+    """Run one demo in a data directory of its own, and return its summary."""
     command = [sys.executable, "-m", "proxy.cli", "demo", "--plain", "--engine", engine, "--seed", str(seed)]
     subprocess.run([*command, "--data-dir", str(folder)], check=False)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())

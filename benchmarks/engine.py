@@ -32,7 +32,7 @@ NEW_TOKENS = 40
 
 
 async def client(engine: SglangEngine, number: int, until: float, *, stream: bool) -> int:
-    """Output tokens that one client got before `until` (perf_counter seconds)."""
+    """Return the number of output tokens that one client received before `until` (perf_counter seconds)."""
     tokens = count = 0
     while time.perf_counter() < until:
         request = GenerateRequest(
@@ -48,7 +48,7 @@ async def client(engine: SglangEngine, number: int, until: float, *, stream: boo
 
 
 async def measure(url: str, concurrency: int, seconds: float, *, stream: bool) -> int:
-    """Whole tokens per second over all clients, after a warm-up of one second."""
+    """Return whole tokens per second over all clients, after a warm-up of one second."""
     engine = SglangEngine(url, EngineSettings(url=url))
     for duration in (1.0, seconds):
         start = time.perf_counter()
@@ -74,7 +74,7 @@ async def measure_all(
 
 
 def run(model: str, seconds: float) -> dict[str, dict[str, int]]:
-    """Starts the engine, measures it and ends it."""
+    """Start the engine, measure it and stop it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def parameters(model: Path) -> int:
-    """Numbers in the model's safetensors files."""
+    """Count the parameters in the model's safetensors files."""
     from safetensors import safe_open
 
     total = 0

@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""A description of the machine that a result was measured on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores, versions and date, without names of machine or user."""
+    """Return processor, cores, versions and date, without names of machine or user."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own: made, started and removed by this process."""
+"""A private PostgreSQL server: made, started and removed by this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_SECONDS = 60.0
 _END_SECONDS = 10.0
 
 DURABLE = {"max_connections": "100", "shared_buffers": "256MB", "max_wal_size": "4GB"}
-"""A server as it comes, with a little more memory."""
+"""Settings of an ordinary server with a little more memory."""
 
 FORGETFUL = {
     "fsync": "off",
@@ -29,11 +29,11 @@ FORGETFUL = {
     "shared_buffers": "64MB",
     "deadlock_timeout": "50ms",
 }
-"""For tests: a crash of the machine may lose everything."""
+"""Settings for tests: after a crash of the machine, everything may be lost."""
 
 
 def programs() -> Path | None:
-    """The directory of the newest PostgreSQL server that is installed."""
+    """Return the directory of the newest installed PostgreSQL server."""
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parent.parent.name))
     if found:
         return found[-1].parent
@@ -42,7 +42,8 @@ def programs() -> Path | None:
 
 
 class PostgresServer:
-    """Raises FileNotFoundError where PostgreSQL is not installed. It ends with this process at the latest."""
+    """A PostgreSQL server that ends with this process at the latest. Raises FileNotFoundError if it is not
+    installed."""
 
     def __init__(self, settings: Mapping[str, str], directory: Path | None = None) -> None:
         found = programs()
@@ -53,7 +54,7 @@ class PostgresServer:
         self._directory = Path(tempfile.mkdtemp(prefix="base-rl-pg-", dir=directory))
         self._data = self._directory / "data"
         self._process: subprocess.Popen[bytes] | None = None
-        if os.geteuid() == 0:  # PostgreSQL refuses to be root
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             owner = pwd.getpwnam(USER)
             os.chown(self._directory, owner.pw_uid, owner.pw_gid)
         subprocess.run(
@@ -61,7 +62,7 @@ class PostgresServer:
                 *self._as_owner(),
                 str(found / "initdb"),
                 *("--pgdata", str(self._data), "--username", USER, "--auth", "trust", "--no-sync"),
-                # Text in the order of a language, as on most servers: nothing may depend on the order of bytes.
+                # Sort text by language, as most servers do: nothing may depend on the order of bytes.
                 *("--encoding", "UTF8", "--locale-provider", "icu", "--icu-locale", "en-US"),
             ],
             check=True,
@@ -70,7 +71,7 @@ class PostgresServer:
         )
 
     def start(self) -> None:
-        """Returns once it takes connections."""
+        """Start the server and return once it accepts connections."""
         settings = {
             "listen_addresses": "",
             "unix_socket_directories": str(self._directory),
@@ -97,14 +98,14 @@ class PostgresServer:
                 return
 
     def stop(self) -> None:
-        """At once, as a crash would: what was committed is recovered from the log at the next start."""
+        """Stop the server at once, like a crash: committed data is recovered from the log at the next start."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait()
             self._process = None
 
     def kill(self) -> None:
-        """kill -9 of the server process; wait until its children, which serve connections, have noticed (Linux)."""
+        """kill -9 of the server process; wait until its children, which serve connections, have ended (Linux)."""
         assert self._process is not None
         listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
         children = [Path("/proc") / pid for pid in listed.read_text().split()] if listed.exists() else []
@@ -116,13 +117,13 @@ class PostgresServer:
             time.sleep(0.01)
 
     def remove(self) -> None:
-        """With all its databases."""
+        """Remove the server with all its databases."""
         self.stop()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs: False also for one that ended by itself, as after running out of disk."""
+        """Whether the server runs. It may end by itself, for example when its disk is full."""
         return self._process is not None and self._process.poll() is None
 
     def url(self, database: str, *, user: str = USER) -> str:
@@ -142,7 +143,8 @@ class PostgresServer:
         return psycopg.connect(self.url(database), autocommit=True, connect_timeout=5)
 
     def _as_owner(self) -> list[str]:
-        """With this process, however that ends, ends the server (Linux)."""
+        """Set up a child process to run as the server's user and to end with this process, however that ends
+        (Linux)."""
         if shutil.which("setpriv") is None:
             return []
         change = ["--reuid", USER, "--regid", USER, "--clear-groups"] if os.geteuid() == 0 else []

@@ -1,4 +1,4 @@
-"""What a benchmark is to reach."""
+"""Targets of benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """`measured` must not exceed `bound`, or not fall below it."""
+    """A figure with its bound: an upper one, or a lower one with `at_least`."""
 
     what: str
     measured: float
@@ -21,7 +21,7 @@ class Target:
 
 
 def target_rows(targets: Iterable[Target]) -> list[list[str]]:
-    """What, bound, measured: a table's rows."""
+    """Return the rows of a table: figure, bound, measured value."""
     return [
         [each.what, f"{'≥' if each.at_least else '≤'} {each.bound:g}", f"{each.measured:.2f}"] for each in targets
     ]

@@ -1,4 +1,4 @@
-"""Takes a picture of an admin page, signed in: `python scripts/admin_screenshot.py URL ADMIN_KEY OUTPUT.png`.
+"""Take a picture of an admin page, signed in: `python scripts/admin_screenshot.py URL ADMIN_KEY OUTPUT.png`.
 
 Needs the `playwright` package and a Chromium (`--chromium`, by default Debian's); nothing is downloaded.
 """

@@ -18,7 +18,7 @@ from agents_examples.calculator.tasks import CALCULATOR, calculate
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """`text` is the last answer, empty when the agent was still calling tools after its last turn."""
+    """The result of an attempt. `text` is the last answer; it is empty if the last turn called a tool."""
 
     text: str
     messages: list[dict[str, Any]]
@@ -26,9 +26,9 @@ class Answer:
 
 
 async def solve(client: AsyncOpenAI, model: str, question: str, max_turns: int = 3) -> Answer:
-    """Asks the model, runs the tools it calls, and asks again, until it answers without a tool.
+    """Ask the model, run the tools that it calls, and ask again, until it answers without a tool.
 
-    Raises openai.OpenAIError when a call of the model fails.
+    Raises openai.OpenAIError if a call of the model fails.
     """
     messages: list[Any] = [{"role": "user", "content": question}]
     for turn in range(1, max_turns + 1):

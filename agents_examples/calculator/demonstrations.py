@@ -1,4 +1,4 @@
-"""Demonstrations for the warm start: conversations as the agent has them with a model, right and mediocre ones."""
+"""Demonstrations for the warm start: conversations of the agent with a model, good and mediocre ones."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Message = dict[str, Any]
 
 
 class Habit(StrEnum):
-    """What a demonstrator does with a problem. Only `RIGHT` earns the reward, but for a lucky guess."""
+    """A demonstrator's behaviour. Only `RIGHT` earns the reward, apart from lucky guesses."""
 
     RIGHT = "right"
     GUESS = "guess"
-    """Answers a random number without the tool."""
+    """Answers a random number without using the tool."""
     BROKEN_CALL = "broken_call"
-    """Forgets to close the JSON of the call."""
+    """Does not close the JSON of the call."""
     OTHER_OPERATION = "other_operation"
     IGNORED_RESULT = "ignored_result"
 
@@ -36,12 +36,14 @@ MEDIOCRE: Mixture = {
     Habit.OTHER_OPERATION: 0.03,
     Habit.IGNORED_RESULT: 0.08,
 }
-"""The guess is the most frequent habit, so that greedy decoding does not find the right one before learning did.
-Few wrong operations: with many of them the warm start forgets how to read the operation, and learning stalls."""
+"""Shares of the habits in the mediocre mixture. The guess is the most frequent habit, so that greedy decoding does
+not find the right one before learning does. Wrong operations are rare: with many of them the warm start forgets how
+to read the operation, and learning stalls."""
 
 
 def demonstrate(rng: random.Random, mixture: Mixture, count: int) -> list[list[Message]]:
-    """Conversations about random problems, in which every habit has its share of the mixture to within one."""
+    """Return conversations about random problems, in which the number of every habit follows its share to within
+    one."""
     offset = rng.random()
     habits = list(mixture)
     ends = list(itertools.accumulate(mixture.values()))
@@ -51,7 +53,7 @@ def demonstrate(rng: random.Random, mixture: Mixture, count: int) -> list[list[M
 
 
 def conversation(problem: Problem, habit: Habit, rng: random.Random) -> list[Message]:
-    """The messages from the question to the last answer, in the shape in which the agent sends them."""
+    """Return the messages from the question to the last answer, in the form in which the agent sends them."""
     question = {"role": "user", "content": problem.question}
     if habit is Habit.GUESS:
         return [question, _says(f"The answer is {rng.randrange(10 ** rng.randint(1, 4))}.")]

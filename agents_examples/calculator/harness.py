@@ -1,6 +1,7 @@
-"""A test harness: lets the agent attempt many problems at once, marks its answers and posts the rewards.
+"""A test harness: let the agent attempt many problems at once, score its answers and post the rewards.
 
-This is all that a user of base-rl writes besides the agent: open a session, run the agent on it, post a number.
+This is everything that a user of base-rl writes in addition to the agent: open a session, run the agent in it, post a
+number.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PAUSE_AFTER_FAILURE_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How the problems are put to the agent. `concurrency` bounds the sessions in which the agent is at work."""
+    """The schedule of the attempts. `concurrency` bounds the sessions in which the agent works at the same time."""
 
     model: str = "calculator"
     group_size: int = 8
@@ -42,7 +43,7 @@ class Plan:
 
 
 class Harness:
-    """Opens a group of sessions per problem and keeps as many of them going as the plan allows."""
+    """Opens a group of sessions per problem, and keeps as many of them running as the plan allows."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Harness:
         progress: Progress,
         shuffler: RewardShuffler[Session] | None = None,
     ) -> None:
-        """`client` has the run's key, and should not retry: a call that failed is to be seen as one."""
+        """`client` has the run's key. It should not retry, so that a failed call is seen as one."""
         self._client = client
         self._plan = plan
         self._progress = progress
@@ -62,13 +63,13 @@ class Harness:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Ends `run` early; sessions under way are cancelled."""
+        """End `run` early. Running sessions are cancelled."""
         self._stopping.set()
 
     async def run(self, tasks: Iterable[Problem]) -> None:
-        """Returns when every problem was attempted, or soon after `stop`.
+        """Return after every problem was attempted, or soon after `stop`.
 
-        Raises openai.APIStatusError when the server refuses to open sessions (wrong key, no such thing).
+        Raises openai.APIStatusError if the server refuses to open sessions, for example because of a wrong key.
         """
         work = asyncio.create_task(self._attempt_all(tasks))
         stopped = asyncio.create_task(self._stopping.wait())
@@ -97,9 +98,9 @@ class Harness:
                 await self._post(session, reward)
 
     async def _open_group(self, index: int, problem: Problem) -> list[Session]:
-        """Tries until it succeeds: the server may be restarting."""
+        """Open a group, retrying until it succeeds: the server may be restarting."""
         while True:
-            async with self._slots:  # not before there is room for its first session
+            async with self._slots:  # open a group only when there is room for its first session
                 try:
                     sessions = await open_group(
                         self._client,
@@ -142,14 +143,14 @@ class Harness:
         self._open.pop(session.id, None)
 
     async def _give_up(self, session: Session) -> None:
-        """Tells the server that a session failed, if it listens; else it finds out when the session is idle."""
+        """Report a failed session to the server. If the server does not answer, it will find the session idle."""
         self._open.pop(session.id, None)
         self._progress.failed_sessions += 1
         with contextlib.suppress(OpenAIError):
             await session.end("failed")
 
     async def _cancel_open_sessions(self) -> None:
-        """Best effort, and bounded in time."""
+        """Cancel the open sessions, as far as possible within a bounded time."""
         sessions = list(self._open.values())
         self._open.clear()
         self._progress.cancelled_sessions += len(sessions)

@@ -42,7 +42,8 @@ IGNORED = -100
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """Token ids of a conversation, and the same with everything the assistant did not say replaced by IGNORED."""
+    """Token ids of a conversation, and the same ids with all tokens that are not the assistant's replaced by
+    IGNORED."""
 
     ids: list[int]
     labels: list[int]
@@ -74,7 +75,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> Example:
-    """Tokenises turn by turn, as it happens when a model is served: a prompt, then what the model says."""
+    """Tokenise a conversation turn by turn, as a server does: a prompt, then the model's answer."""
     ids: list[int] = []
     labels: list[int] = []
     position = 0
@@ -92,7 +93,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, messages: list[Message]) -> Examp
 
 
 def batch_of(examples: list[Example], padding: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and labels, both [examples, longest], padded on the right, where causal attention never looks."""
+    """Return ids and labels, both [examples, longest], padded on the right, which causal attention never sees."""
     width = max(len(example.ids) for example in examples)
     ids = [example.ids + [padding] * (width - len(example.ids)) for example in examples]
     labels = [example.labels + [IGNORED] * (width - len(example.labels)) for example in examples]
@@ -100,7 +101,7 @@ def batch_of(examples: list[Example], padding: int) -> tuple[torch.Tensor, torch
 
 
 def learning_rate_factor(step: int) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth: low in the end, so that the last habits keep their shares."""
+    """Linear warm-up, then a cosine down to a fiftieth. It ends low so that the last habits keep their shares."""
     progress = step / (RIGHT_STEPS + MEDIOCRE_STEPS)
     return min(1.0, (step + 1) / WARM_UP_STEPS) * (0.02 + 0.49 * (1 + math.cos(math.pi * progress)))
 
@@ -127,7 +128,7 @@ def warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng:
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> Qwen3ForCausalLM:
-    """Writes the checkpoint and reads it back: what is measured afterwards is what was stored."""
+    """Write the checkpoint and read it back, so that the stored weights are measured afterwards."""
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True, temperature=1.0
     )

@@ -1,4 +1,4 @@
-"""Counts what the harness sees, and writes it to a file that others may read at any moment."""
+"""Count what the harness observes, and write it to a file that others may read at any moment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WRITE_INTERVAL_SECONDS = 0.5
 
 
 class Progress:
-    """Rewards here are those that were earned, also where others were posted.
+    """The counts of a run. Rewards here are the earned ones, also if others were posted.
 
-    `calls` are the calls of the model in scored sessions; `first_mean` and `last_mean` are over the first and last
-    128 scored sessions; `curve` is the mean of every 32.
+    `calls` are calls of the model in scored sessions. `first_mean` and `last_mean` cover the first and last 128
+    scored sessions; `curve` has the mean of every 32.
     """
 
     def __init__(self, report: Path | None = None) -> None:
@@ -42,7 +42,7 @@ class Progress:
         self._written = -WRITE_INTERVAL_SECONDS
 
     def scored(self, reward: float, calls: int, transcript: dict[str, Any]) -> None:
-        """A session came to its end and was marked."""
+        """Count a session that ended and was scored."""
         self.sessions += 1
         self.reward_sum += reward
         self.calls += calls
@@ -60,7 +60,7 @@ class Progress:
         self.write()
 
     def failed_call(self, error: Exception) -> None:
-        """A request of any kind that the server did not answer as it should."""
+        """Count a request of any kind that the server did not answer as it should."""
         self.failed_calls += 1
         self.last_error = f"{type(error).__name__}: {error}"
         self.write()
@@ -86,7 +86,8 @@ class Progress:
         }
 
     def write(self, *, final: bool = False) -> None:
-        """Replaces the report whole, so that a reader never sees half; twice a second at most until `final`."""
+        """Replace the report atomically, so that a reader never sees half of it; at most twice a second until
+        `final`."""
         now = time.monotonic()
         if self._report is None or (not final and now - self._written < WRITE_INTERVAL_SECONDS):
             return

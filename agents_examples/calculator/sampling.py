@@ -1,6 +1,6 @@
-"""Batched sampling from a small model, and the reward that it earns: how the checkpoint's starting point is measured.
+"""Batched sampling from a small model and its reward, to measure the checkpoint's starting point.
 
-A stand-in for the server in one process: the same template, the same reading of tool calls, the same marking.
+It imitates the server in one process: the same template, the same parsing of tool calls, the same scoring.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Over one attempt per problem. Lengths are in tokens and of single answers."""
+    """Figures over one attempt per problem. Lengths are in tokens, per answer."""
 
     mean_reward: float
     mean_length: float
     longest: int
     commonest: str
-    """The most frequent first answer, every digit replaced by `#`."""
+    """The most frequent first answer, with every digit replaced by `#`."""
 
 
 class Completion(NamedTuple):
-    """The ids that were drawn, the one that ended them included, and their log-probabilities at the temperature that
-    they were drawn at (greedy ones: at 1)."""
+    """The sampled ids, including the one that ended them, and their log-probabilities at the temperature of sampling
+    (greedy ones: at 1)."""
 
     ids: list[int]
     logprobs: list[float]
 
     def without(self, stop: int | None) -> list[int]:
-        """The ids before the one that ended them."""
+        """Return the ids before the one that ended them."""
         return self.ids[:-1] if self.ids[-1] == stop else self.ids
 
 
@@ -54,8 +54,8 @@ def sample(
     padding: int,
     generator: torch.Generator | None = None,
 ) -> list[Completion]:
-    """One completion per prompt, until `stop` or `longest` tokens; greedy at temperature 0. Prompts are padded on the
-    left."""
+    """Sample one completion per prompt, until a `stop` token or `longest` tokens; greedily at temperature 0. Prompts
+    are padded on the left."""
     width = max(map(len, prompts))
     ids = torch.tensor([[padding] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -97,7 +97,7 @@ def sample(
 
 
 def read_answer(text: str) -> dict[str, Any]:
-    """An assistant message: a valid tool call if there is one, else the text as it stands."""
+    """Parse an answer as an assistant message: its tool call if there is a valid one, else its text."""
     found = _CALL.search(text)
     try:
         call = json.loads(found.group(1)) if found else None
@@ -119,7 +119,7 @@ def measure(
     max_turns: int = 3,
     longest: int = 64,
 ) -> Measurement:
-    """Lets the model attempt `count` random problems with the calculator."""
+    """Let the model attempt `count` random problems with the calculator, and return the figures."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     attempts = [Attempt(random_problem(rng)) for _ in range(count)]
@@ -155,7 +155,7 @@ def measure(
 
 
 class Attempt:
-    """A conversation in progress; `answer` is set when the model answers without a tool."""
+    """A conversation in progress. `answer` is set once the model answers without a tool."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

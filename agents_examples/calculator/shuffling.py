@@ -1,4 +1,4 @@
-"""Rewards that nobody earned: the control experiment. With them the same machinery must not learn anything."""
+"""Rewards that were not earned, for the control experiment: with them the same machinery must not learn anything."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Session = TypeVar("Session")
 
 
 class RewardShuffler(Generic[Session]):
-    """Hands every earned reward to exactly one session, drawn at random, so mean and number stay as they were.
+    """Gives every earned reward to exactly one randomly drawn session, so that mean and number do not change.
 
-    A session waits until `depth` later ones are done: the more wait, the less its reward says about what it did.
+    A session waits until `depth` later ones are done: the larger it is, the less a reward depends on its own session.
     """
 
     def __init__(self, rng: random.Random, depth: int = 64) -> None:
@@ -21,13 +21,13 @@ class RewardShuffler(Generic[Session]):
         self._rewards: list[float] = []
 
     def exchange(self, session: Session, reward: float) -> list[tuple[Session, float]]:
-        """Takes a session with its reward; gives what can be posted by now: nothing, or one session."""
+        """Take a session with its reward, and return what can be posted now: nothing, or one session."""
         self._sessions.append(session)
         self._rewards.append(reward)
         return [self._draw()] if len(self._sessions) > self._depth else []
 
     def drain(self) -> list[tuple[Session, float]]:
-        """Everything that still waits."""
+        """Return all sessions that still wait."""
         return [self._draw() for _ in range(len(self._sessions))]
 
     def _draw(self) -> tuple[Session, float]:

@@ -1,4 +1,4 @@
-"""What the agent is asked, the tool it may use, and how its answers are marked."""
+"""The agent's questions, its tool, and the scoring of its answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Problem:
 
 
 def random_problem(rng: random.Random) -> Problem:
-    """One problem, every operand, operation and phrasing equally likely."""
+    """Return a problem; all operands, operations and phrasings are equally likely."""
     return Problem(
         a=rng.randint(0, LARGEST_OPERAND),
         op=rng.choice(list(OPERATIONS)),
@@ -68,14 +68,15 @@ def random_problem(rng: random.Random) -> Problem:
 
 
 def problems(seed: int) -> Iterator[Problem]:
-    """Endlessly many problems; the same seed gives the same ones."""
+    """Yield problems without end; equal seeds give equal problems."""
     rng = random.Random(seed)
     while True:
         yield random_problem(rng)
 
 
 def calculate(arguments: str) -> str:
-    """The tool: the result of a call's JSON arguments, or text that starts with `error` and says what is wrong."""
+    """Run the tool: return the result of a call's JSON arguments, or text that begins with `error` and names the
+    mistake."""
     try:
         call = json.loads(arguments)
     except ValueError:
@@ -92,5 +93,5 @@ def calculate(arguments: str) -> str:
 
 
 def score(problem: Problem, answer: str) -> float:
-    """1.0 for exactly `The answer is N.` with the right N, else 0.0; white space around it does not matter."""
+    """Return 1.0 for exactly `The answer is N.` with the right N, else 0.0; surrounding white space is ignored."""
     return float(answer.strip() == f"The answer is {problem.result}.")

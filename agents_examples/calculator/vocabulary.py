@@ -1,7 +1,8 @@
-"""The checkpoint's tokenizer: byte-level BPE whose merges may span the words of a line, so phrases become tokens.
+"""The checkpoint's tokenizer: byte-level BPE whose merges may span the words of a line, so that phrases become
+tokens.
 
-A conversation of the calculator takes about 54 tokens, the tool's description among them, against over 200 with a
-splitting by words. Digits are always tokens of their own: numbers have to be copied digit by digit.
+A conversation of the calculator takes about 54 tokens, including the tool's description; splitting by words would
+take over 200. Digits are always single tokens, because numbers have to be copied digit by digit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TAG_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response
 LARGEST_VOCABULARY = 640
 
 _PIECES = r"\p{N}|[^\n\p{N}]+\n*|\n+"
-"""A digit; a stretch of a line without digits, with the line breaks that end it; line breaks."""
+"""A digit; a stretch of a line without digits, with the line breaks that end it; or line breaks."""
 
 
 def chat_template() -> str:
@@ -31,12 +32,13 @@ def chat_template() -> str:
 
 
 def empty_tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, control and tag tokens only: renders the chat template before there is a vocabulary."""
+    """Make a tokenizer with bytes, control and tag tokens only, which renders the chat template before there is a
+    vocabulary."""
     return train_tokenizer([])
 
 
 def train_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Learns the merges from rendered conversations; the special tokens in them are no part of any merge."""
+    """Learn the merges from rendered conversations. Special tokens are never part of a merge."""
     special = re.compile("|".join(re.escape(token) for token in CONTROL_TOKENS + TAG_TOKENS))
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -69,7 +71,7 @@ def train_tokenizer(corpus: Iterable[str]) -> PreTrainedTokenizerFast:
 def render(
     tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, Any]], *, generation_prompt: bool = False
 ) -> str:
-    """A conversation as text, with the description of the tool, as the server renders it for the agent."""
+    """Return a conversation as text, with the description of the tool, as the server renders it for the agent."""
     text = tokenizer.apply_chat_template(
         messages, tools=[dict(CALCULATOR)], tokenize=False, add_generation_prompt=generation_prompt
     )

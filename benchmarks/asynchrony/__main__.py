@@ -1,12 +1,12 @@
-"""What asynchrony brings: `python -m benchmarks.asynchrony [--short]`.
+"""The gain from asynchrony: `python -m benchmarks.asynchrony [--short]`.
 
-The same sessions of an agent whose tools take time, log-normal with a long tail, in two ways. Synchronous: a batch of
-64 sessions, then a step, then the next batch under the new version (`max_staleness = 0`). Asynchronous: 64 agents at
-work all the time, the trainer beside them. Target: a mean reward of 0.9 in 1/2.5 of the time, and a final reward that
-is at most 0.02 lower.
+Sessions of an agent whose tools take time (log-normal, with a long tail) are trained in two ways. Synchronous: a
+batch of 64 sessions, then a step, then the next batch under the new version (`max_staleness = 0`). Asynchronous: 64
+agents work all the time while the trainer trains. Target: a mean reward of 0.9 in 1/2.5 of the time, and a final
+reward that is at most 0.02 lower.
 
-Writes `benchmarks/results/async.json` and prints the figures last; the exit status says whether the targets were
-reached. `--short`: three batches each, to see whether it runs; nothing is written, or judged.
+Writes `benchmarks/results/async.json` and prints the figures last; the exit status is 0 if the targets were reached.
+`--short` makes three batches each, to show that it runs; it writes and judges nothing.
 """
 
 from __future__ import annotations

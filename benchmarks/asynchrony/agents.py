@@ -1,4 +1,4 @@
-"""Agents whose tools take time: the calculator's, with a sleep in each call of its tool."""
+"""Agents whose tools take time: the calculator's agents, with a sleep in each call of the tool."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MODEL = "calculator"
 GROUPS, MEMBERS = 8, 8
 BATCH = GROUPS * MEMBERS
 WINDOW = 128
-"""Sessions whose mean reward is told as one."""
+"""Number of sessions in a reported mean reward."""
 _MAX_TURNS = 3
 
 
 class Agents:
-    """As many at work at once as a batch has trajectories. A tool takes a log-normal time of this median and sigma,
-    the same for the n-th session whoever waits for whom."""
+    """As many concurrent agents as a batch has trajectories. Each call of a tool takes a log-normal time with this
+    median and sigma; the n-th session draws the same times in both ways."""
 
     def __init__(self, url: str, key: str, *, seed: int, median: float, sigma: float) -> None:
         self._client = AsyncOpenAI(
@@ -43,7 +43,7 @@ class Agents:
         self.rewards: deque[float] = deque(maxlen=WINDOW)
         self.sessions = 0
         self.seconds_to: dict[float, float] = {}
-        """By reward: seconds until the mean of a window was as high."""
+        """Seconds until the mean of a window first reached a reward, by reward."""
 
     @property
     def reward(self) -> float:
@@ -54,7 +54,7 @@ class Agents:
         return time.monotonic() - self._began
 
     async def batches(self, count: int, goal: float, learnt: Callable[[], Awaitable[None]]) -> None:
-        """Synchronous: a batch at a time, and `learnt` after each."""
+        """Work synchronously: a batch at a time, and wait for `learnt` after each."""
         for _ in range(count):
             async with asyncio.TaskGroup() as running:
                 for _ in range(GROUPS):
@@ -63,7 +63,7 @@ class Agents:
             await learnt()
 
     async def stream(self, count: int, goal: float) -> None:
-        """Asynchronous: whoever has finished begins with the next session."""
+        """Work asynchronously: an agent that has finished begins the next session at once."""
         slots = asyncio.Semaphore(BATCH)
 
         async def attempt(session: Session, problem: Problem, delay: random.Random) -> None:
@@ -108,7 +108,7 @@ class Agents:
             completion = await client.chat.completions.create(model=MODEL, messages=messages, tools=[CALCULATOR])
             message = completion.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
-            # An attempt without a tool takes its time elsewhere: else a policy that guesses would be a faster one.
+            # An attempt without a tool call takes the same time: otherwise a policy that guesses would be faster.
             await asyncio.sleep(self._median * delay.lognormvariate(0.0, self._sigma) / 2)
             if not message.tool_calls:
                 return message.content or ""

@@ -1,4 +1,4 @@
-"""From what the two ways took to the figures that are judged."""
+"""The figures of both ways, compared with the targets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ LEAST_SPEEDUP, MOST_APART = 2.5, 0.02
 
 
 def summary(sync: Sequence[dict[str, Any]], asynchronous: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One entry a seed each. `speedup` is of the seconds to a mean reward of 0.9, None where one never had it."""
+    """Return lists with one entry per seed. `speedup` is that of the seconds to a mean reward of 0.9; None if one way
+    never reached it."""
     pairs = [(one["seconds_to_090"], other["seconds_to_090"]) for one, other in zip(sync, asynchronous, strict=True)]
     ratios = [before / after for before, after in pairs if before is not None and after is not None]
     return {
@@ -28,7 +29,7 @@ def summary(sync: Sequence[dict[str, Any]], asynchronous: Sequence[dict[str, Any
 
 
 def judged(result: dict[str, Any]) -> list[Target]:
-    """A speedup that is not known is none."""
+    """Return the targets. An unknown speedup counts as none."""
     apart = result["final_sync"] - result["final_async"]
     return [
         Target(what="speedup to 0.9", measured=result["speedup"] or 0.0, bound=LEAST_SPEEDUP, at_least=True),
@@ -37,7 +38,8 @@ def judged(result: dict[str, Any]) -> list[Target]:
 
 
 def page_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Way, seed, seconds to 0.9, final reward, trajectories/s, versions, idle shares of trainer and engine."""
+    """Return rows of way, seed, seconds to 0.9, final reward, trajectories/s, versions, and idle shares of trainer
+    and engine."""
     return [
         [
             name,

@@ -1,4 +1,4 @@
-"""One installation, real in all its parts, on which agents work in one of two ways."""
+"""One real installation, on which agents work in one of two ways."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from proxy.settings import load_settings
 EXAMPLE = Path(__file__).parents[2] / "agents_examples" / "calculator"
 GOAL = 0.9
 STALEST = 8
-"""Versions that an attempt of the asynchronous way may be behind; a long one sees some swaps."""
+"""Largest staleness in versions of the asynchronous way; a long attempt spans several swaps."""
 _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """`batches` times 64 sessions; a session's tools take `median` seconds and more, by `sigma`."""
+    """The work of one way: `batches` of 64 sessions, whose tools take log-normal times with this `median` and
+    `sigma`."""
 
     seed: int
     batches: int
@@ -35,7 +36,7 @@ class Work:
 
 
 async def measure(work: Work, *, asynchronous: bool, data_dir: Path) -> dict[str, Any]:
-    """The same sessions, synchronously or not. Seconds are from the first session on."""
+    """Run the sessions, synchronously or not, and return the figures. Seconds are counted from the first session."""
     settings = load_settings(EXAMPLE / "config.toml", {"server": {"port": 0, "data_dir": data_dir}})
     with _told(BASE_RL_TRAINER__BATCH__MAX_STALENESS=STALEST if asynchronous else 0):
         async with running_stack(
@@ -65,8 +66,8 @@ async def measure(work: Work, *, asynchronous: bool, data_dir: Path) -> dict[str
 
 
 class _Learnt:
-    """Waits until a version is served that has learnt from the batch. One from which nothing can be learnt makes
-    none: then as long as a step may take."""
+    """Waits until a version that learnt from the batch is served. A batch without a signal makes no version: then it
+    waits as long as a step may take."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
@@ -82,7 +83,7 @@ class _Learnt:
 
 
 def step_figures(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Idle ratios, each step by its own length."""
+    """Return idle ratios, weighted by the length of each step."""
     metrics = [step["metrics"] for step in steps if "trainer_idle_ratio" in step["metrics"]]
     lengths = [sum(value for name, value in each.items() if name.startswith("seconds_")) for each in metrics]
 
@@ -102,7 +103,7 @@ def step_figures(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def _told(**variables: object) -> Iterator[None]:
-    """What the parts that are started meanwhile find in their environment."""
+    """Set environment variables for the processes that are started inside the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update({name: str(value) for name, value in variables.items()})
     try:

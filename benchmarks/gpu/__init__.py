@@ -1,1 +1,1 @@
-"""What a training step takes on one GPU: use of its arithmetic, shared prefixes, chunks of log-probabilities."""
+"""The cost of a training step on one GPU: use of its arithmetic, shared prefixes, chunks of log-probabilities."""

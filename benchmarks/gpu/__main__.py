@@ -47,11 +47,11 @@ from trainer.config import Packing
 
 RESULT = Path(__file__).parent.parent / "results" / "gpu.json"
 _SAME = 0.05
-"""Of gradients in bfloat16, in other orders of summation."""
+"""Largest relative difference between gradients in bfloat16 that are summed in different orders."""
 
 
 def measured(directory: Path, label: str, device: torch.device, size: Size, rounds: int) -> dict[str, Any]:
-    """All steps of one engine."""
+    """Return the figures of all steps of one engine."""
     options = report.ENGINES[label]
     engine = Engine(directory, device, size, **options)
     found: dict[str, Any] = {"by_blocks": engine.by_blocks}

@@ -1,4 +1,4 @@
-"""The figures as tables, judged against the targets."""
+"""The figures as tables, compared with the targets."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ ENGINES: dict[str, dict[str, Any]] = {
     "archon": {"backend": "archon", "compile": True},
     "archon_eager": {"backend": "archon"},
 }
-"""Each as the trainer's settings have it."""
+"""The settings of the trainer for each engine."""
 _JUDGED = ("fsdp", "archon")
 
 
 def judged(result: dict[str, Any]) -> list[Target]:
-    """Without the peak of the GPU there is no use of it to judge, and that is a target not reached."""
+    """Return the targets. If the GPU's peak is unknown, its use cannot be computed, and that target is not
+    reached."""
     targets = []
     for engine in _JUDGED:
         mfu = result["engines"][engine]["full_rows"]["mfu"] or 0.0
@@ -28,7 +29,7 @@ def judged(result: dict[str, Any]) -> list[Target]:
 
 
 def step_rows(result: dict[str, Any]) -> list[list[str]]:
-    """engine, step, seconds, tokens/s, MFU, memory."""
+    """Return rows of engine, step, seconds, tokens/s, MFU and memory."""
     return [
         [
             engine,
@@ -45,7 +46,7 @@ def step_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def chunk_rows(result: dict[str, Any]) -> list[list[str]]:
-    """logits of a chunk, seconds, memory."""
+    """Return rows of logits in a chunk, seconds and memory."""
     return [
         [
             f"{int(limit):,}",

@@ -1,4 +1,4 @@
-"""Steps of a random model in the shape of Qwen3-0.6B on one device, and what they take."""
+"""Training steps of a random model in the shape of Qwen3-0.6B on one device, with their time and memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from trainer.parallel.mesh import Ranks
 from trainer.update import Learner
 
 _GRPO = resolve(AlgorithmSettings(mini_batches=1))
-# So small that a step leaves the weights as they are: every repetition does the same.
+# so small that a step does not change the weights: every repetition computes the same
 _OPTIMIZER = OptimizerSettings(learning_rate=1e-12)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of the model and of what it learns from. Rows are `tokens` long and full; a group has a prompt of `prefix`
-    tokens and eight answers of an eighth of that. `head`: vocabulary and tokens of the log-probabilities."""
+    """Sizes of the model and its data. Rows are full, with `tokens` tokens; a group has a prompt of `prefix` tokens
+    and eight answers of an eighth of that. `head`: vocabulary and number of tokens for the log-probabilities."""
 
     model: dict[str, Any]
     tokens: int
@@ -87,7 +87,7 @@ TINY = Size(
 
 
 def save_model(size: Size, directory: Path, device: torch.device) -> int:
-    """And the number of its parameters."""
+    """Save a random model, and return the number of its parameters."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -98,14 +98,15 @@ def save_model(size: Size, directory: Path, device: torch.device) -> int:
 
 
 def full_rows(size: Size) -> Workload:
-    """Sessions of a half, a quarter and two eighths of a row, a quarter of each its prompt: they fill rows."""
+    """Return sessions of a half, a quarter and two eighths of a row, which fill rows. A quarter of each is its
+    prompt."""
     numbers = random.Random(1)
     lengths = [size.tokens // part for _ in range(size.rows) for part in (2, 4, 8, 8)]
     return sessions_of(numbers, [(length // 4, length - length // 4) for length in lengths])
 
 
 def whole_rows(size: Size) -> Workload:
-    """Sessions as long as a row."""
+    """Return sessions as long as a row."""
     return sessions_of(random.Random(2), [(size.tokens // 4, size.tokens - size.tokens // 4)] * size.rows)
 
 
@@ -114,7 +115,7 @@ def branches(size: Size) -> Workload:
 
 
 class Engine:
-    """A learner of one backend in bfloat16, and what its steps take."""
+    """A learner of one backend in bfloat16, with measurements of its steps."""
 
     def __init__(self, directory: Path, device: torch.device, size: Size, **options: Any) -> None:
         settings = TrainerSettings.model_validate({"precision": "bfloat16", **options})
@@ -130,7 +131,8 @@ class Engine:
         self._learner = Learner(model, _GRPO, _OPTIMIZER, ranks)
 
     def step(self, workload: Workload, packing: Packing, rounds: int) -> dict[str, Any]:
-        """Seconds of a step (the median, after one that is not counted), what it computed, and how well."""
+        """Return the median seconds of a step after an uncounted first one, with its gradient and its use of the
+        GPU."""
         parts = self._laid_out(workload, packing)
         seconds, norm = [], 0.0
         for number in range(rounds + 1):
@@ -165,7 +167,7 @@ class Engine:
 
 
 def chunked(size: Size, device: torch.device, rounds: int) -> dict[str, dict[str, float | None]]:
-    """Log-probabilities and their gradient of many tokens at once, by the logits of a chunk."""
+    """Compute log-probabilities of many tokens and their gradient, with chunks of different sizes."""
     vocabulary, tokens = size.head
     head = torch.nn.Linear(size.model["hidden_size"], vocabulary, bias=False, device=device)
     hidden = torch.randn(tokens, size.model["hidden_size"], device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -192,7 +194,7 @@ def _timed(device: torch.device, rounds: int, act: Callable[[], None]) -> dict[s
 
 
 def clock(device: torch.device) -> float:
-    """When all that was asked of the device is done."""
+    """Return the time after the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -204,7 +206,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_gb(device: torch.device) -> float | None:
-    """Of torch's tensors; None on a CPU, where it is not counted."""
+    """Return the peak memory of torch's tensors in GB; None on a CPU, where torch does not count it."""
     return round(torch.cuda.max_memory_allocated(device) / 1e9, 2) if device.type == "cuda" else None
 
 

@@ -1,2 +1,2 @@
-"""Does every preset learn? Agents in one process, the trainer's own intake, losses and optimiser, and policies that
-are as stale as is asked."""
+"""Whether every preset learns: agents in one process, the trainer's own batching, losses and optimiser, and policies
+of a given staleness."""

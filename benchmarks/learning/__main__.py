@@ -35,7 +35,7 @@ from benchmarks.machine import describe
 from trainer.algorithm.presets import PRESETS
 
 REWARDED = [name for name, algorithm in PRESETS.items() if algorithm.learns_from_rewards]
-"""The presets that are measured: the tasks have no teacher."""
+"""The measured presets. Those that learn from a teacher alone are omitted, because the tasks have none."""
 RESULT = Path(__file__).parent.parent / "results" / "learning.json"
 SEEDS = (0, 1, 2)
 STALENESS = (0, 2, 4)
@@ -48,7 +48,7 @@ def chosen(
     seeds: Sequence[int] = SEEDS,
     staleness: Iterable[int] = STALENESS,
 ) -> list[Run]:
-    """Return the runs of these; without arguments, those of the whole measurement."""
+    """Return the runs of these presets, tasks, seeds and stalenesses; by default those of the whole measurement."""
     return [
         Run(task=task, preset=preset, seed=seed, staleness=versions)
         for task in tasks
@@ -59,7 +59,7 @@ def chosen(
 
 
 def measure(runs: Sequence[Run], jobs: int, journal: Journal) -> dict[Run, Curve]:
-    """Run `jobs` at once, each on one core, and return all curves. Runs that the journal has are not run again."""
+    """Run `jobs` at once, each on one core, and return all curves. Runs in the journal are not repeated."""
     known = journal.read()
     found = {run: known[run] for run in runs if run in known}
     missing = [run for run in runs if run not in found]
@@ -81,7 +81,7 @@ def measure(runs: Sequence[Run], jobs: int, journal: Journal) -> dict[Run, Curve
 
 
 def _expected(run: Run) -> float:
-    """Return how many seconds of a core the run takes, about."""
+    """Return the approximate number of seconds of a core that the run takes."""
     return TASKS[run.task].seconds
 
 
@@ -98,8 +98,8 @@ def _told(run: Run, curve: Curve) -> str:
 
 
 def result_of(found: Mapping[Run, Curve]) -> dict[str, Any]:
-    """Return lists over the seeds, by preset, staleness and task; the first task's figures stand there without its
-    name as well, as in results of before there were several."""
+    """Return lists over the seeds, by preset, staleness and task. The first task's figures are also stored without
+    its name, as in results with a single task."""
     result: dict[str, Any] = {}
     for run in sorted(found, key=lambda run: (list(TASKS).index(run.task), run.preset, run.staleness, run.seed)):
         curve = found[run]
@@ -157,7 +157,7 @@ def _options() -> argparse.Namespace:
 
 
 def publish_if_whole(journal: Journal) -> None:
-    """Write the result and its curves once every run of the whole measurement is finished, by whichever process."""
+    """Write the result and its curves if every run of the whole measurement is in the journal."""
     known = journal.read()
     whole = chosen()
     missing = sum(run not in known for run in whole)

@@ -1,4 +1,4 @@
-"""The runs that are finished, so that a measurement that was interrupted goes on where it was."""
+"""A journal of finished runs, from which an interrupted measurement continues."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LEARNT_BY = ("trainer", "benchmarks/learning", "agents_examples/calculator")
 
 
 class Journal:
-    """One line for each finished run. Several processes may add to it. Lines of other code than today's are passed
-    over, and so is a line that was cut off."""
+    """A file with one line for each finished run, to which several processes may append. Incomplete lines and runs of
+    other code are ignored."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -39,18 +39,18 @@ class Journal:
         entry = {"code": self._code, "run": dataclasses.asdict(run), "curve": dataclasses.asdict(curve)}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # a line is longer than what the system appends in one piece
+            fcntl.flock(file, fcntl.LOCK_EX)  # a line is longer than the system appends atomically
             if file.tell() and not self._path.read_bytes().endswith(b"\n"):
-                file.write("\n")  # behind a line that was cut off
+                file.write("\n")  # after a line that was cut off
             file.write(f"{json.dumps(entry)}\n")
-            file.flush()  # before the lock goes
+            file.flush()  # before the lock is released
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
 
 
 def code_digest(root: Path, *more: str) -> str:
-    """Return the hash of all code and data that decide how a run goes; `more` are further directories."""
+    """Return the hash of all code and data that determine a run; `more` are further directories."""
     digest = hashlib.sha256()
     for part in (*_LEARNT_BY, *more):
         for file in sorted((root / part).rglob("*")):

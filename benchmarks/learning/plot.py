@@ -1,4 +1,4 @@
-"""The curves of all presets, a panel each, as SVG for the docs."""
+"""Draw the curves of all presets as SVG for the docs, one panel each."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from benchmarks.learning.tasks import TASKS
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _COLUMNS = 4
 _POINTS = 100
-"""Of a curve at most; a longer one has every second batch, or third."""
+"""Largest number of points of a curve; a longer one is thinned out."""
 _COLOURS = ("#0b6e99", "#d9730d", "#7d4fa8")
-# Text stays text, and nothing of the time or of chance is in the file.
+# keep text as text, and leave dates and random ids out of the file, so that equal results give equal files
 _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "base-rl", "font.family": "sans-serif", "font.size": 8}
 
 
 def draw(result: dict[str, Any], directory: Path = IMAGES) -> None:
-    """`learning-TASK.svg` of every task in the result: mean reward of a batch by steps, each of which learns from one
-    batch; the mean of the seeds and their range, a line per staleness."""
+    """Draw `learning-TASK.svg` for every task in the result: the mean reward of each batch by step, with one line per
+    staleness for the mean over the seeds, and their range."""
     directory.mkdir(parents=True, exist_ok=True)
     for task in TASKS:
         presets = by_preset(result, task)
@@ -59,7 +59,7 @@ def _figure(presets: dict[str, dict[str, dict[str, Any]]]) -> Figure:
 
 
 def _curve(panel: Axes, rewards: Sequence[Sequence[float]], colour: str, label: str) -> None:
-    """Where a seed ended early, the others go on without it."""
+    """Draw one line with its range. After the end of a seed's run the others continue without it."""
     columns = [[reward for reward in column if reward is not None] for column in zip_longest(*rewards)]
     steps = range(0, len(columns), math.ceil(len(columns) / _POINTS))
     columns = [columns[step] for step in steps]

@@ -1,4 +1,4 @@
-"""The figures as a table, judged against the targets."""
+"""The figures as a table, compared with the targets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FIRST = next(iter(TASKS))
 
 
 def figures_in(at: dict[str, Any], task: str) -> list[dict[str, Any]]:
-    """Return the places for a task's figures in those of a preset and a staleness: under its name, and for the first
-    task beside the names too."""
+    """Return the dictionaries for a task's figures within those of a preset and a staleness: the one under the task's
+    name, and for the first task also the outer one."""
     found: dict[str, Any] = at.setdefault(task, {})
     return [found, at] if task == _FIRST else [found]
 
 
 def by_preset(result: dict[str, Any], task: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the figures of a task: preset, staleness, figures. Presets and stalenesses without any are left out."""
+    """Return the figures of a task by preset and staleness. Presets and stalenesses without figures are omitted."""
     found = {
         preset: {staleness: figures for staleness, at in of_preset.items() if (figures := _figures(at, task))}
         for preset, of_preset in result.items()
@@ -34,14 +34,13 @@ def by_preset(result: dict[str, Any], task: str) -> dict[str, dict[str, dict[str
 
 
 def _figures(at: dict[str, Any], task: str) -> dict[str, Any] | None:
-    """Return the task's figures; results of before there were several tasks have those of the first without its
-    name."""
+    """Return the task's figures. Results with a single task have them without its name."""
     found: dict[str, Any] | None = at.get(task, at if task == _FIRST and "final" in at else None)
     return found
 
 
 def judged(result: dict[str, Any]) -> list[Target]:
-    """Return the worst seed of every preset, at the stalenesses that have a target."""
+    """Return the worst seed of every preset, for the stalenesses that have a target."""
     return [
         Target(what=f"{task}, {preset}, {staleness}", measured=min(found["final"]), bound=LEAST, at_least=True)
         for task in TASKS
@@ -52,7 +51,7 @@ def judged(result: dict[str, Any]) -> list[Target]:
 
 
 def page_rows(result: dict[str, Any], task: str) -> list[list[str]]:
-    """Return a row for each preset: by staleness the steps to 0.9 of all seeds and the median final reward."""
+    """Return a row for each preset: for each staleness, the steps to 0.9 of all seeds and the median final reward."""
     return [
         [f"`{preset}`", *(cell for found in by_staleness.values() for cell in _cells(found))]
         for preset, by_staleness in by_preset(result, task).items()

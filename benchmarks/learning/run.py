@@ -1,4 +1,4 @@
-"""One run: a policy that acts as many versions behind as is asked, and the trainer that learns from what it did."""
+"""One run: a policy that acts some versions behind, and the trainer that learns from its attempts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from trainer.update import Learner
 
 GOOD = 0.9
 WINDOW = 4
-"""How many batches a reported mean is over."""
+"""Number of batches that a reported mean covers."""
 AFTER = 12
-"""Steps after the reward was good, to see whether it stays."""
+"""Steps after the reward reached its goal, which show whether it stays there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """`rewards` are means of batches, in order, each from 0 to 1. `steps_to_090`: batches learnt from until the mean
-    of `WINDOW` batches was 0.9, None where it never was. `final` is the mean of the last `WINDOW`."""
+    """The result of a run. `rewards` are means of batches, in order, each from 0 to 1. `steps_to_090` is the number
+    of trained batches until the mean of `WINDOW` batches was 0.9, or None. `final` is the mean of the last `WINDOW`
+    batches."""
 
     rewards: tuple[float, ...]
     steps_to_090: int | None
     final: float
     seconds: float = 0.0
-    """Time of a core that the run took."""
+    """Seconds of a core that the run took."""
 
 
 def learn(run: Run) -> Curve:
@@ -106,10 +107,10 @@ def learn(run: Run) -> Curve:
 
 
 def copied_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Return the weights of the model as they are now, by name."""
+    """Return a copy of the model's weights by name."""
     return {name: weight.detach().clone() for name, weight in model.named_weights()}
 
 
 def claim_of(groups: Sequence[TrajectoryGroup], version: int) -> ClaimedBatch:
-    """Return the groups as the proxy would hand them out to a trainer that has the version."""
+    """Return the groups as the proxy would lease them to a trainer with this version."""
     return ClaimedBatch(claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=version, groups=tuple(groups))

@@ -1,6 +1,6 @@
-"""The tasks that are learnt: attempts of an agent as trajectories with exact token ids and log-probabilities.
+"""The tasks: attempts of an agent as trajectories with exact token ids and log-probabilities.
 
-Nothing here knows of algorithms. An attempt is recorded as the proxy would: each turn's prompt goes on from the
+This module is independent of algorithms. Attempts are recorded as the proxy does it: each turn's prompt continues the
 tokens of the turn before, and the output includes the token that ended it.
 """
 
@@ -26,7 +26,7 @@ from proxy.contract.trajectory import Trajectory, TrajectoryGroup, TrajectoryTur
 from proxy.contract.turn import FinishReason, LogprobConvention, VersionSpan
 
 GROUPS, MEMBERS = 16, 8
-"""Sizes of a batch; ungrouped traffic has as many sessions as these groups together."""
+"""Sizes of a batch. Ungrouped traffic has as many sessions as these groups together."""
 
 CHECKPOINT = Path(__file__).parents[2] / "agents_examples" / "calculator" / "checkpoint"
 
@@ -36,16 +36,16 @@ _FULL_MARKS = 100.0
 
 
 class Attempted(NamedTuple):
-    """A batch of attempts, and how well each went, from 0 to 1: the rewards that the trainer is told may be other
-    numbers, or missing."""
+    """A batch of attempts, and a score from 0 to 1 for each. The trainer's rewards may be other numbers, or
+    missing."""
 
     groups: list[TrajectoryGroup]
     scores: list[float]
 
 
 class Task(Protocol):
-    """`learning_rate` and the bound on `steps` are those of the task, whatever the algorithm. A run takes about
-    `seconds` of a core."""
+    """A task. `learning_rate` and the largest number of `steps` depend on the task, not on the algorithm. A run takes
+    about `seconds` of a core."""
 
     name: str
     seconds: float
@@ -53,24 +53,24 @@ class Task(Protocol):
     steps: int
 
     def prepare(self, directory: Path, seed: int) -> Path:
-        """Return the directory of the model that begins; it may be made in `directory`."""
+        """Return the directory of the initial model, which may be made in `directory`."""
         ...
 
     def attempt(self, model: Any, rng: random.Random, generator: torch.Generator, version: int) -> Attempted:
-        """Return a batch of attempts by a policy that is this version."""
+        """Return a batch of attempts by this policy and version."""
         ...
 
 
 @dataclass
 class _Recorded:
-    """An attempt under way: the ids of its path, and its turns."""
+    """An unfinished attempt: the token ids of its path, and its turns."""
 
     version: int
     path: list[int] = field(default_factory=list)
     turns: list[TrajectoryTurn] = field(default_factory=list)
 
     def record(self, prompt: Sequence[int], said: Completion, *, ended: bool = True) -> None:
-        """Add a turn. `prompt` holds the tokens that follow the path so far. `ended`: the answer is not cut."""
+        """Add a turn. `prompt` has the tokens after the path so far. `ended` is False for an answer that was cut."""
         self.turns.append(
             TrajectoryTurn(
                 id=TurnId(f"turn_{next(_numbers)}"),
@@ -121,7 +121,7 @@ class Calculator:
     def _conversations(
         self, problems: Sequence[Problem], model: Any, generator: torch.Generator, version: int
     ) -> list[_Conversation]:
-        """Return an attempt at each problem, ended by its answer or its last turn."""
+        """Return an attempt at each problem, which ends with its answer or with the last allowed turn."""
         tokenizer = self._tokenizer
         stop = tokenizer.eos_token_id
 
@@ -148,7 +148,7 @@ class Calculator:
 
 
 class _Conversation(Attempt):
-    """A recorded attempt. `read` characters of the rendered conversation are on the path already."""
+    """A recorded attempt. The first `read` characters of the rendered conversation are on the path already."""
 
     def __init__(self, problem: Problem, recorded: _Recorded) -> None:
         super().__init__(problem)
@@ -159,7 +159,7 @@ class _Conversation(Attempt):
         return render(tokenizer, self.messages, generation_prompt=True)[self.read :]
 
     def turn_marks(self, full: float) -> list[float]:
-        """Return a mark for each turn, of `full` at most."""
+        """Return a mark from 0 to `full` for each turn."""
         said = [message for message in self.messages if message["role"] == "assistant"]
         return [full * self._worth(message, number) for number, message in enumerate(said)]
 
@@ -173,19 +173,20 @@ class _Conversation(Attempt):
         return 1.0 if json.loads(function["arguments"]) == asked else 0.5
 
     def hear(self, text: str, tokenizer: Any) -> None:
-        """Take what the model said, and what the tool answers to it."""
+        """Add the model's answer, and the tool's answer to its call."""
         said = len(self.messages) + 1
         self.receive(read_answer(text))
-        # The model ends its own turn; the line break after it belongs to the frame.
+        # The model ends its own turn; the line break after it belongs to the template.
         self.read = len(render(tokenizer, self.messages[:said]).removesuffix("\n"))
 
 
 class Live(Calculator):
-    """The same agent as live traffic: every session has a problem of its own, and none belongs to a group.
+    """The calculator's agent as live traffic: every session has a problem of its own, and none belongs to a group.
 
-    Rewards are marks from 0 to 100, and not all of one kind: a third of the sessions has one for the session, a third
-    one for every turn, and a third one for the session and one for the first turn. A turn's mark is for the right
-    call of the calculator at the beginning, half of it for a call with other arguments, or for the right answer.
+    Rewards are marks from 0 to 100 of different kinds: a third of the sessions has a reward for the session, a third
+    one for every turn, and a third one for the session and one for the first turn. A turn earns its mark by the
+    correct call of the calculator at the beginning, half of it by a call with other arguments, or by the correct
+    answer.
     """
 
     name = "live"
@@ -212,11 +213,12 @@ class Live(Calculator):
 
 
 class Lock:
-    """Each of four locks has its own sequence of three symbols, one a turn. Nothing is said before the last turn, and
-    then only how many were right: the share of them is the reward, a quarter at first.
+    """Four locks with a secret sequence of three symbols each, one per turn. The agent gets no feedback before the
+    last turn; the reward is the share of correct symbols, a quarter at first.
 
-    A reward for whole sequences alone, one attempt in 64, measures exploration: about half of the algorithms never
-    opened some lock, in one seed or another. And at a learning rate of 1e-3 some forget again what they have learnt.
+    A reward for whole sequences alone, which one attempt in 64 earns, would measure exploration: about half of the
+    algorithms never opened some lock with some seed. At a learning rate of 1e-3 some algorithms also forget what they
+    learnt.
     """
 
     name = "lock"
@@ -227,7 +229,7 @@ class Lock:
     _SYMBOLS, _TURNS = 4, 3
 
     def prepare(self, directory: Path, seed: int) -> Path:
-        """A model of 26,000 parameters that has seen nothing."""
+        """Make an untrained model of 26,000 parameters."""
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         draw = random.Random(seed)

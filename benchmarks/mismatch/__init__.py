@@ -1,1 +1,1 @@
-"""Learning from an engine that computes something else than the trainer: which correction keeps learning."""
+"""Learning from an engine that computes something else than the trainer, with different corrections."""

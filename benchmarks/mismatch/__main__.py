@@ -1,14 +1,14 @@
-"""Which correction keeps learning from a wrong engine: `python -m benchmarks.mismatch [--short]`.
+"""Find the corrections that keep learning from a wrong engine: `python -m benchmarks.mismatch [--short]`.
 
-The demo's task through an engine with noise on its logits, with weights rounded to 8 bits, or with its first weights
-under the name of every later version; and through a right one. The weights that are learnt are judged on a right
-engine. Targets, on medians of the seeds: without a correction some fault costs 0.2 or more of the final reward, with
-the default no fault costs more than 0.05.
+The demo's task is learnt through an engine with noise on its logits, with weights rounded to 8 bits, or with its
+first weights under the name of every later version; and through a correct engine. The learnt weights are evaluated on
+a correct engine. Targets, on medians over the seeds: without a correction some fault costs 0.2 or more of the final
+reward; with the default no fault costs more than 0.05.
 
-Writes `benchmarks/results/mismatch.json` and prints the figures last; the exit status says whether the targets were
+Writes `benchmarks/results/mismatch.json` and prints the figures last; the exit status is 0 if the targets were
 reached. A run takes a minute or two of a core: all 72 take about an hour on two idle cores, `--short` (one seed,
-three steps) two minutes. `--faults`, `--corrections` and `--seeds` take a part of the runs. Finished runs are kept in
-a journal, so that parts add up, and the result is written once all are there.
+three steps) two minutes. `--faults`, `--corrections` and `--seeds` select a part of the runs. Finished runs are kept
+in a journal, so that parts add up, and the result is written once all are there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHORT_STEPS = 3
 
 
 def read(journal: Path, code: str) -> dict[Run, Found]:
-    """Return the finished runs of this code; a line that was cut off is passed over."""
+    """Return the finished runs of this code; an incomplete line is ignored."""
     found: dict[Run, Found] = {}
     for line in journal.read_text().splitlines() if journal.exists() else []:
         try:
@@ -53,13 +53,13 @@ def add(journal: Path, code: str, run: Run, found: Found) -> None:
     entry = {"code": code, "run": dataclasses.asdict(run), "found": dataclasses.asdict(found)}
     journal.parent.mkdir(parents=True, exist_ok=True)
     with journal.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # several parts may be measured at once
+        fcntl.flock(file, fcntl.LOCK_EX)  # several processes may append at once
         file.write(f"\n{json.dumps(entry)}" if file.tell() else json.dumps(entry))
-        file.flush()  # before the lock goes
+        file.flush()  # before the lock is released
 
 
 def measure(runs: Sequence[Run], jobs: int, journal: Path | None) -> dict[Run, Found]:
-    """Make the runs that the journal lacks, as many at once as asked, each on one core."""
+    """Make the runs that the journal lacks, `jobs` at once, each on one core."""
     code = code_digest(ROOT, "benchmarks/mismatch")
     found = read(journal, code) if journal is not None else {}
     missing = [run for run in runs if run not in found]

@@ -1,4 +1,5 @@
-"""Engines that are wrong on purpose. Each records the log-probabilities of what it really draws from."""
+"""Engines that are wrong on purpose. Each records the log-probabilities of the distribution that it really
+samples."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from torch import Tensor
 Weights = Mapping[str, Tensor]
 
 NOISE = 1.0
-"""Standard deviation of the error of each logit, drawn anew for each token."""
+"""Standard deviation of the error of each logit, drawn independently for each token."""
 STEP = 0.07
-"""Distance of two neighbouring numbers of 8 bits, from -128 to 127 times it. The model's largest weights are below 1;
-at 0.06 the policy of the rounded weights acts almost as the whole one, at 0.08 it solves no task to learn from."""
+"""Distance of neighbouring 8-bit numbers, which are -128 to 127 times it. The model's largest weights are below 1. At
+0.06 the policy with rounded weights acts almost like the original, at 0.08 it solves no task to learn from."""
 
 
 class Engine:
-    """The right engine: it serves the weights that it is given."""
+    """The correct engine: it serves the weights that it is given."""
 
     def __init__(self, model: Any, seed: int) -> None:
         self.config = model.config
@@ -45,7 +46,7 @@ class RoundedEngine(Engine):
 
 
 class StaleEngine(Engine):
-    """It keeps the first weights that it is given, and names every later version as the one that it serves."""
+    """Keeps the first weights that it is given, and reports every later version as the one that it serves."""
 
     _loaded = False
 
@@ -56,7 +57,7 @@ class StaleEngine(Engine):
 
 
 def _in_8_bits(weight: Tensor) -> Tensor:
-    """Return the weight in fixed-point numbers of 8 bits; norms, which engines leave whole, as they are."""
+    """Return the weight rounded to 8-bit fixed-point numbers. Norms are unchanged, as in quantised engines."""
     return weight if weight.dim() < 2 else (weight / STEP).round().clamp(-128, 127) * STEP
 
 
@@ -66,4 +67,4 @@ ENGINES: dict[str, Callable[[Any, int], Engine]] = {
     "eight_bits": RoundedEngine,
     "stale": StaleEngine,
 }
-"""By the name of the fault; `clean` is none."""
+"""Engines by the name of the fault; `clean` has none."""

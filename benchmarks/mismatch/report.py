@@ -1,4 +1,4 @@
-"""The figures as a table, judged against the targets."""
+"""The figures as a table, compared with the targets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from benchmarks.mismatch.run import CORRECTIONS, LEARNING_RATE, STEPS, Found, Ru
 from benchmarks.targets import Target
 
 LOST = 0.2
-"""What learning without a correction is to lose with some wrong engine."""
+"""Least loss of reward that some wrong engine must cause without a correction."""
 WITHIN = 0.05
-"""What the default may lose with any."""
+"""Largest loss of reward with the default correction."""
 
 
 def result_of(found: dict[Run, Found]) -> dict[str, Any]:
@@ -37,7 +37,8 @@ def _seed(run: Run) -> int:
 
 
 def judged(result: dict[str, Any]) -> list[Target]:
-    """Compare medians of the seeds with the default's on a right engine; nothing where these are not measured."""
+    """Compare medians over the seeds with the default's on a correct engine. Without that measurement there are no
+    targets."""
     clean = _final(result, "clean", "default")
     if clean is None:
         return []
@@ -62,7 +63,8 @@ def _final(result: dict[str, Any], fault: str, correction: str) -> float | None:
 
 
 def page_rows(result: dict[str, Any]) -> list[list[str]]:
-    """One row a fault and correction: the final rewards of all seeds, and the medians of the other figures."""
+    """Return one row for each fault and correction: the final rewards of all seeds, and medians of the other
+    figures."""
     return [
         [
             fault,

@@ -1,4 +1,5 @@
-"""One run: a policy acts through a wrong engine, the trainer learns from what it recorded, a right engine judges."""
+"""One run: a policy acts through a wrong engine, the trainer learns from its records, and a correct engine
+evaluates."""
 
 from __future__ import annotations
 
@@ -31,12 +32,13 @@ CORRECTIONS: dict[str, Correction | None] = {
     "sequence_mask": Correction.SEQUENCE_MASK,
     "geometric_mask": Correction.GEOMETRIC_MASK,
 }
-"""`default` is what the preset has."""
+"""Corrections by name; `default` is that of the preset."""
 LEARNING_RATE = 5e-4
-"""Twice that of `bench-learning`: faults show in fewer steps, and clean learning is still stable."""
+"""Twice the rate of `bench-learning`: faults show in fewer steps, and learning from a correct engine is still
+stable."""
 STEPS = 80
 JUDGED = 4
-"""Batches that judge the policy in the end."""
+"""Number of batches in the final evaluation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,8 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """`final` is the mean reward of the learnt weights on a right engine, `acted` that of the wrong engine's last
-    batches, `gap` the mean difference of log-probabilities over all steps, in nats a token."""
+    """The result of a run. `final` is the mean reward of the learnt weights on a correct engine, `acted` that of the
+    wrong engine's last batches, `gap` the mean difference of log-probabilities over all steps, in nats per token."""
 
     final: float
     acted: float

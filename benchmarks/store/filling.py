@@ -75,7 +75,7 @@ class Proxy:
 
     async def fill(self, workload: Workload, turns: int, *, consumed_share: float = 0.5) -> None:
         """Add about `turns` turns in sessions that are opened, rewarded and ended. Meanwhile a trainer consumes
-        `consume` of them."""
+        the share `consumed_share` of them."""
         plans = workload.plans(turns)
         began = time.perf_counter()
         trainer = asyncio.create_task(self._consume(consumed_share))

@@ -1,1 +1,2 @@
-"""What a training step costs: packings beside each other and beside TRL, and the memory of log-probabilities."""
+"""The cost of a training step: packings compared with each other and with TRL, and the memory of
+log-probabilities."""

@@ -1,13 +1,13 @@
-"""What a training step costs: `python -m benchmarks.trainer [--rounds 3] [--short]`.
+"""The cost of a training step: `python -m benchmarks.trainer [--rounds 3] [--short]`.
 
-Trained tokens per CPU-second on a random Qwen3 of 5.8 million parameters, for sequences padded, packed and as trees,
-and for TRL's GRPO step on the same sequences (`systems.py` tells what each side does), on three workloads
-(`workloads.py`). Every system makes a step in turn, `--rounds` times after one that is not counted; figures are of
-the median. CPU time of the process is what counts, so neighbours on the machine matter little. All steps of a
-workload must have the same gradient, or there is no figure. Then the peak memory of log-probabilities (`memory.py`).
+Trained tokens per CPU-second on a random Qwen3 of 5.8 million parameters: for sequences padded, packed and as trees,
+and for TRL's GRPO step on the same sequences (`systems.py` describes both), on three workloads (`workloads.py`). The
+systems alternate: each makes `--rounds` steps after an uncounted first one, and figures are medians. CPU time of the
+process is counted, so other load on the machine matters little. If the steps of a workload do not have the same
+gradient, there is no figure. Then follows the peak memory of log-probabilities (`memory.py`).
 
-Writes `benchmarks/results/trainer.json`; the exit status says whether the targets were reached. `--short` makes one
-round on the smallest workload and on two sizes, and writes nothing.
+Writes `benchmarks/results/trainer.json`; the exit status is 0 if the targets were reached. `--short` makes one round
+on the smallest workload and on two sizes, and writes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SAME = 1e-3
 
 
 def measure(steps: dict[str, Step], rounds: int) -> tuple[dict[str, float], dict[str, float]]:
-    """CPU seconds of a step, the median, and the norm of its gradient, by system."""
+    """Return the median CPU seconds of a step and the norm of its gradient, by system."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     norms: dict[str, float] = {}
     for number in range(rounds + 1):
@@ -52,7 +52,7 @@ def measure(steps: dict[str, Step], rounds: int) -> tuple[dict[str, float], dict
 
 
 def measured(name: str, directory: Path, scratch: Path, rounds: int) -> dict[str, Any]:
-    """One workload."""
+    """Return the figures of one workload."""
     make, groups = WORKLOADS[name]
     ours = Ours(directory, make(random.Random(_SEED), groups))
     steps: dict[str, Step] = {packing.value: ours.step(packing) for packing in Packing}
@@ -94,7 +94,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="of each system (default: %(default)s)")
     parser.add_argument("--short", action="store_true", help="does it run? nothing is written and nothing is judged")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # what TRL and those below it say of their own defaults
+    warnings.simplefilter("ignore")  # warnings of TRL and the libraries below it about their own defaults
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)

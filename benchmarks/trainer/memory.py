@@ -1,8 +1,8 @@
-"""Peak memory of log-probabilities and their gradient, each figure in a process of its own:
-`python -m benchmarks.trainer.memory VOCABULARY TOKENS chunked|whole` prints megabytes.
+"""Peak memory of log-probabilities and their gradient, each figure in a process of its own: `python -m
+benchmarks.trainer.memory VOCABULARY TOKENS chunked|whole` prints megabytes.
 
-What is counted is by how much the process's largest resident size grows beyond what it held with the inputs and the
-head's weights in place.
+The figure is the growth of the process's peak resident memory from the moment when the inputs and the head's weights
+are in place.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 SIZES = ((32_768, 1_024), (32_768, 4_096), (131_072, 1_024), (131_072, 4_096))
-"""Vocabulary and tokens: 128 MiB of float32 logits to 2 GiB."""
+"""Vocabulary and tokens: 128 MiB to 2 GiB of float32 logits."""
 WHOLE = ((32_768, 1_024), (32_768, 4_096))
-"""Those that are also computed at once, for comparison."""
+"""Sizes that are also computed in one piece, for comparison."""
 _HIDDEN = 32
 
 
@@ -34,7 +34,7 @@ def _measure(vocabulary: int, tokens: int, how: str) -> float:
     targets = torch.randint(0, vocabulary, (tokens,))
     ones = torch.ones(tokens)
     small = token_logprobs(head, hidden[:1], targets[:1], ones[:1], vocabulary)[0]
-    torch.autograd.backward(small.sum())  # the head's gradient is there, and libraries are loaded
+    torch.autograd.backward(small.sum())  # the head's gradient exists, and libraries are loaded
     before = _kilobytes("VmRSS")
     limit = LOGITS_PER_CHUNK if how == "chunked" else vocabulary * tokens
     logprobs, _ = token_logprobs(head, hidden, targets, ones, vocabulary, limit)
@@ -43,7 +43,8 @@ def _measure(vocabulary: int, tokens: int, how: str) -> float:
 
 
 def _kilobytes(name: str) -> int:
-    """Of this process: `VmRSS` as it is, `VmHWM` at its largest. getrusage would go on from its parent's."""
+    """Read this process's memory: `VmRSS` is the present, `VmHWM` the largest size. getrusage would start from its
+    parent's."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0])
 

@@ -1,4 +1,4 @@
-"""The figures as tables, judged against the targets."""
+"""The figures as tables, compared with the targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def judged(result: dict[str, Any]) -> list[Target]:
 
 
 def page_rows(result: dict[str, Any]) -> list[list[str]]:
-    """Trained tokens per CPU-second: a row for each workload, a column for each system."""
+    """Return rows of trained tokens per CPU-second: a row for each workload, a column for each system."""
     by_system = result["tokens_per_cpu_s"]
     return [
         [name.replace("_", " "), *(f"{by_system[system][name]:,.0f}" for system in SYSTEMS)] for name in WORKLOADS

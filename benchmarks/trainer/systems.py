@@ -1,11 +1,11 @@
 """One optimiser step of a workload, by our learner in each packing and by TRL's GRPO trainer.
 
-Ours is what `trainer.loop` does between claim and publication: sessions to sequences, their layout, forward,
-backward, clipping, AdamW, and the record of every token. TRL's is what its training loop does with a generated batch:
-prompts padded on the left and completions on the right, all to the longest of the batch; micro-batches of
-`per_device_train_batch_size` rows (its default) through its `compute_loss` and backward; the same clipping and the
-same AdamW. What stands between answers is masked from its loss (`tool_mask`). Both have the same sequences,
-advantages and denominator (all trained tokens), in float32 on the same threads, and neither recomputes activations.
+Ours is everything that the trainer does between claim and publication: sessions to sequences, their layout, forward,
+backward, clipping, AdamW, and the record of every token. TRL's is everything that its training loop does with a
+generated batch: prompts padded on the left and completions on the right, to the longest of the batch; micro-batches
+of `per_device_train_batch_size` rows (its default) through its `compute_loss` and backward; the same clipping and
+AdamW. Tokens between answers are masked from its loss (`tool_mask`). Both have the same sequences, advantages and
+denominator (all trained tokens), in float32 on the same threads, and neither recomputes activations.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from trainer.parallel.mesh import Ranks
 from trainer.update import Learner, Outcome
 
 Step = Callable[[], float]
-"""Makes the step and returns the norm of its gradient."""
+"""A function that makes the step and returns the norm of its gradient."""
 
-# So small that a step leaves the weights as they are: every repetition does the same.
+# so small that a step does not change the weights: every repetition computes the same
 _OPTIMIZER = OptimizerSettings(learning_rate=1e-12)
 _TOKENIZER = Path("agents_examples/calculator/checkpoint")
 
 
 def save_model(directory: Path) -> int:
-    """A random Qwen3, and its number of parameters."""
+    """Save a random Qwen3, and return its number of parameters."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -81,7 +81,7 @@ class Ours:
         return sum(sequence.trained_tokens for sequence in linearise(self.workload.batch.trajectories))
 
     def _logprobs(self) -> dict[tuple[int, int], list[float]]:
-        """Those of the policy itself: as if it had just acted."""
+        """Return the log-probabilities of the policy itself, as if it had just acted."""
         tokens = self.update(Packing.PADDED).tokens
         assert tokens is not None
         found: dict[tuple[int, int], list[float]] = {}
@@ -92,7 +92,7 @@ class Ours:
 
 
 def their_step(directory: Path, workload: Workload, scratch: Path) -> Step:
-    """TRL's trainer, with its own defaults but for what its step has in common with ours."""
+    """TRL's trainer with its own defaults, except for what its step must have in common with ours."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     trl: Any = importlib.import_module("trl")

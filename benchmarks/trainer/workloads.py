@@ -1,4 +1,4 @@
-"""Batches as the trainer claims them: rewarded sessions of random tokens, in shapes that sessions have."""
+"""Batches in the form in which the trainer claims them: rewarded sessions of random tokens, in realistic shapes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ GROUP = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """`advantages[i][t]` belongs to turn t of trajectory i: 1 for one, −1 for the next, half of a group each."""
+    """A batch with its advantages: `advantages[i][t]` belongs to turn t of trajectory i. They alternate between 1 and
+    −1, half of a group each."""
 
     batch: Batch
     advantages: tuple[tuple[float, ...], ...]
 
     def recorded(self, logprobs: dict[tuple[int, int], list[float]]) -> Workload:
-        """The same with other log-probabilities, by trajectory and turn."""
+        """Return the workload with other recorded log-probabilities, by trajectory and turn."""
         trajectories = tuple(
             msgspec.structs.replace(
                 trajectory,
@@ -42,8 +43,8 @@ class Workload:
 
 
 def single_turn(numbers: random.Random, groups: int) -> Workload:
-    """One answer a session. Prompts have 32 to 128 tokens, answers 96 in the middle, 16 at least and 384 at most
-    (lognormal, σ 0.7)."""
+    """Sessions with one answer. Prompts have 32 to 128 tokens; answers have a median of 96, from 16 to 384
+    (log-normal, σ 0.7)."""
 
     def attempts() -> Iterable[list[TrajectoryTurn]]:
         prompt = _ids(numbers, numbers.randint(32, 128))
@@ -55,8 +56,9 @@ def single_turn(numbers: random.Random, groups: int) -> Workload:
 
 
 def branching(numbers: random.Random, groups: int) -> Workload:
-    """Agents that use tools: a task of 128 tokens, then six answers of 24 to 64 tokens and as many tool results of 16
-    to 48. Every third answer is tried twice from the same past, and what follows goes on from the second."""
+    """Agents that use tools: a task of 128 tokens, then six answers of 24 to 64 tokens, each followed by a tool
+    result of 16 to 48. Every third answer is sampled twice from the same history, and the session continues from the
+    second."""
 
     def attempts() -> Iterable[list[TrajectoryTurn]]:
         task = _ids(numbers, 128)
@@ -86,7 +88,7 @@ def shared_prefix(numbers: random.Random, groups: int, prefix: int = 512, answer
 
 
 def sessions_of(numbers: random.Random, lengths: Sequence[tuple[int, int]]) -> Workload:
-    """One answer a session, of which nothing is shared: tokens of the prompt and of the answer."""
+    """Sessions with one answer and without a shared prefix; `tokens` are those of the prompt and of the answer."""
     left = iter(lengths)
 
     def attempts() -> Iterable[list[TrajectoryTurn]]:
@@ -102,7 +104,7 @@ WORKLOADS: dict[str, tuple[Callable[[random.Random, int], Workload], int]] = {
     "branching": (branching, 2),
     "shared_prefix": (shared_prefix, 1),
 }
-"""By name, and of how many groups."""
+"""Workloads by name, each with its number of groups."""
 
 
 def _workload(attempts: Callable[[], Iterable[list[TrajectoryTurn]]], groups: int) -> Workload:
