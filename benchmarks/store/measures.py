@@ -69,7 +69,8 @@ async def first_look(proxy: Proxy) -> float:
 
 
 async def admin(proxy: Proxy, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Milliseconds of each query, of things drawn at random, of a proxy that looks ahead meanwhile as it does."""
+    """Return milliseconds of each query about random objects, while the proxy computes figures in advance as
+    usual."""
     ahead = asyncio.create_task(_refresh_figures(proxy.overview))
     try:
         await proxy.overview.refresh_figures()
