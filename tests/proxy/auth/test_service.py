@@ -31,7 +31,7 @@ async def test_a_key_names_its_kind_and_run(store: Store) -> None:
 
 
 def stored(store: Store, directory: Path) -> bytes:
-    """Everything that the database keeps, as it keeps it or as it gives it out."""
+    """Return everything in the database, as stored or as dumped."""
     if store.database.url.get_backend_name() == "sqlite":
         return b"".join(path.read_bytes() for path in directory.glob("store.sqlite3*"))
     with create_engine(store.database.url, poolclass=NullPool).connect() as connection:
@@ -39,7 +39,7 @@ def stored(store: Store, directory: Path) -> bytes:
     return repr(rows).encode()
 
 
-async def test_the_text_is_not_in_the_database(store: Store, tmp_path: Path) -> None:
+async def test_the_text_of_a_key_is_not_in_the_database(store: Store, tmp_path: Path) -> None:
     key = await store.credentials.create(PrincipalKind.ADMIN)
     row = await store.database.read(
         lambda connection: connection.execute(select(ApiKeyRow.__table__).where(ApiKeyRow.id == key.id)).one()
@@ -56,13 +56,13 @@ async def test_unknown_texts_are_refused(store: Store, text: str) -> None:
         await store.credentials.authenticate(text)
 
 
-async def test_another_secret_knows_no_key(store: Store) -> None:
+async def test_with_another_secret_no_key_is_known(store: Store) -> None:
     key = await store.credentials.create(PrincipalKind.ADMIN)
     with pytest.raises(AuthenticationFailed):
         await Credentials(store.database, b"t" * 32, store.clock).authenticate(key.text)
 
 
-async def test_a_revocation_counts_here_at_once_and_elsewhere_within_seconds(store: Store) -> None:
+async def test_a_revocation_takes_effect_here_at_once_and_elsewhere_within_seconds(store: Store) -> None:
     elsewhere = Credentials(store.database, b"s" * 32, store.clock)
     key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
     for credentials in (store.credentials, elsewhere):
@@ -76,7 +76,7 @@ async def test_a_revocation_counts_here_at_once_and_elsewhere_within_seconds(sto
         await elsewhere.authenticate(key.text)
 
 
-async def test_revoking_what_is_not_there(store: Store) -> None:
+async def test_revoking_an_unknown_key_is_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
         await store.credentials.revoke("key_nobody")
 
@@ -112,7 +112,7 @@ async def test_a_key_that_the_configuration_replaces_stops_working(store: Store,
     assert not await refused(store.credentials, by_hand.text), "the configuration never named this one"
 
 
-async def test_a_configuration_of_yesterday_brings_nothing_back_and_ends_nothing(store: Store) -> None:
+async def test_an_old_configuration_neither_restores_nor_revokes_a_key(store: Store) -> None:
     for text in ("first", "second", "first"):
         await store.credentials.register(PrincipalKind.ADMIN, text)
     assert await refused(store.credentials, "first")
@@ -126,7 +126,7 @@ async def test_the_configured_keys_of_runs_do_not_replace_each_other(store: Stor
     assert not await refused(store.credentials, "one")
 
 
-async def test_a_rotated_key_is_replaced_by_one_for_the_same_purpose(store: Store) -> None:
+async def test_a_rotated_key_is_replaced_by_one_with_the_same_rights(store: Store) -> None:
     old = await store.credentials.create(PrincipalKind.TRAINER, run_id=store.run.id, label="gpu")
     await store.credentials.authenticate(old.text)
     rotated = await store.credentials.rotate(old.id)
@@ -188,7 +188,7 @@ async def test_keys_are_listed_page_by_page_without_their_texts(store: Store) ->
     assert made[1] in {key.id for key in await store.credentials.page(kinds=every, with_revoked=True)}
 
 
-async def test_it_is_known_when_a_key_was_last_used(store: Store) -> None:
+async def test_the_last_use_of_a_key_is_recorded(store: Store) -> None:
     key = await store.credentials.create(PrincipalKind.RUN, run_id=store.run.id)
 
     async def last_used() -> float | None:
@@ -227,7 +227,7 @@ async def test_concurrent_checks_of_one_key_agree(store: Store) -> None:
     assert {who.key_id for who in found} == {key.id}
 
 
-def test_the_secret_is_made_once_and_private(tmp_path: Path) -> None:
+def test_the_secret_is_created_once_and_private(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         secrets = set(pool.map(load_secret, [tmp_path / "data"] * 16))
     assert len(secrets) == 1

@@ -1,4 +1,4 @@
-"""Bodies that are absurd: a clear 4xx from every model endpoint, and the others' calls go on."""
+"""Absurd bodies: every model endpoint answers with a clear 4xx, and other calls are not delayed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def refused(world: World, path: str, body: bytes, content_type: str = "app
         b"\x00\x00\x00",
     ],
 )
-async def test_what_is_no_json_object(world: World, path: str, body: bytes) -> None:
+async def test_a_body_that_is_not_a_json_object(world: World, path: str, body: bytes) -> None:
     await refused(world, path, body)
 
 
@@ -80,7 +80,7 @@ async def test_what_is_no_json_object(world: World, path: str, body: bytes) -> N
         + json.dumps(["a"] * 10_000).encode(),
     ],
 )
-async def test_a_field_that_is_absurd(world: World, path: str, field: bytes) -> None:
+async def test_absurd_fields(world: World, path: str, field: bytes) -> None:
     await refused(world, path, with_field(path, field))
 
 
@@ -88,19 +88,19 @@ async def test_a_field_that_is_absurd(world: World, path: str, field: bytes) -> 
     ("path", "field"),
     [("/v1/chat/completions", "stop"), ("/v1/completions", "stop"), ("/v1/messages", "stop_sequences")],
 )
-async def test_ten_thousand_stop_strings(world: World, path: str, field: str) -> None:
+async def test_ten_thousand_stop_strings_are_refused(world: World, path: str, field: str) -> None:
     stops = json.dumps(["a"] * 10_000).encode()
     assert (await refused(world, path, with_field(path, b'"%b":%b' % (field.encode(), stops))))["param"] == field
 
 
 @pytest.mark.parametrize("n", [b"129", b"1" + b"0" * 30, b"-1", b"0", b"1.5", b'"2"', b"true"])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_a_number_of_choices_that_is_absurd(world: World, path: str, n: bytes) -> None:
+async def test_an_absurd_number_of_choices(world: World, path: str, n: bytes) -> None:
     assert (await refused(world, path, with_field(path, b'"n":' + n)))["param"] == "n"
 
 
 def many_tools(path: str, count: int) -> bytes:
-    """In the words of all dialects at once."""
+    """Return tools that are valid in every dialect at once."""
     parameters = {"type": "object"}
     tools = []
     for index in range(count):
@@ -119,7 +119,7 @@ async def test_thousands_of_tools_do_not_fit(world: World, path: str, count: int
     assert await world.turns() == []
 
 
-async def test_a_large_call_keeps_no_other_waiting(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_call_does_not_delay_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
     render = type(world.template).render
 
@@ -163,8 +163,8 @@ async def test_megabytes_of_text_are_refused_without_being_tokenised(
     ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "image/png",
      "application/json; charset=utf-16"],
 )  # fmt: skip
-async def test_json_is_json_whatever_it_is_called(world: World, path: str, content_type: str) -> None:
-    """Clients that name no type, or the wrong one, are many."""
+async def test_a_json_body_is_read_whatever_its_content_type(world: World, path: str, content_type: str) -> None:
+    """Many clients send no content type, or a wrong one."""
     body = json.dumps(BODIES[path]).encode()
     response = await world.http.post(path, content=body, headers={"content-type": content_type})
     assert response.status_code == 200, response.text

@@ -1,4 +1,4 @@
-"""OpenAI's own SDK and its helpers, on a real connection."""
+"""OpenAI's SDK and its helpers on a real connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_parse_gives_the_arguments_of_strict_tools(world: World) -> None:
     assert calls[0].function.parsed_arguments == Calculator(a=17, b=25, op="+")
 
 
-async def test_the_stream_helper_tells_of_text_calls_and_the_end(world: World) -> None:
+async def test_the_stream_helper_reports_text_calls_and_the_end(world: World) -> None:
     world.say(f"Sum:\n{CALL}")
     kinds: list[str] = []
     async with (
@@ -88,7 +88,7 @@ async def test_the_stream_helper_parses_the_clients_own_type(world: World) -> No
     assert final.choices[0].message.parsed == Result(value=42, unit="m")
 
 
-async def test_an_answer_cut_short_is_the_sdks_own_error(world: World) -> None:
+async def test_a_truncated_answer_is_the_sdks_own_error(world: World) -> None:
     world.say('{"value": 42, "unit": "metres"}')
     async with world.sdk() as client:
         with pytest.raises(openai.LengthFinishReasonError):

@@ -1,4 +1,4 @@
-"""The address that clients are told never follows a foreign Host header."""
+"""The address for clients never comes from a foreign Host header."""
 
 from __future__ import annotations
 
@@ -45,26 +45,26 @@ def request(
         (None, "http://10.0.0.7:8080"),
     ],
 )
-def test_only_names_of_this_machine_are_followed(host: str | None, address: str) -> None:
+def test_only_host_names_of_this_machine_are_used(host: str | None, address: str) -> None:
     assert client_address(request(host, host="box.example")) == address
 
 
 @given(st.text(max_size=60))
-def test_no_text_leads_elsewhere(host: str) -> None:
+def test_no_host_header_leads_to_another_machine(host: str) -> None:
     name = host.partition(":")[0].strip("[]").lower()
     if name in {"localhost", "", socket.gethostname().lower()} or name.startswith("127."):
         return
     assert client_address(request(host)) == "http://10.0.0.7:8080"
 
 
-def test_the_public_url_comes_before_all() -> None:
-    told = request("localhost:8080", public_url="https://rl.example.org/base/")
-    assert client_address(told) == "https://rl.example.org/base"
-    assert is_https(told)
+def test_the_public_url_has_priority() -> None:
+    public = request("localhost:8080", public_url="https://rl.example.org/base/")
+    assert client_address(public) == "https://rl.example.org/base"
+    assert is_https(public)
     assert not is_https(request("localhost:8080"))
 
 
-def test_other_ways_in() -> None:
+def test_unix_sockets_and_default_ports() -> None:
     assert client_address(request("evil", server=("fe80::1", 8080))) == "http://[fe80::1]:8080"
     assert client_address(request("evil", server=("/run/base-rl.sock", None))) == "http://127.0.0.1:8080"
     assert client_address(request("evil", server=("10.0.0.7", 443), scheme="https")) == "https://10.0.0.7"

@@ -1,4 +1,4 @@
-"""Who comes before what: the key, then room for the bytes, then the body."""
+"""Admission of bodies: first the key, then room for the bytes, then the body."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def by_header(scope: Scope) -> str | None:
 
 
 class Reader:
-    """An application that reads its body and answers once it is let go."""
+    """An application that reads its body and answers when the test lets it continue."""
 
     def __init__(self) -> None:
         self.read = 0
@@ -95,7 +95,7 @@ async def test_a_body_without_a_key_is_not_read(setting: Setting, size: int, chu
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("size", [1, FREE_BYTES, LIMIT + 1])
-async def test_a_wrong_key_comes_before_all_else(setting: Setting, size: int, chunked: bool) -> None:
+async def test_a_wrong_key_is_reported_before_any_other_error(setting: Setting, size: int, chunked: bool) -> None:
     assert code_of(await setting.post(size, "wrong", chunked=chunked)) == (401, "invalid_api_key")
     assert setting.reader.read == 0
 
@@ -107,8 +107,8 @@ async def test_a_small_announced_body_needs_no_key(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_key_and_then_all_keys_have_so_many_bytes_in_work(setting: Setting, chunked: bool) -> None:
-    """Two of the largest bodies for a key, four in all; small ones pass all the same, and what ended makes room."""
+async def test_bytes_in_work_are_bounded_per_key_and_in_total(setting: Setting, chunked: bool) -> None:
+    """Room is for two of the largest bodies per key and four in total; small ones are not counted."""
     in_work = [asyncio.create_task(setting.post(LIMIT, key, chunked=chunked)) for key in "aabb"]
     await setting.waiting(4)
     assert setting.in_work.total == MOST
@@ -127,12 +127,12 @@ async def test_a_key_and_then_all_keys_have_so_many_bytes_in_work(setting: Setti
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_a_body_beyond_the_bound_counts_for_nothing(setting: Setting, chunked: bool) -> None:
+async def test_a_body_above_the_bound_is_not_counted(setting: Setting, chunked: bool) -> None:
     assert code_of(await setting.post(LIMIT + 1, "a", chunked=chunked)) == (413, "payload_too_large")
     assert setting.in_work.total == 0
 
 
-async def test_a_failed_request_gives_its_bytes_back() -> None:
+async def test_a_failed_request_releases_its_bytes() -> None:
     in_work = BodyBytes(most=MOST, most_per_key=PER_KEY)
 
     async def failing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -157,7 +157,7 @@ async def test_a_failed_request_gives_its_bytes_back() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 60)), max_size=40), st.randoms(use_true_random=False)
 )
-def test_no_order_of_bodies_passes_the_bounds(asked: list[tuple[str, int]], random: Any) -> None:
+def test_no_order_of_bodies_exceeds_the_bounds(asked: list[tuple[str, int]], random: Any) -> None:
     most, per_key = 100, 60
     in_work = BodyBytes(most=most, most_per_key=per_key)
     held: list[tuple[str, int]] = []

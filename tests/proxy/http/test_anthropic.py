@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients read them: every one of their requests, whatever refuses it."""
+"""Errors in Anthropic's envelope: for every request of its clients, whatever refuses it."""
 
 from __future__ import annotations
 
@@ -65,35 +65,35 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
         ("/batches", b"", 404, "not_found_error"),
     ],
 )
-async def test_below_messages_every_error_is_theirs(
+async def test_every_error_below_messages_has_anthropics_envelope(
     client: httpx.AsyncClient, query: str, body: bytes, status: int, kind: str
 ) -> None:
     answer = await client.post(f"/v1/messages{query}", content=body)
     assert (answer.status_code, error_of(answer)["type"]) == (status, kind)
 
 
-async def test_a_wrong_method_too(client: httpx.AsyncClient) -> None:
+async def test_a_wrong_method_has_anthropics_envelope(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/messages")
     assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
 
 
 @pytest.mark.parametrize("path", ["/messages/x", "/sessions/a/v1/messages/x", "/sessions/a/messages/x"])
-async def test_under_every_prefix(client: httpx.AsyncClient, path: str) -> None:
+async def test_every_prefix_has_anthropics_envelope(client: httpx.AsyncClient, path: str) -> None:
     assert error_of(await client.post(path))["type"] == "not_found_error"
 
 
-async def test_their_clients_are_known_everywhere_by_their_header(client: httpx.AsyncClient) -> None:
+async def test_anthropics_clients_are_recognised_everywhere_by_their_header(client: httpx.AsyncClient) -> None:
     answer = await client.get("/v1/files", headers={"anthropic-version": "2023-06-01"})
     assert error_of(answer)["type"] == "not_found_error"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages2", "/messagesx", "/x/messages"])
-async def test_others_are_answered_in_openais_words(client: httpx.AsyncClient, path: str) -> None:
+async def test_other_clients_get_openais_envelope(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.post(path)
     assert set(answer.json()) == {"error"}
     assert "request-id" not in answer.headers
 
 
 @pytest.mark.parametrize("kind", OURS, ids=lambda kind: kind.__name__)
-def test_every_error_of_ours_has_a_type_of_theirs(kind: type[BaseRlError]) -> None:
+def test_every_error_has_a_type_of_anthropics(kind: type[BaseRlError]) -> None:
     assert anthropic_envelope(kind("x").envelope())["error"]["type"] in KINDS

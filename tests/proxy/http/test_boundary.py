@@ -33,7 +33,7 @@ class Body(BaseModel):
 
 
 async def anybody(scope: Scope) -> str:
-    """Take every request for one of the same valid key."""
+    """Authenticate every request with the same valid key."""
     return "key"
 
 
@@ -190,7 +190,7 @@ async def test_bodies_are_bounded_announced_or_not(
     assert (answer.status_code, error_of(answer)["code"]) == (413, "payload_too_large")
 
 
-async def test_a_body_of_exactly_the_bound_passes(client: httpx.AsyncClient) -> None:
+async def test_a_body_of_exactly_the_bound_is_accepted(client: httpx.AsyncClient) -> None:
     answer = await client.post("/echo/a", content=in_pieces([LIMIT - 1, 1]))
     assert (answer.status_code, answer.json()["size"]) == (200, LIMIT)
 
@@ -206,7 +206,7 @@ async def test_requests_are_counted_by_their_pattern(client: httpx.AsyncClient, 
     ]
 
 
-async def test_a_client_that_leaves_while_it_sends_its_body_is_no_error(
+async def test_a_client_that_leaves_while_sending_its_body_is_not_an_error(
     recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     received: list[Any] = [

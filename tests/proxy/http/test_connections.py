@@ -1,4 +1,4 @@
-"""Connections that ask for too much, too slowly, or for nothing, over real sockets."""
+"""Bounds on connections over real sockets: too many, too large, too slow, idle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from proxy.http.connections import BoundedConnection, Connections, connections_w
 
 HEADER_KIB = 2
 LONG = 30.0
-"""Seconds that no test waits for: a bound that must not be what ends a connection."""
+"""Seconds. A bound that no test reaches, so it cannot be what ends a connection."""
 
 SHORT = 0.2
 MUCH = 32 << 20
@@ -49,8 +49,10 @@ class Refusals:
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer with the size of the body; a path of `/early` is answered before the body is read, and `/much` gets more
-    than the buffers of sockets take."""
+    """Answer with the size of the body.
+
+    `/early` is answered before the body is read; `/much` gets an answer that exceeds the buffers of sockets.
+    """
     size = 0
     while scope["path"] != "/early":
         message = await receive()
@@ -102,7 +104,10 @@ async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:
-    """All that the server sends before it closes; it may end with a reset, as bytes of ours were not read."""
+    """Return everything that the server sends before it closes the connection.
+
+    The connection may end with a reset, because the server has not read all our bytes.
+    """
     received = b""
     async with asyncio.timeout(10):
         try:
@@ -114,7 +119,7 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
 
 
 def refused(answer: bytes, status: int) -> dict[str, Any]:
-    """The error of a refusal, which must come as the envelope, with a request id."""
+    """Return the error of a refusal, after checking its envelope and its request id."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert b"x-request-id: req_" in head
@@ -125,7 +130,7 @@ def refused(answer: bytes, status: int) -> dict[str, Any]:
 
 
 async def whole(port: int) -> bytes:
-    """The first line of the answer to an ordinary request."""
+    """Return the first line of the answer to an ordinary request."""
     async with connected(port) as (reader, writer):
         writer.write(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
         return await asyncio.wait_for(reader.readline(), 10)
@@ -145,7 +150,7 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=list(HEADS))
 @pytest.mark.parametrize("pieces", [1, 7])
-async def test_heads_beyond_the_bounds_are_refused(head: bytes, pieces: int) -> None:
+async def test_heads_above_the_bounds_are_refused(head: bytes, pieces: int) -> None:
     refusals = Refusals()
     async with serving(Bounds(), refusals) as (port, connections), connected(port) as (reader, writer):
         size = len(head) // pieces + 1
@@ -160,8 +165,8 @@ async def test_heads_beyond_the_bounds_are_refused(head: bytes, pieces: int) -> 
         await until(lambda: len(connections) == 0)
 
 
-async def test_headers_without_end_are_not_kept() -> None:
-    """Sending goes on against a closed connection, so what the server took is at most a buffer or two."""
+async def test_endless_headers_are_not_buffered() -> None:
+    """Sending fails soon because the connection is closed, so the server has read at most a buffer or two."""
     async with serving(Bounds()) as (port, _), connected(port) as (_, writer):
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nlong: ")
         sent = 0
@@ -173,7 +178,7 @@ async def test_headers_without_end_are_not_kept() -> None:
         assert sent < 1 << 25
 
 
-async def test_a_head_within_the_bounds_passes_in_pieces_and_after_others() -> None:
+async def test_a_head_within_the_bounds_is_accepted_in_pieces_and_after_others() -> None:
     async with serving(Bounds()) as (port, _), connected(port) as (reader, writer):
         for _ in range(5):  # each is counted for itself
             value = b"a" * ((HEADER_KIB << 10) - 200)
@@ -186,7 +191,7 @@ async def test_a_head_within_the_bounds_passes_in_pieces_and_after_others() -> N
             assert answer.startswith(b"HTTP/1.1 200")
 
 
-async def test_nonsense_is_a_400_in_the_envelope() -> None:
+async def test_invalid_http_is_a_400_in_the_envelope() -> None:
     refusals = Refusals()
     with capture_logs() as logs:
         async with serving(Bounds(), refusals) as (port, _):
@@ -199,7 +204,7 @@ async def test_nonsense_is_a_400_in_the_envelope() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\nhos", b"\r\n", b"GET / HTTP/1.1\r\nhost: x\r\n\r\nGET / HT"])
-async def test_a_head_that_does_not_end_is_cut(sent: bytes) -> None:
+async def test_an_unfinished_head_times_out(sent: bytes) -> None:
     async with (
         serving(Bounds(header_timeout_seconds=SHORT)) as (port, connections),
         connected(port) as (reader, writer),
@@ -211,7 +216,7 @@ async def test_a_head_that_does_not_end_is_cut(sent: bytes) -> None:
         assert len(connections) == 0
 
 
-async def test_a_connection_that_says_nothing_is_closed_without_an_answer() -> None:
+async def test_a_connection_without_a_request_is_closed_without_an_answer() -> None:
     async with serving(Bounds(header_timeout_seconds=SHORT)) as (port, connections):
         async with AsyncExitStack() as stack:
             for reader, _ in [await stack.enter_async_context(connected(port)) for _ in range(50)]:
@@ -220,7 +225,7 @@ async def test_a_connection_that_says_nothing_is_closed_without_an_answer() -> N
 
 
 async def test_a_slow_head_is_timed_as_a_whole() -> None:
-    """Each byte in time is not enough: the bound is for the head, so that bytes one by one hold nothing."""
+    """The bound is for the whole head, so a client cannot extend it by sending single bytes in time."""
     async with serving(Bounds(header_timeout_seconds=0.5)) as (port, _), connected(port) as (reader, writer):
 
         async def drip() -> None:
@@ -236,20 +241,20 @@ async def test_a_slow_head_is_timed_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("framing", [b"content-length: 1000", b"transfer-encoding: chunked"])
-async def test_a_body_that_does_not_end_is_cut(framing: bytes) -> None:
+async def test_an_unfinished_body_times_out(framing: bytes) -> None:
     async with serving(Bounds(body_timeout_seconds=SHORT)) as (port, _), connected(port) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n\r\n" + b"5\r\nabcde\r\n")
         error = refused(await until_closed(reader), 408)
         assert "server.body_timeout_seconds" in error["message"]
 
 
-async def test_a_body_whose_request_is_answered_already_is_awaited_no_longer_than_its_time() -> None:
+async def test_the_time_out_of_a_body_also_holds_after_its_request_was_answered() -> None:
     async with serving(Bounds(body_timeout_seconds=SHORT)) as (port, _), connected(port) as (reader, writer):
         writer.write(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\nabc")
         assert (await until_closed(reader)).startswith(b"HTTP/1.1 200")
 
 
-async def test_a_client_that_reads_nothing_of_its_answer_is_ended() -> None:
+async def test_a_client_that_reads_nothing_of_its_answer_is_disconnected() -> None:
     refusals = Refusals()
     bounds = Bounds(answer_timeout_seconds=SHORT)
     async with serving(bounds, refusals) as (port, connections), connected(port) as (_, writer):
@@ -257,7 +262,7 @@ async def test_a_client_that_reads_nothing_of_its_answer_is_ended() -> None:
         await until(lambda: refusals.reasons == ["answer_time"] and not connections)
 
 
-async def test_a_client_that_reads_slowly_has_its_whole_answer() -> None:
+async def test_a_client_that_reads_slowly_gets_its_whole_answer() -> None:
     refusals = Refusals()
     bounds = Bounds(answer_timeout_seconds=3 * SHORT)  # less than the client takes
     async with serving(bounds, refusals) as (port, _), connected(port) as (reader, writer):
@@ -269,15 +274,15 @@ async def test_a_client_that_reads_slowly_has_its_whole_answer() -> None:
         assert refusals.reasons == []
 
 
-async def test_a_refused_client_that_does_not_read_is_not_waited_for() -> None:
-    """It is refused in the middle of an answer, and its connection must not stay until the client goes."""
+async def test_a_refused_client_that_does_not_read_is_disconnected() -> None:
+    """The refusal comes in the middle of an answer, and the connection must not stay open until the client leaves."""
     bounds = Bounds(answer_timeout_seconds=SHORT)
     async with serving(bounds) as (port, connections), connected(port) as (_, writer):
         writer.write(MUCH_ASKED + b"no request\r\n\r\n")
         await until(lambda: not connections)
 
 
-async def test_an_idle_connection_gives_its_place_to_a_new_one_and_one_in_use_does_not() -> None:
+async def test_a_new_connection_replaces_an_idle_one_but_not_one_in_use() -> None:
     refusals = Refusals()
     async with serving(Bounds(max_connections=3), refusals) as (port, connections), AsyncExitStack() as stack:
         idle, _ = await stack.enter_async_context(connected(port))
@@ -293,7 +298,7 @@ async def test_an_idle_connection_gives_its_place_to_a_new_one_and_one_in_use_do
     assert refusals.reasons == ["idle", "connections", "idle"]
 
 
-async def test_requests_sent_ahead_of_their_answers_are_bounded() -> None:
+async def test_pipelined_requests_are_bounded() -> None:
     async with serving(Bounds(max_headers=10)) as (port, _), connected(port) as (reader, writer):
         waiting = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n"
         writer.write(waiting + b"abc" + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 10)
@@ -312,7 +317,7 @@ async def until(condition: Any) -> None:
 
 
 @given(setting=st.integers(1, 100_000), descriptors=st.integers(1, 1 << 20))
-def test_connections_leave_descriptors_for_the_rest(setting: int, descriptors: int) -> None:
+def test_connections_leave_descriptors_for_the_engine_and_the_database(setting: int, descriptors: int) -> None:
     most = connections_within(setting, descriptors)
     assert 1 <= most <= setting
     assert most == 1 or most <= descriptors - min(512, descriptors // 4)

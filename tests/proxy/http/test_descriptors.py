@@ -7,7 +7,7 @@ from proxy import machine
 from proxy.http.descriptors import DescriptorWatch
 
 
-async def test_nearly_running_out_is_said_once_and_its_end_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_shortage_of_descriptors_and_its_end_are_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int | None] = [10, 95, 99, 80, 96, None]
     monkeypatch.setattr(machine, "descriptor_limit", lambda: 100)
     monkeypatch.setattr(machine, "open_descriptors", lambda: used.pop(0))

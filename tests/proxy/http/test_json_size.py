@@ -1,4 +1,4 @@
-"""Values of a JSON text, counted without decoding it."""
+"""Counting the values of a JSON text without decoding it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VALUES = st.recursive(
 
 
 def counted(value: Any) -> int:
-    """Values below the outermost one; an empty list or object is two."""
+    """Count the values inside the outermost one; an empty list or object counts as two."""
     if not isinstance(value, (list, dict)):
         return 0
     inner = list(value.values()) if isinstance(value, dict) else value
@@ -30,7 +30,7 @@ def counted(value: Any) -> int:
 
 
 @given(value=_VALUES, piece=st.integers(1, 40), ascii_only=st.booleans())
-def test_the_number_is_exact_whatever_strings_hold_and_wherever_pieces_end(
+def test_the_count_is_exact_whatever_strings_contain_and_wherever_pieces_end(
     value: Any, piece: int, ascii_only: bool
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode()
@@ -47,10 +47,10 @@ def test_escapes_are_counted_wherever_pieces_end(text: str, piece: int, most: in
 
 
 @given(text=st.binary(max_size=60), most=st.integers(0, 10))
-def test_any_bytes_have_an_answer(text: bytes, most: int) -> None:
+def test_any_bytes_can_be_counted(text: bytes, most: int) -> None:
     assert has_more_values(text, most) in (True, False)
 
 
 @pytest.mark.parametrize("text", [b'"",' * 100_000, b"[" * 100_000, b'"a,b"' * 1000, b"," * 100_000])
-def test_what_has_far_more_is_found_out_early(text: bytes) -> None:
+def test_a_text_with_far_too_many_values_is_detected_early(text: bytes) -> None:
     assert has_more_values(text, 100)

@@ -1,4 +1,4 @@
-"""/openapi.json: what is in it is so."""
+"""/openapi.json describes the API as it is."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_wrong_bodies_do_not_fit_their_description(document: dict[str, Any], pat
     assert not Draft202012Validator(body_schema(document, path)).is_valid(body)
 
 
-def test_every_endpoint_of_agents_that_takes_a_body_is_here(document: dict[str, Any]) -> None:
+def test_every_endpoint_of_agents_that_takes_a_body_is_described(document: dict[str, Any]) -> None:
     taking = {path for path, method, operation in operations(document) if "requestBody" in operation}
     assert {path for path in taking if not path.startswith("/api/")} == set(BODIES)
 
@@ -100,7 +100,7 @@ def test_every_operation_has_the_envelope_for_errors_and_no_other(document: dict
     assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
-def test_keys_are_asked_for_where_they_are_needed(document: dict[str, Any]) -> None:
+def test_keys_are_described_where_they_are_needed(document: dict[str, Any]) -> None:
     without = {path for path, _method, operation in operations(document) if "security" not in operation}
     assert without == {"/healthz", "/readyz", "/metrics"}
     assert set(document["components"]["securitySchemes"]) == {"bearer", "key"}

@@ -1,4 +1,4 @@
-"""The short way answers as the framework's does."""
+"""PlainRoutes answers like the framework."""
 
 from __future__ import annotations
 
@@ -76,10 +76,12 @@ async def client(request: pytest.FixtureRequest) -> AsyncIterator[httpx.AsyncCli
         ("/both?a=b", {}),
     ],
 )
-async def test_both_ways_give_the_same(client: httpx.AsyncClient, path: str, parameters: dict[str, str]) -> None:
+async def test_plain_routes_answer_like_the_framework(
+    client: httpx.AsyncClient, path: str, parameters: dict[str, str]
+) -> None:
     answer = await client.post(path, content=b"text")
-    told = answer.json()
-    assert (answer.status_code, told["parameters"], told["query"], told["body"], told["app"]) == (
+    answered = answer.json()
+    assert (answer.status_code, answered["parameters"], answered["query"], answered["body"], answered["app"]) == (
         200,
         parameters,
         {"a": "b"},
@@ -101,18 +103,18 @@ async def test_both_ways_give_the_same(client: httpx.AsyncClient, path: str, par
         ("GET", "/v1/plain", b"", 405, "method_not_allowed"),
     ],
 )
-async def test_both_ways_refuse_the_same(
+async def test_plain_routes_refuse_like_the_framework(
     client: httpx.AsyncClient, method: str, path: str, content: bytes, status: int, code: str | None
 ) -> None:
     answer = await client.request(method, path, content=content)
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-async def test_what_takes_more_than_the_request_goes_the_framework_s_way(client: httpx.AsyncClient) -> None:
+async def test_endpoints_with_parameters_are_left_to_the_framework(client: httpx.AsyncClient) -> None:
     assert (await client.post("/named/x/plain")).json() == {"name": "x", "path": "/named/x/plain"}
 
 
-async def test_the_short_way_is_taken() -> None:
+async def test_plain_routes_bypass_the_framework() -> None:
     async def ask(short: bool, path: str) -> bool:
         transport = httpx.ASGITransport(app=application(short=short))
         async with httpx.AsyncClient(transport=transport, base_url="http://proxy.test") as client:
@@ -125,7 +127,7 @@ async def test_the_short_way_is_taken() -> None:
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/sessions/x/chat/completions"]
 )
-def test_every_dialect_goes_the_short_way(path: str) -> None:
+def test_every_dialect_has_a_plain_route(path: str) -> None:
     async def framework(scope: Any, receive: Any, send: Any) -> None:
         pytest.fail(f"the framework was asked for {scope['path']}, {receive}, {send}")
 

@@ -1,4 +1,4 @@
-"""Threads for large requests: few at one time, with the caller's context."""
+"""Threads for large requests: bounded in number, with the caller's context."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_work_runs_on_another_thread_and_sees_the_callers_context(workers:
     assert (thread == threading.get_ident(), name) == (False, "call")
 
 
-async def test_errors_come_back(workers: Workers) -> None:
+async def test_the_works_exception_is_raised(workers: Workers) -> None:
     def fail() -> None:
         raise ValueError("no")
 
@@ -36,7 +36,7 @@ async def test_errors_come_back(workers: Workers) -> None:
         await workers.run(fail)
 
 
-async def test_no_more_than_so_many_at_one_time(workers: Workers) -> None:
+async def test_work_above_the_number_of_threads_waits(workers: Workers) -> None:
     gate, lock = threading.Event(), threading.Lock()
     running = most = 0
 
@@ -73,5 +73,5 @@ async def test_requests_that_follow_each_other_share_one_trim(
     assert trimmed == [1]
 
 
-def test_memory_is_given_back_where_that_is_known_how() -> None:
+def test_memory_is_trimmed_without_error_on_any_platform() -> None:
     trim_memory()

@@ -1,4 +1,4 @@
-"""Proxies that share an allowance, without a database between them: they trade with its levels in turn."""
+"""A simulation of proxies that share limits, without a database: they trade with the levels in turn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from proxy.limits.share import Levels, Rates, Refusal, Share, Standing, trade
 
 
 class Proxies:
-    """`now` is the time that all of them see, but for the offset of each one's clock."""
+    """Proxies on one run. `now` is the time; each proxy's clock has an offset from it."""
 
     def __init__(self, rates: Rates, count: int, offsets: Sequence[float] = ()) -> None:
         self.rates = rates
@@ -19,7 +19,7 @@ class Proxies:
         self._offsets = [*offsets, *[0.0] * (count - len(offsets))]
 
     def call(self, proxy: int, *, waiting: int = 1) -> Refusal | None:
-        """None: the call begins."""
+        """Begin a call at a proxy. Return None, or the refusal."""
         share, now = self._shares[proxy], self.now + self._offsets[proxy]
         refusal = share.refusal(now)
         if refusal is not None or share.use_call(now):
@@ -31,7 +31,7 @@ class Proxies:
         share.receive(traded, now)
         refusal = share.refusal(now)
         if refusal is None:
-            assert share.use_call(now), "what is neither refused nor there"
+            assert share.use_call(now), "neither refused nor granted"
         return refusal
 
     def used(self, proxy: int, tokens: int) -> None:
@@ -49,8 +49,8 @@ class Proxies:
 
 
 def most_in_any_window(events: Sequence[tuple[float, float]], unit_seconds: float) -> float:
-    """The most by which what happened in a window is more than what flows in meanwhile; `events` are (when, how
-    much), in order. The burst that would have been needed."""
+    """Return the burst that would have been needed: the maximum, over all windows, of the units used minus those that
+    flowed in. `events` are (time, units), in order."""
     most = lowest = total = 0.0
     for index, (when, amount) in enumerate(events):
         before = total - when / unit_seconds

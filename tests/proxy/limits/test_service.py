@@ -1,4 +1,4 @@
-"""Limits on a real store: exact between proxies, and cheap."""
+"""Limits on a real store: exact across proxies, and with few transactions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings(**limits: Any) -> RunSettings:
 
 @asynccontextmanager
 async def proxies(url: str, count: int, **limits: Any) -> AsyncIterator[tuple[Store, list[RunLimits]]]:
-    """Each with connections of its own, on one clock."""
+    """Limits of several proxies, each with its own connections, on one clock."""
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(url, settings(**limits)))
         found = [store.limits]
@@ -40,7 +40,7 @@ async def proxies(url: str, count: int, **limits: Any) -> AsyncIterator[tuple[St
 
 
 async def begun(limits: RunLimits, run: RunView, calls: int) -> int:
-    """How many of so many calls at once begin."""
+    """Start `calls` calls at once and return how many begin."""
     outcomes = await asyncio.gather(*(limits.begin_call(run) for _ in range(calls)), return_exceptions=True)
     assert all(outcome is None or isinstance(outcome, RateLimited) for outcome in outcomes), outcomes
     return sum(outcome is None for outcome in outcomes)
@@ -54,7 +54,7 @@ async def rows(store: Store) -> dict[str, float]:
 
 
 class Transactions:
-    """How many a database was asked for."""
+    """Counter of the transactions of a database."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -71,7 +71,7 @@ class Transactions:
         monkeypatch.setattr(store.database, "read", counted(read))
 
 
-async def test_without_limits_nothing_is_asked(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_limits_the_store_is_not_asked(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with proxies(database_url, 1) as (store, (limits,)):
         transactions = Transactions(store, monkeypatch)
         assert limits.admission(store.run) is None
@@ -83,8 +83,8 @@ async def test_without_limits_nothing_is_asked(database_url: str, monkeypatch: p
         assert await rows(store) == {}
 
 
-async def test_proxies_at_once_begin_no_more_calls_than_are_allowed(database_url: str) -> None:
-    """And not much less: each may hold some that it had no call for."""
+async def test_concurrent_proxies_begin_no_more_calls_than_are_allowed(database_url: str) -> None:
+    """Nor much fewer: each proxy may have taken some calls that it did not use."""
     async with proxies(database_url, 3, calls_per_minute=600) as (store, several):
         at_once = sum(await asyncio.gather(*(begun(limits, store.run, 60) for limits in several)))
         assert 60 <= at_once <= 100
@@ -113,39 +113,43 @@ async def test_many_calls_share_few_transactions(database_url: str, monkeypatch:
         assert transactions.count <= 6
 
 
-async def test_a_refused_call_is_told_what_when_and_why(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_names_the_limit_and_when_to_retry(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with proxies(database_url, 1, calls_per_minute=6, burst_seconds=1) as (store, (limits,)):
         await limits.begin_call(store.run)
-        with pytest.raises(RateLimited, match=r"'policy' takes 6 calls a minute.*run\.limits\.calls_per_min") as told:
+        with pytest.raises(
+            RateLimited, match=r"'policy' accepts 6 calls a minute.*run\.limits\.calls_per_min"
+        ) as caught:
             await limits.begin_call(store.run)
-        assert (told.value.status, told.value.type, told.value.code) == (429, "requests", "rate_limit_exceeded")
-        assert told.value.retry_after == 10
+        assert (caught.value.status, caught.value.type, caught.value.code) == (429, "requests", "rate_limit_exceeded")
+        assert caught.value.retry_after == 10
         transactions = Transactions(store, monkeypatch)
         for _ in range(50):
             with pytest.raises(RateLimited):
                 await limits.begin_call(store.run)
         assert transactions.count == 0
         assert store.limited.refused == ["calls_per_minute"] * 51
-        store.clock.now += told.value.retry_after
+        store.clock.now += caught.value.retry_after
         await limits.begin_call(store.run)
 
 
-async def test_tokens_are_paid_at_the_end_and_waited_for_by_all(database_url: str) -> None:
+async def test_tokens_are_paid_at_the_end_and_delay_every_proxy(database_url: str) -> None:
     async with proxies(database_url, 2, tokens_per_minute=6000) as (store, (one, other)):
         await one.begin_call(store.run)
         one.used(store.run, 7000)
-        with pytest.raises(TokensLimited, match=r"6000 tokens a minute.*run\.limits\.tokens_per_minute") as told:
+        with pytest.raises(TokensLimited, match=r"6000 tokens a minute.*run\.limits\.tokens_per_minute") as caught:
             await one.begin_call(store.run)
-        assert (told.value.type, told.value.retry_after) == ("tokens", 61)
-        with pytest.raises(TokensLimited) as told:
+        assert (caught.value.type, caught.value.retry_after) == ("tokens", 61)
+        with pytest.raises(TokensLimited) as caught:
             await other.begin_call(store.run)
-        assert told.value.retry_after == 61
+        assert caught.value.retry_after == 61
         store.clock.now += 61
         await other.begin_call(store.run)
         await one.begin_call(store.run)
 
 
-async def test_what_nobody_asks_for_any_more_is_paid_all_the_same(database_url: str) -> None:
+async def test_owed_tokens_are_paid_when_the_limits_are_closed(database_url: str) -> None:
     async with proxies(database_url, 2, tokens_per_minute=6000) as (store, (one, other)):
         for _ in range(4):
             one.used(store.run, 1000)
@@ -158,7 +162,7 @@ async def test_what_nobody_asks_for_any_more_is_paid_all_the_same(database_url: 
             await other.begin_call(store.run)
 
 
-async def test_a_call_that_may_not_begin_for_its_tokens_takes_none_of_the_calls(database_url: str) -> None:
+async def test_a_call_refused_for_tokens_takes_no_calls(database_url: str) -> None:
     async with proxies(database_url, 1, tokens_per_minute=60, calls_per_minute=60) as (store, (limits,)):
         limits.used(store.run, 1000)
         with pytest.raises(TokensLimited):
@@ -166,7 +170,7 @@ async def test_a_call_that_may_not_begin_for_its_tokens_takes_none_of_the_calls(
         assert list(await rows(store)) == ["tokens"]
 
 
-async def test_a_limit_that_changes_holds_from_then_on(database_url: str) -> None:
+async def test_a_changed_limit_applies_at_once(database_url: str) -> None:
     async with proxies(database_url, 1, calls_per_minute=1) as (store, (limits,)):
         await limits.begin_call(store.run)
         with pytest.raises(RateLimited):
@@ -179,7 +183,7 @@ async def test_a_limit_that_changes_holds_from_then_on(database_url: str) -> Non
         assert await begun(limits, await store.runs.ensure(settings()), 1000) == 1000
 
 
-async def test_a_cancelled_call_keeps_nobody_from_beginning(database_url: str) -> None:
+async def test_a_cancelled_call_does_not_block_others(database_url: str) -> None:
     async with proxies(database_url, 1, calls_per_minute=600, tokens_per_minute=600) as (store, (limits,)):
         limits.used(store.run, 50)
         left = asyncio.ensure_future(limits.begin_call(store.run))
@@ -190,7 +194,7 @@ async def test_a_cancelled_call_keeps_nobody_from_beginning(database_url: str) -
         assert (await rows(store))["tokens"] == pytest.approx(store.clock.now + 5.0), "paid once"
 
 
-async def test_sessions_are_opened_while_the_trainer_keeps_up(database_url: str) -> None:
+async def test_sessions_are_only_opened_while_the_trainer_keeps_up(database_url: str) -> None:
     async with proxies(database_url, 1, max_waiting=2) as (store, (limits,)):
         for _ in range(2):
             await ready(store)
@@ -198,9 +202,9 @@ async def test_sessions_are_opened_while_the_trainer_keeps_up(database_url: str)
         await ready(store)
         await limits.check_waiting(store.run)  # counted a moment ago
         store.clock.now += 1
-        with pytest.raises(TrainerBehind, match=r"more than 2 trajectories.*run\.limits\.max_waiting") as told:
+        with pytest.raises(TrainerBehind, match=r"more than 2 trajectories.*run\.limits\.max_waiting") as caught:
             await limits.check_waiting(store.run)
-        assert (told.value.code, told.value.retry_after) == ("trainer_behind", 5)
+        assert (caught.value.code, caught.value.retry_after) == ("trainer_behind", 5)
         assert store.limited.refused == ["max_waiting"]
         await store.database.commit(
             lambda connection: connection.exec_driver_sql("UPDATE sessions SET training = 'consumed'")

@@ -1,4 +1,4 @@
-"""The promise of the limits, of any number of proxies: never more in any window; and who waits is served."""
+"""Properties of the limits with any number of proxies: no window exceeds the rate, and whoever waits is served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATES = st.builds(
 )
 PAUSES = st.one_of(st.just(0.0), st.floats(0.0, 0.2), st.floats(0.0, 90.0))
 CALLS = st.lists(st.tuples(PAUSES, st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=60)
-"""(pause before, which proxy, how many calls at once)."""
+"""(pause before in seconds, index of the proxy, calls at once)."""
 
 
 def burst(rate: Rate) -> float:
@@ -27,7 +27,7 @@ def burst(rate: Rate) -> float:
 
 
 @given(rate=RATES, calls=CALLS)
-def test_no_window_has_more_calls_than_flow_in_and_a_burst(rate: Rate, calls: list[tuple[float, int, int]]) -> None:
+def test_no_window_has_more_calls_than_the_rate_and_a_burst(rate: Rate, calls: list[tuple[float, int, int]]) -> None:
     proxies = Proxies(Rates(calls=rate), 4)
     begun: list[tuple[float, float]] = []
     start = proxies.now
@@ -40,7 +40,7 @@ def test_no_window_has_more_calls_than_flow_in_and_a_burst(rate: Rate, calls: li
 
 
 @given(rate=RATES, calls=CALLS, offsets=st.lists(st.floats(-0.5, 0.5), min_size=4, max_size=4))
-def test_clocks_that_differ_add_what_flows_in_by_the_difference(
+def test_clocks_that_differ_add_the_units_of_the_difference(
     rate: Rate, calls: list[tuple[float, int, int]], offsets: list[float]
 ) -> None:
     proxies = Proxies(Rates(calls=rate), 4, offsets)
@@ -54,10 +54,10 @@ def test_clocks_that_differ_add_what_flows_in_by_the_difference(
 
 
 @given(rate=RATES, calls=CALLS, most=st.integers(1, 5000))
-def test_no_window_has_more_tokens_than_flow_in_a_burst_and_a_call(
+def test_no_window_has_more_tokens_than_the_rate_a_burst_and_a_call(
     rate: Rate, calls: list[tuple[float, int, int]], most: int
 ) -> None:
-    """Where calls end before the next begin, and one proxy begins them."""
+    """Sequential calls at one proxy."""
     proxies = Proxies(Rates(tokens=rate), 1)
     used: list[tuple[float, float]] = []
     start = proxies.now
@@ -72,7 +72,7 @@ def test_no_window_has_more_tokens_than_flow_in_a_burst_and_a_call(
 
 
 @given(calls=RATES, tokens=st.none() | RATES, before=CALLS)
-def test_who_is_alone_and_waits_as_told_is_served(
+def test_a_single_client_that_waits_as_advised_is_served(
     calls: Rate, tokens: Rate | None, before: list[tuple[float, int, int]]
 ) -> None:
     proxies = Proxies(Rates(calls=calls, tokens=tokens), 4)
@@ -85,7 +85,7 @@ def test_who_is_alone_and_waits_as_told_is_served(
     for _ in range(3):
         asked = proxies.trades
         refusal = proxies.call(0)
-        if refusal is not None and proxies.trades == asked:  # told from memory: others have used more since
+        if refusal is not None and proxies.trades == asked:  # from memory: others have used more since
             proxies.now += max(1, math.ceil(refusal.seconds))
             refusal = proxies.call(0)
         if refusal is not None:
@@ -98,7 +98,7 @@ def test_who_is_alone_and_waits_as_told_is_served(
             assert again is None
 
 
-def test_a_steady_agent_gets_all_that_flows_in() -> None:
+def test_a_steady_agent_gets_the_whole_rate() -> None:
     proxies = Proxies(Rates(calls=Rate(per_minute=600, burst_seconds=10.0)), 1)
     begun = 0
     for _ in range(6000):
@@ -108,7 +108,7 @@ def test_a_steady_agent_gets_all_that_flows_in() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_agents_below_the_limit_are_not_refused_and_mostly_wait_for_nothing(count: int) -> None:
+def test_agents_below_the_limit_are_not_refused_and_mostly_do_not_wait(count: int) -> None:
     proxies = Proxies(Rates(calls=Rate(per_minute=6000, burst_seconds=10.0)), count)
     refused = 0
     for number in range(4000):  # 80 a second, of 100
@@ -118,7 +118,7 @@ def test_agents_below_the_limit_are_not_refused_and_mostly_wait_for_nothing(coun
     assert proxies.trades <= 50 * count * 1.5
 
 
-def test_what_was_taken_and_not_used_is_lost_in_time() -> None:
+def test_taken_calls_that_are_not_used_are_lost_when_the_lease_ends() -> None:
     proxies = Proxies(Rates(calls=Rate(per_minute=600, burst_seconds=10.0)), 2)
     for _ in range(9):
         assert proxies.call(0, waiting=10) is None
@@ -128,7 +128,7 @@ def test_what_was_taken_and_not_used_is_lost_in_time() -> None:
     assert proxies.trades == trades + 1
 
 
-def test_while_it_is_refused_nobody_asks_the_store() -> None:
+def test_the_store_is_not_asked_while_a_refusal_applies() -> None:
     proxies = Proxies(Rates(calls=Rate(per_minute=1, burst_seconds=1.0)), 1)
     assert proxies.call(0) is None
     refusals = [proxies.call(0) for _ in range(100)]
@@ -137,7 +137,7 @@ def test_while_it_is_refused_nobody_asks_the_store() -> None:
     assert proxies.trades == 2
 
 
-def test_what_one_proxy_pays_the_others_wait_for() -> None:
+def test_tokens_paid_by_one_proxy_delay_the_others() -> None:
     proxies = Proxies(Rates(tokens=Rate(per_minute=6000, burst_seconds=10.0)), 2)
     assert proxies.call(0) is None
     proxies.used(0, 7000)
@@ -162,7 +162,7 @@ def test_a_clock_that_was_set_back_locks_nobody_out_for_more_than_a_minute(back:
         assert proxies.call(1) is None
 
 
-def test_what_is_owed_stays_owed_when_the_clock_is_set_back() -> None:
+def test_owed_tokens_stay_owed_when_the_clock_is_set_back() -> None:
     proxies = Proxies(Rates(tokens=Rate(per_minute=60, burst_seconds=10.0)), 2)
     assert proxies.call(0) is None
     proxies.used(0, 609)
@@ -173,7 +173,7 @@ def test_what_is_owed_stays_owed_when_the_clock_is_set_back() -> None:
     assert refusal.seconds == pytest.approx(599.0)
 
 
-def test_clients_are_told_what_is_left() -> None:
+def test_standings_say_what_is_left() -> None:
     proxies = Proxies(
         Rates(calls=Rate(per_minute=60, burst_seconds=10.0), tokens=Rate(per_minute=6000, burst_seconds=10.0)), 1
     )

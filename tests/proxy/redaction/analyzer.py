@@ -1,4 +1,4 @@
-"""An analyzer as users write them: in the style of Presidio, of tuples, and one that fails."""
+"""Analyzers as users write them: one that returns objects like Presidio, one that returns tuples, one that fails."""
 
 from __future__ import annotations
 

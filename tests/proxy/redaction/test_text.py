@@ -39,12 +39,12 @@ def test_built_in_rules(rule: str, text: str, redacted: str) -> None:
     assert redactor(rules=[rule]).text(text) == redacted
 
 
-def test_patterns_and_analyzers_of_ones_own() -> None:
+def test_configured_patterns_and_analyzers() -> None:
     own = redactor(patterns={"ticket": r"T-\d+"}, analyzers=[f"{ANALYZERS}:people", f"{ANALYZERS}:colours"])
     assert own.text("T-17: Quirinius is red") == "[ticket]: [people] is [colours]"
 
 
-def test_what_cannot_be_looked_through_is_not_kept() -> None:
+def test_a_text_that_a_rule_cannot_search_is_not_stored() -> None:
     assert redactor(analyzers=[f"{ANALYZERS}:broken"]).text("anything") == "[broken]"
     slow = redactor(patterns={"slow": r"(a|aa)+$"})
     assert slow.text("a" * 200 + "b") == "[slow]"
@@ -66,7 +66,7 @@ def test_rules_that_cannot_be_used_are_refused_at_the_start(settings: dict[str, 
         redactor(**settings)
 
 
-def test_json_is_looked_through_and_what_holds_messages_together_stays() -> None:
+def test_json_is_redacted_except_the_ids_that_connect_messages() -> None:
     value = {
         "id": "a@b.org",
         "content": [{"type": "text", "text": "mail a@b.org"}],
@@ -102,7 +102,7 @@ _PIECES = st.sampled_from(
 
 
 @given(st.lists(_PIECES, max_size=12).map("".join))
-def test_afterwards_nothing_is_found_but_in_marks(text: str) -> None:
+def test_after_redaction_the_rules_find_nothing_outside_the_marks(text: str) -> None:
     own = redactor(rules=ALL)
     redacted = own.text(text)
     for one in found_in(redacted, own.rules):

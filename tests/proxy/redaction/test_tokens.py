@@ -42,7 +42,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplate:
     own=st.lists(st.sampled_from(PIECES), max_size=6).map("".join),
 )
 @settings(max_examples=150)
-def test_nothing_is_found_in_what_the_stored_ids_say(template: ChatTemplate, before: str, own: str) -> None:
+def test_the_rules_find_nothing_in_the_text_of_stored_ids(template: ChatTemplate, before: str, own: str) -> None:
     redactor = TextRedactor(load_rules(RULES))
     decoder = TokenDecoder(template.tokenizer, hidden=template.special_ids)
     parent = (*template.encode(before), template.stop_ids[0])

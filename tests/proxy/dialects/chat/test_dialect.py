@@ -1,4 +1,4 @@
-"""The wire rules of chat completions, one test each."""
+"""Rules of the wire format of chat completions, one test each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.proxy.calls.world import CALL, TOOLS, USER, World, output_ids
 
 
 async def chunks_of(world: World, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream, as they are on the wire, without the closing [DONE]."""
+    """Return the events of a stream without the closing [DONE]."""
     response = await world.post({"stream": True, **body})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -102,7 +102,7 @@ async def test_streaming_goes_token_by_token_and_ends_with_done(world: World) ->
     assert all(len(chunk["choices"]) == 1 for chunk in chunks)
 
 
-async def test_first_delta_carries_the_role_and_no_other(world: World) -> None:
+async def test_only_the_first_delta_has_the_role(world: World) -> None:
     chunks = await chunks_of(world)
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert not any("role" in chunk["choices"][0]["delta"] for chunk in chunks[1:])
@@ -147,7 +147,7 @@ async def test_an_answer_of_calls_alone_has_null_content(world: World) -> None:
     assert (await world.post({"tools": TOOLS})).json()["choices"][0]["message"]["content"] is None
 
 
-async def test_tool_call_deltas_name_once_and_always_have_an_index(world: World) -> None:
+async def test_tool_call_deltas_have_the_name_once_and_always_an_index(world: World) -> None:
     world.say(f"{CALL}\n{CALL}")
     deltas = [chunk["choices"][0]["delta"] for chunk in await chunks_of(world, tools=TOOLS)]
     calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
@@ -177,7 +177,7 @@ async def test_without_tools_nothing_is_parsed_or_offered(world: World, body: di
     assert "calculator" not in world.template.tokenizer.decode(list(world.engine.requests[0].input_ids))
 
 
-async def test_one_call_only_where_parallel_calls_are_off(world: World) -> None:
+async def test_without_parallel_calls_an_answer_has_one_call(world: World) -> None:
     world.say(CALL, stop=False)
     response = await world.post({"tools": TOOLS, "parallel_tool_calls": False, "stop": ["END"]})
     assert world.engine.requests[0].sampling.stop == ("END", "</tool_call>")
@@ -191,7 +191,7 @@ async def test_custom_tools_are_ignored_with_a_warning(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_text_is_not_returned(world: World, stream: bool) -> None:
+async def test_the_stop_text_is_not_returned(world: World, stream: bool) -> None:
     world.say("one STOP", stop=False)
     if stream:
         chunks = await chunks_of(world, stop="STOP")
@@ -211,7 +211,7 @@ async def test_max_tokens_far_above_the_context_are_clamped(world: World) -> Non
     assert {request.sampling.max_new_tokens for request in world.engine.requests} == {512 - prompt}
 
 
-async def test_an_answer_cut_by_its_bound_says_length(world: World) -> None:
+async def test_a_truncated_answer_has_finish_reason_length(world: World) -> None:
     choice = (await world.post({"max_completion_tokens": 3})).json()["choices"][0]
     assert choice["finish_reason"] == "length"
 
@@ -249,7 +249,7 @@ async def test_top_logprobs_are_the_most_probable_in_each_place(world: World) ->
     assert streamed == content
 
 
-async def test_a_seed_that_the_engine_has_no_use_for_is_warned_of(world: World) -> None:
+async def test_a_seed_that_the_engine_ignores_causes_a_warning(world: World) -> None:
     assert "x-base-rl-warning" not in (await world.post({"seed": 3})).headers
     world.engine.seeded = False
     response = await world.post({"seed": 3})
@@ -276,7 +276,7 @@ async def test_unknown_fields_are_ignored(world: World) -> None:
     assert (await world.post(body)).status_code == 200
 
 
-async def test_a_promise_that_cannot_be_kept_is_refused(world: World) -> None:
+async def test_a_constraint_that_cannot_be_enforced_is_refused(world: World) -> None:
     world.engine.grammar_backend = "none"
     strict = {"type": "function", "function": {"name": "f", "strict": True}}
     for body, param in (
@@ -339,7 +339,7 @@ async def test_every_path_serves(world: World) -> None:
     assert (await world.post({}, "/sessions/my-own-name/v1/chat/completions")).status_code == 200
 
 
-async def test_a_key_in_the_other_header(world: World) -> None:
+async def test_a_key_in_x_api_key(world: World) -> None:
     assert (await world.post({}, authorization="", x_api_key=world.key)).status_code == 200
 
 

@@ -1,4 +1,4 @@
-"""Bad bodies: a clear 400 that names the field, never a 500."""
+"""Bodies of POST /v1/chat/completions: invalid ones are a 400 that names the field."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def schema(**described: Any) -> dict[str, Any]:
 
 
 def parse(**body: Any) -> Any:
-    """Reads the messages too, which are otherwise read when they are looked at."""
+    """Parse a body and all its messages, which are otherwise parsed on access."""
     call = parse_chat_completion(json.dumps({"model": "m", "messages": [USER], **body}).encode())
     assert list(call.messages)
     return call
@@ -163,7 +163,7 @@ def test_a_wrong_value_names_its_field(body: dict[str, Any], param: str) -> None
         ({"messages": assistant([{"type": "custom"}])}, "messages[1].tool_calls[0].type"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse(**body)
     assert caught.value.param == param
@@ -187,7 +187,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param:
         b'{"temperature": 1e999}',
     ],
 )
-def test_what_is_no_json_object_is_refused(raw: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body is not"):
         list(parse_chat_completion(raw).messages)
 
@@ -247,12 +247,12 @@ def test_stop_may_be_text_or_a_list() -> None:
     assert parse(stop=None).sampling.stop == ()
 
 
-def test_max_completion_tokens_come_before_max_tokens() -> None:
+def test_max_completion_tokens_has_priority_over_max_tokens() -> None:
     assert parse(max_tokens=5, max_completion_tokens=7).sampling.max_new_tokens == 7
     assert parse(max_tokens=5).sampling.max_new_tokens == 5
 
 
-def test_whole_numbers_are_numbers() -> None:
+def test_whole_numbers_are_accepted_as_floats() -> None:
     assert parse(temperature=1, top_p=1, logit_bias={"5": 1}).sampling.temperature == 1.0
 
 
@@ -293,7 +293,7 @@ def test_strict_is_true_or_false() -> None:
         assert str(refused.value.param).endswith("strict")
 
 
-def test_the_old_form_of_tools_is_read_as_the_new_one() -> None:
+def test_the_deprecated_form_of_tools_is_converted() -> None:
     function = {"name": "f", "parameters": {"type": "object"}}
     call = parse(functions=[function], function_call={"name": "f"})
     assert call.tools == [{"type": "function", "function": function}]
@@ -317,7 +317,7 @@ def known(*names: str, **body: Any) -> Any:
     return parse_chat_completion(raw, frozenset(names))
 
 
-def test_what_the_template_knows_reaches_it_and_what_not_is_warned_of() -> None:
+def test_template_arguments_reach_the_template_or_cause_a_warning() -> None:
     asked = {"chat_template_kwargs": {"enable_thinking": False, "odd\n": 1}, "reasoning_effort": "low"}
     call = known("enable_thinking", "reasoning_effort", **asked)
     assert call.template_arguments == {"enable_thinking": False, "reasoning_effort": "low"}
@@ -326,7 +326,7 @@ def test_what_the_template_knows_reaches_it_and_what_not_is_warned_of() -> None:
     assert "the model's template does not read reasoning_effort" in known(**asked).warnings
 
 
-def test_no_effort_is_no_thinking_where_that_is_the_templates_word() -> None:
+def test_effort_none_switches_thinking_off_if_the_template_can() -> None:
     assert known("enable_thinking", reasoning_effort="none").template_arguments == {"enable_thinking": False}
     assert known("enable_thinking", reasoning_effort="none").warnings == ()
     assert known("enable_thinking", reasoning_effort="high").template_arguments == {}
@@ -349,5 +349,5 @@ def test_no_effort_is_no_thinking_where_that_is_the_templates_word() -> None:
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0] of type custom is ignored"),
     ],
 )
-def test_what_has_no_effect_is_warned_of_where_it_asks_for_one(body: dict[str, Any], warns: str | None) -> None:
+def test_ignored_fields_cause_a_warning_if_they_ask_for_something(body: dict[str, Any], warns: str | None) -> None:
     assert parse(**body).warnings == ((warns,) if warns else ())

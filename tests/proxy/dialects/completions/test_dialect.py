@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts of text and of ids, and what goes on from them."""
+"""POST /v1/completions: prompts of text and of ids, and prompts that continue earlier completions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_whole_answer(world: World) -> None:
     assert response.headers["x-base-rl-session"] == turn.session_id
 
 
-async def test_the_text_is_the_prompt_and_nothing_else(world: World) -> None:
+async def test_a_text_prompt_is_the_whole_prompt(world: World) -> None:
     await post(world, {})
     assert sent(world) == world.template.encode(ASKED)
     (turn,) = await world.turns()
@@ -74,7 +74,7 @@ async def test_ids_are_sent_as_they_are_given(world: World) -> None:
     assert turn.messages == [{"role": "user", "content": ASKED}]
 
 
-async def test_max_tokens_are_16_unless_asked_for(world: World) -> None:
+async def test_max_tokens_is_16_by_default(world: World) -> None:
     world.say("x" * 40)
     assert (await post(world, {})).json()["choices"][0]["finish_reason"] == "length"
     await post(world, {"max_tokens": 32_000})
@@ -102,7 +102,7 @@ async def test_a_list_of_prompts_has_n_answers_each_in_order(world: World, as_id
     assert [choice["turn_id"] for choice in answer["choices"]] == [turn.id for turn in turns]
 
 
-async def test_echo_says_the_prompt_again(world: World) -> None:
+async def test_echo_repeats_the_prompt(world: World) -> None:
     world.say(" 42")
     for prompt in (ASKED, list(world.template.encode(ASKED))):
         assert (await post(world, {"prompt": prompt, "echo": True})).json()["choices"][0]["text"] == f"{ASKED} 42"
@@ -113,16 +113,16 @@ async def test_echo_says_the_prompt_again(world: World) -> None:
 
 async def test_a_stream(world: World) -> None:
     chunks = await chunks_of(world, stream_options={"include_usage": True})
-    *told, usage = chunks
-    assert "".join(chunk["choices"][0]["text"] for chunk in told) == "The answer is 42."
-    assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None] * (len(told) - 1) + ["stop"]
-    assert [chunk["usage"] for chunk in told] == [None] * len(told)
+    *pieces, usage = chunks
+    assert "".join(chunk["choices"][0]["text"] for chunk in pieces) == "The answer is 42."
+    assert [chunk["choices"][0]["finish_reason"] for chunk in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+    assert [chunk["usage"] for chunk in pieces] == [None] * len(pieces)
     assert (usage["choices"], usage["usage"]["completion_tokens"]) == ([], len(world.answers[0]))
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
     assert not any("usage" in chunk for chunk in await chunks_of(world))
 
 
-async def test_log_probabilities_in_the_old_form(world: World) -> None:
+async def test_log_probabilities_in_the_form_of_completions(world: World) -> None:
     world.say("é 42")
     choice = (await post(world, {"logprobs": 2})).json()["choices"][0]
     logprobs = choice["logprobs"]
@@ -140,13 +140,13 @@ async def test_log_probabilities_in_the_old_form(world: World) -> None:
         assert [value for part in streamed if part for value in part[name]] == values
 
 
-async def test_no_alternatives_are_told_unless_asked_for(world: World) -> None:
+async def test_no_alternatives_are_written_unless_asked_for(world: World) -> None:
     logprobs = (await post(world, {"logprobs": 0})).json()["choices"][0]["logprobs"]
     assert logprobs["top_logprobs"] is None
     assert logprobs["tokens"]
 
 
-async def test_a_prompt_that_extends_a_completion_goes_on_from_its_ids(world: World) -> None:
+async def test_a_prompt_that_extends_a_completion_continues_with_its_ids(world: World) -> None:
     ids = [token for character in " 42" for token in world.template.encode(character)]
     world.answers[:] = [[*ids, world.template.stop_ids[0]]]
     text = (await post(world, {})).json()["choices"][0]["text"]
@@ -158,7 +158,7 @@ async def test_a_prompt_that_extends_a_completion_goes_on_from_its_ids(world: Wo
     assert [attributed for _, attributed in world.seen.turns] == ["new", "conversation"]
 
 
-async def test_a_prompt_of_ids_that_extends_a_completion_goes_on_from_it(world: World) -> None:
+async def test_a_prompt_of_ids_that_extends_a_completion_continues_it(world: World) -> None:
     ids = list(world.template.encode(ASKED))
     await post(world, {"prompt": ids})
     said = world.answers[0][:-1]
@@ -169,7 +169,7 @@ async def test_a_prompt_of_ids_that_extends_a_completion_goes_on_from_it(world: 
     assert unpack_ids(second.prompt_ids) == (5, 6)
 
 
-async def test_a_stop_string_that_the_client_writes_again_is_not_tokenised_again(world: World) -> None:
+async def test_an_echoed_stop_string_is_not_tokenised_again(world: World) -> None:
     world.say(" think\nObservation:", stop=False)
     text = (await post(world, {"stop": "\nObservation:"})).json()["choices"][0]["text"]
     assert text == " think"
@@ -181,7 +181,7 @@ async def test_a_stop_string_that_the_client_writes_again_is_not_tokenised_again
     )
 
 
-async def test_equal_prompts_are_told_apart(world: World) -> None:
+async def test_equal_prompts_are_distinguished(world: World) -> None:
     world.say("")
     for _ in range(2):
         await post(world, {})
@@ -234,7 +234,7 @@ async def test_a_prompt_beyond_the_context_names_the_prompt(world: World) -> Non
 
 
 @pytest.mark.parametrize("prompt", ["", [], [[]], [""], [10**6], ["a", ""]])
-async def test_what_is_no_prompt_is_refused(world: World, prompt: Any) -> None:
+async def test_invalid_prompts_are_refused(world: World, prompt: Any) -> None:
     response = await post(world, {"prompt": prompt})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
     assert world.engine.requests == []
@@ -304,7 +304,7 @@ def test_a_wrong_value_names_its_field(body: dict[str, Any], param: str) -> None
     ("body", "param"),
     [({"best_of": 2}, "best_of"), ({"suffix": "x"}, "suffix"), ({"echo": True, "logprobs": 0}, "logprobs")],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse(**body)
     assert caught.value.param == param
@@ -318,5 +318,5 @@ def test_explicit_null_is_absent_for_every_optional_field() -> None:
     assert (call.n, call.logprobs, call.echoes, call.sampling.max_new_tokens) == (1, False, (), 16)
 
 
-def test_best_of_as_many_as_are_given_is_no_wish() -> None:
+def test_best_of_equal_to_n_is_accepted() -> None:
     assert parse(n=2, best_of=2, suffix="").n == 2

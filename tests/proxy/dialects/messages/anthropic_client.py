@@ -1,4 +1,4 @@
-"""Anthropic's wire in tests: bodies, events held against the SDK's own models, and the SDK itself."""
+"""Helpers for tests of Anthropic's wire format: bodies, events validated by the SDK's models, and the SDK itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def ask(world: World, path: str = PATH, headers: dict[str, str] | None = N
 
 
 async def answer(world: World, **body: Any) -> dict[str, Any]:
-    """A whole answer, which the SDK's model takes as it is."""
+    """Return a whole answer, after the SDK's model has validated it."""
     response = await ask(world, **body)
     assert response.status_code == 200, response.text
     _only_known(Message.model_validate(response.json()))
@@ -35,7 +35,7 @@ async def answer(world: World, **body: Any) -> dict[str, Any]:
 
 
 async def events(world: World, **body: Any) -> list[dict[str, Any]]:
-    """The events of a stream, each of which the SDK's models take as it is; pings left out."""
+    """Return the events of a stream without pings, after the SDK's models have validated them."""
     response = await ask(world, stream=True, **body)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -45,7 +45,7 @@ async def events(world: World, **body: Any) -> list[dict[str, Any]]:
 def read_events(text: str) -> list[dict[str, Any]]:
     *written, rest = text.split("\n\n")
     assert rest == ""
-    told = []
+    events_read = []
     for lines in written:
         if lines.startswith(":"):
             continue
@@ -55,12 +55,12 @@ def read_events(text: str) -> list[dict[str, Any]]:
         if event["type"] == "ping":
             continue
         _only_known(_EVENTS.validate_python(event))
-        told.append(event)
-    return told
+        events_read.append(event)
+    return events_read
 
 
 def _only_known(model: Any) -> None:
-    """Every field is one that the SDK's model names."""
+    """Assert that the SDK's model declares every field."""
     if isinstance(model, list):
         for item in model:
             _only_known(item)
@@ -72,7 +72,7 @@ def _only_known(model: Any) -> None:
 
 @asynccontextmanager
 async def sdk(world: World, **options: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """The real SDK, on a real connection."""
+    """The SDK on a real connection."""
     async with (
         listening(world.app) as address,
         anthropic.AsyncAnthropic(

@@ -1,4 +1,4 @@
-"""count_tokens: what a call's prompt would cost, exactly, and nothing else."""
+"""count_tokens: the exact number of tokens in a call's prompt, without generating or recording."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ USE: Any = {"type": "tool_use", "id": "c", "name": "calculator", "input": {"a": 
         },
     ],
 )
-async def test_the_count_is_that_of_the_call(world: World, body: dict[str, Any]) -> None:
+async def test_the_count_equals_the_prompt_tokens_of_the_call(world: World, body: dict[str, Any]) -> None:
     counted = (await ask(world, COUNT, **body)).json()
     assert world.engine.requests == []
     assert await world.turns() == await world.sessions() == []
@@ -55,7 +55,7 @@ async def test_a_prompt_beyond_the_context_is_counted(world: World) -> None:
     assert re.fullmatch(r"prompt is too long: \d+ tokens > 512 maximum", refused.json()["error"]["message"])
 
 
-async def test_faults_and_keys_are_those_of_the_call(world: World) -> None:
+async def test_counting_refuses_bodies_and_keys_like_a_call(world: World) -> None:
     assert (await ask(world, COUNT, messages=[{"role": "user"}])).json()["error"]["param"] == "messages[0].content"
     refused = await ask(world, COUNT, {"authorization": "Bearer wrong"})
     assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: what is answered, whole and streamed."""
+"""Anthropic's Messages API: whole and streamed answers."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ async def test_the_turn_is_what_was_sent_to_the_engine_and_came_from_it(world: W
     assert not {"messages", "system"} & set(turn.request)
 
 
-async def test_the_answers_form_is_the_sdks(world: World) -> None:
+async def test_the_answer_has_the_fields_of_the_sdks_model(world: World) -> None:
     world.say(f"Let me see.\n{CALL}")
     await answer(world)
     await answer(world, tools=[TOOL])
 
 
 async def test_a_stream_begins_fills_blocks_and_ends(world: World) -> None:
-    told = await events(world)
+    written = await events(world)
     turn = (await world.turns())[0]
-    assert told[0] == {
+    assert written[0] == {
         "type": "message_start",
         "message": {
             "id": turn.id,
@@ -99,8 +99,8 @@ async def test_a_stream_begins_fills_blocks_and_ends(world: World) -> None:
         },
     }
     block = {"type": "text", "text": "", "citations": None}
-    assert told[1] == {"type": "content_block_start", "index": 0, "content_block": block}
-    assert told[-3:] == [
+    assert written[1] == {"type": "content_block_start", "index": 0, "content_block": block}
+    assert written[-3:] == [
         {"type": "content_block_stop", "index": 0},
         {
             "type": "message_delta",
@@ -114,8 +114,8 @@ async def test_a_stream_begins_fills_blocks_and_ends(world: World) -> None:
         },
         {"type": "message_stop"},
     ]
-    assert {event["type"] for event in told[2:-3]} == {"content_block_delta"}
-    texts = [event["delta"]["text"] for event in told[2:-3]]
+    assert {event["type"] for event in written[2:-3]} == {"content_block_delta"}
+    texts = [event["delta"]["text"] for event in written[2:-3]]
     assert "".join(texts) == "The answer is 42."
     assert len(texts) == len(world.answers[0]) - 1, "token by token"
 
@@ -146,8 +146,8 @@ async def test_an_empty_answer_has_no_blocks(world: World) -> None:
 
 async def test_streamed_blocks_follow_each_other_and_inputs_come_as_json_text(world: World) -> None:
     world.say(f"Sum:\n{CALL}\n{CALL}")
-    told = await events(world, tools=[TOOL])
-    blocks = [event for event in told if event["type"].startswith("content_block")]
+    written = await events(world, tools=[TOOL])
+    blocks = [event for event in written if event["type"].startswith("content_block")]
     assert [event["index"] for event in blocks] == sorted(event["index"] for event in blocks)
     for index in range(3):
         kinds = [event["type"].removeprefix("content_block_") for event in blocks if event["index"] == index]
@@ -162,12 +162,12 @@ async def test_streamed_blocks_follow_each_other_and_inputs_come_as_json_text(wo
     for index in (1, 2):
         pieces = [event["delta"] for event in blocks if event["index"] == index and "delta" in event]
         assert {piece["type"] for piece in pieces} == {"input_json_delta"}
-        written = "".join(piece["partial_json"] for piece in pieces)
-        assert json.loads(written) == {"a": 17, "b": 25, "op": "+"}
-    assert told[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
+        arguments = "".join(piece["partial_json"] for piece in pieces)
+        assert json.loads(arguments) == {"a": 17, "b": 25, "op": "+"}
+    assert written[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
 
 
-async def test_text_behind_a_call_is_a_block_of_its_own_in_a_stream(world: World) -> None:
+async def test_text_after_a_call_is_a_block_of_its_own_in_a_stream(world: World) -> None:
     world.say(f"One.\n{CALL}\nTwo.")
     starts = [event for event in await events(world, tools=[TOOL]) if event["type"] == "content_block_start"]
     assert [start["content_block"]["type"] for start in starts] == ["text", "tool_use", "text"]
@@ -182,13 +182,13 @@ async def test_a_malformed_call_is_text(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_stop_sequence_that_struck_is_named_and_not_returned(world: World, stream: bool) -> None:
+async def test_the_matched_stop_sequence_is_named_and_not_returned(world: World, stream: bool) -> None:
     world.say("one STOP", stop=False)
     asked = {"stop_sequences": ["HALT", "STOP"]}
     if stream:
-        told = await events(world, **asked)
-        text = "".join(event["delta"].get("text", "") for event in told if event["type"] == "content_block_delta")
-        ending = told[-2]["delta"]
+        written = await events(world, **asked)
+        text = "".join(event["delta"].get("text", "") for event in written if event["type"] == "content_block_delta")
+        ending = written[-2]["delta"]
     else:
         message = await answer(world, **asked)
         text = message["content"][0]["text"]
@@ -203,13 +203,13 @@ async def test_an_answer_that_ends_by_itself_names_no_stop_sequence(world: World
     assert (message["stop_reason"], message["stop_sequence"]) == ("end_turn", None)
 
 
-async def test_calls_before_a_stop_sequence_are_what_the_client_has_to_know(world: World) -> None:
+async def test_calls_before_a_stop_sequence_decide_the_stop_reason(world: World) -> None:
     world.say(f"{CALL}\nthen STOP", stop=False)
     message = await answer(world, tools=[TOOL], stop_sequences=["STOP"])
     assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
 
 
-async def test_max_tokens_cut_and_are_clamped(world: World) -> None:
+async def test_max_tokens_truncates_and_is_clamped(world: World) -> None:
     assert (await answer(world, max_tokens=3))["stop_reason"] == "max_tokens"
     await answer(world, max_tokens=128_000)
     assert world.engine.requests[1].sampling.max_new_tokens == 512 - len(world.engine.requests[1].input_ids)
@@ -224,7 +224,7 @@ async def test_the_reused_prompt_counts_as_read_from_the_cache(world: World) -> 
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == turn.prompt_token_count
 
 
-async def test_disable_parallel_tool_use_ends_at_the_first_call(world: World) -> None:
+async def test_disable_parallel_tool_use_ends_the_answer_after_the_first_call(world: World) -> None:
     world.say(CALL, stop=False)
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     message = await answer(world, tools=[TOOL], tool_choice=choice)
@@ -254,7 +254,7 @@ async def test_a_key_in_either_header(world: World, header: str) -> None:
     assert (await ask(world, headers={"authorization": "", header: key})).status_code == 200
 
 
-async def test_the_request_id_is_where_the_sdk_looks_for_it(world: World) -> None:
+async def test_the_request_id_is_in_the_header_that_the_sdk_reads(world: World) -> None:
     world.app.add_middleware(RequestId)
     async with sdk(world) as client:
         message = await client.messages.create(**ASKED)
@@ -268,7 +268,7 @@ async def test_the_request_id_is_where_the_sdk_looks_for_it(world: World) -> Non
 
 
 class RequestId:
-    """Stands for the request boundary."""
+    """Stand-in for RequestBoundary: sets the request's id."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -285,14 +285,14 @@ async def test_the_sdk_reads_answers_and_streams(world: World) -> None:
         raw = await client.messages.create(**ASKED, tools=[TOOL], stream=True)
         kinds = [event.type async for event in raw]
         async with client.messages.stream(**ASKED, tools=[TOOL]) as stream:
-            told = [event.type async for event in stream]
+            written = [event.type async for event in stream]
             final = await stream.get_final_message()
         beta = await client.beta.messages.create(
             **ASKED, tools=[TOOL], betas=["fine-grained-tool-streaming-2025-05-14"]
         )
     assert kinds[0] == "message_start"
     assert kinds[-1] == "message_stop"
-    assert {"text", "input_json"} <= set(told)
+    assert {"text", "input_json"} <= set(written)
     answers: list[Any] = [whole, final, beta]
     for message in answers:
         assert message.stop_reason == "tool_use"
@@ -304,8 +304,8 @@ async def test_the_sdk_reads_answers_and_streams(world: World) -> None:
     assert final.usage.output_tokens == len(world.answers[0])
 
 
-async def test_a_loop_of_tool_use_by_the_sdks_own_echo_is_one_conversation_token_by_token(world: World) -> None:
-    """The assistant's content goes back as the SDK's own objects, streamed and whole answers in turn."""
+async def test_a_tool_loop_with_the_sdks_own_echo_is_one_exact_conversation(world: World) -> None:
+    """Send the assistant's content back as the SDK's own objects, after streamed and whole answers in turn."""
     world.say(f"I add.\n{CALL}\n{CALL}", f"Once more.\n{CALL}", "It is 84.", "Yes.")
     messages: list[Any] = [USER]
     async with sdk(world) as client:
@@ -334,7 +334,7 @@ async def test_a_loop_of_tool_use_by_the_sdks_own_echo_is_one_conversation_token
     assert last.count("<tool_response>\n42\n</tool_response>") == 3
 
 
-async def test_an_echo_in_as_many_messages_as_blocks_is_the_same_conversation(world: World) -> None:
+async def test_an_echo_with_one_message_for_each_block_is_the_same_conversation(world: World) -> None:
     world.say(f"I add.\n{CALL}\n{CALL}", "It is 42.")
     content = (await answer(world, tools=[TOOL]))["content"]
     echo = [{"role": "assistant", "content": [block]} for block in content]
@@ -362,7 +362,7 @@ async def test_a_prefill_is_continued_and_its_echo_recognised(world: World) -> N
     assert turns[0].messages == [USER, begun]
 
 
-async def test_a_prefill_behind_a_recorded_turn_keeps_its_tokens(world: World) -> None:
+async def test_a_prefill_after_a_recorded_turn_preserves_the_turns_tokens(world: World) -> None:
     first = await answer(world)
     said = [USER, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": "Sure?"}]
     await ask(world, messages=[*said, {"role": "assistant", "content": "Yes, I"}])
@@ -402,7 +402,7 @@ def call_with(**body: Any) -> ModelCall:
 
 
 def blocks_of(stream: bytes) -> list[dict[str, Any]]:
-    """What a client makes of a stream."""
+    """Return the content blocks that a client builds from a stream."""
     blocks: list[dict[str, Any]] = []
     for event in read_events(stream.decode()):
         if event["type"] == "content_block_start":
@@ -418,7 +418,7 @@ def blocks_of(stream: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("display", "shown"), [(None, "Hm. Yes."), ("summarized", "Hm. Yes."), ("omitted", "")])
-def test_thoughts_come_first_and_are_signed_the_same_whole_and_streamed(display: str | None, shown: str) -> None:
+def test_thinking_comes_first_and_has_the_same_signature_whole_and_streamed(display: str | None, shown: str) -> None:
     made, asked = thoughtful(), call_with(thinking={"type": "adaptive", "display": display})
     whole = msgspec.json.decode(msgspec.json.encode(Messages().response(asked, made)))
     thought, text, use = whole["content"]
@@ -430,8 +430,8 @@ def test_thoughts_come_first_and_are_signed_the_same_whole_and_streamed(display:
 
 def test_the_signature_comes_last_in_its_block() -> None:
     made = thoughtful()
-    told = read_events(whole_stream(Messages().stream(call_with(), head_of(made)), made).decode())
-    first = [event for event in told if event.get("index") == 0]
+    written = read_events(whole_stream(Messages().stream(call_with(), head_of(made)), made).decode())
+    first = [event for event in written if event.get("index") == 0]
     assert [event.get("delta", {}).get("type") for event in first] == [
         None,
         "thinking_delta",
@@ -444,8 +444,8 @@ def test_the_signature_comes_last_in_its_block() -> None:
     ("finish", "reason"),
     [("stop", "end_turn"), ("length", "max_tokens"), ("tool_calls", "tool_use"), ("content_filter", "refusal")],
 )
-def test_every_finish_has_a_reason_of_theirs(finish: str, reason: str) -> None:
+def test_every_finish_reason_has_a_stop_reason(finish: str, reason: str) -> None:
     made = thoughtful()
     choice = msgspec.structs.replace(made.choices[0], finish_reason=FinishReason(finish))
-    told = Messages().response(call_with(), msgspec.structs.replace(made, choices=(choice,)))
-    assert told["stop_reason"] == reason
+    written = Messages().response(call_with(), msgspec.structs.replace(made, choices=(choice,)))
+    assert written["stop_reason"] == reason

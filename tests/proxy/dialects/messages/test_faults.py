@@ -1,4 +1,4 @@
-"""Anthropic's clients when something goes wrong: errors, clients that leave, requests that are sent again."""
+"""Faults in Anthropic's wire format: errors, clients that leave, requests that are sent again."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_sdk_raises_its_own_errors(world: World) -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_early_failure_has_its_status_and_leaves_no_turn(
+async def test_an_error_before_the_stream_has_its_status_and_records_no_turn(
     world: World, error: Any, status: int, kind: str, stream: bool
 ) -> None:
     world.engine.error = error
@@ -91,7 +91,7 @@ async def test_the_sdk_raises_an_error_in_mid_stream(world: World) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_ends_the_generation_and_the_turn_is_kept(world: World, stream: bool) -> None:
+async def test_a_client_that_leaves_ends_the_generation_and_the_turn_is_recorded(world: World, stream: bool) -> None:
     world.engine.gate.clear()
     async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
         call = asyncio.create_task(client.post(address + PATH, json={**ASKED, "stream": stream}))
@@ -139,14 +139,14 @@ async def test_a_request_sent_again_is_answered_from_its_record(world: World, ag
     if not stream:
         assert second.json() == first.json()
         return
-    told = [read_events(response.text) for response in (first, second)]
-    assert told[0][0] == told[1][0]
-    assert told[0][-2:] == told[1][-2:]
-    starts = [[event for event in events if event["type"] == "content_block_start"] for events in told]
+    streams = [read_events(response.text) for response in (first, second)]
+    assert streams[0][0] == streams[1][0]
+    assert streams[0][-2:] == streams[1][-2:]
+    starts = [[event for event in events if event["type"] == "content_block_start"] for events in streams]
     assert starts[0] == starts[1]
 
 
-async def test_the_sdks_own_retry_of_a_call_that_it_gave_up_is_a_new_attempt(world: World) -> None:
+async def test_the_sdks_retry_of_an_abandoned_call_is_a_new_attempt(world: World) -> None:
     world.engine.gate.clear()
     async with sdk(world, max_retries=1, timeout=1.0, default_headers=NAMED) as client:
         asking = asyncio.create_task(client.messages.create(**ASKED))

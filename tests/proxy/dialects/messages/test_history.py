@@ -1,4 +1,4 @@
-"""Anthropic's messages as those that templates write."""
+"""Conversion of Anthropic's messages into messages in the shape of chat completions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def said(*messages: dict[str, Any], system: Any = None) -> list[dict[str, Any]]:
     return read_history(system, [*messages, {"role": "system", "content": "END"}]).messages[:-1]
 
 
-def told(*blocks: Any) -> list[dict[str, Any]]:
-    """An assistant's blocks between two questions, as one message."""
+def assistant_messages(*blocks: Any) -> list[dict[str, Any]]:
+    """Convert the blocks of an assistant's message after a question."""
     return said(ASK, {"role": "assistant", "content": list(blocks)})[1:]
 
 
@@ -43,19 +43,19 @@ def test_system_is_a_string_or_blocks_and_comes_first(system: Any, expected: lis
     assert messages == [*({"role": "system", "content": line} for line in expected), ASK]
 
 
-def test_what_claude_code_tells_of_itself_is_left_out() -> None:
-    """It is different in every call, so that no call would extend the one before."""
+def test_claude_codes_report_of_itself_is_dropped() -> None:
+    """The block changes with every call, so with it no prompt would extend the one before."""
     blocks = [text("x-anthropic-billing-header: cc_version=2.1.330; cch=1a2b3;"), text("Be brief.")]
     assert read_history(blocks, [ASK]).messages[0]["content"] == "Be brief."
 
 
-def test_a_users_blocks_are_lines() -> None:
+def test_a_users_blocks_are_joined_as_lines() -> None:
     assert read_history(None, [{"role": "user", "content": [text("a"), text("b")]}]).messages == [
         {"role": "user", "content": "a\nb"}
     ]
 
 
-def test_messages_of_one_role_that_follow_each_other_are_one() -> None:
+def test_consecutive_messages_of_one_role_are_one() -> None:
     answer = [{"role": "assistant", "content": "a"}, {"role": "assistant", "content": [text(" b"), USE]}]
     messages = read_history(None, [ASK, {"role": "user", "content": "There?"}, *answer, ASK]).messages
     assert messages[0] == {"role": "user", "content": "Hi.\nThere?"}
@@ -63,19 +63,19 @@ def test_messages_of_one_role_that_follow_each_other_are_one() -> None:
     assert messages[2] == ASK
 
 
-def test_a_system_message_in_between_stays_where_it_is() -> None:
+def test_a_later_system_message_stays_in_its_place() -> None:
     messages = read_history("Be brief.", [ASK, {"role": "system", "content": [text("Hurry.")]}]).messages
     assert [message["role"] for message in messages] == ["system", "user", "system"]
 
 
-def test_system_messages_that_follow_each_other_are_one() -> None:
+def test_consecutive_system_messages_are_one() -> None:
     messages = read_history(
         "Be brief.", [{"role": "system", "content": "Hurry."}, ASK], system_anywhere=False
     ).messages
     assert messages == [{"role": "system", "content": "Be brief.\nHurry."}, ASK]
 
 
-def test_a_system_message_in_between_is_a_users_reminder_where_the_template_takes_none() -> None:
+def test_a_later_system_message_is_a_users_reminder_if_the_template_refuses_it() -> None:
     late: Any = {"role": "system", "content": "Hurry."}
     result = {"role": "user", "content": [RESULT]}
     called: Any = {"role": "assistant", "content": [USE]}
@@ -87,7 +87,7 @@ def test_a_system_message_in_between_is_a_users_reminder_where_the_template_take
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:
-    """Templates that write no ids tell them by their order alone."""
+    """Most templates print no call ids, so only the order connects results with calls."""
     uses = [{**USE, "id": name} for name in ("a", "b", "c")]
     results = [{**RESULT, "tool_use_id": name, "content": name} for name in ("c", "other", "a")]
     later = {"role": "user", "content": [{**RESULT, "tool_use_id": "b", "content": "b"}, text("And?")]}
@@ -95,12 +95,12 @@ def test_results_stand_in_the_order_of_their_calls() -> None:
     assert [message["content"] for message in messages[2:]] == ["a", "b", "c", "other", "And?"]
 
 
-def test_an_answers_texts_are_joined_as_they_are() -> None:
-    assert told(text("4"), text("2")) == [{"role": "assistant", "content": "42"}]
+def test_an_answers_texts_are_joined_without_a_separator() -> None:
+    assert assistant_messages(text("4"), text("2")) == [{"role": "assistant", "content": "42"}]
 
 
 def test_tool_use_is_a_call_with_its_input_as_json() -> None:
-    (message,) = told(text("So:"), USE, {**USE, "id": "call_2", "input": {}})
+    (message,) = assistant_messages(text("So:"), USE, {**USE, "id": "call_2", "input": {}})
     first, second = message["tool_calls"]
     assert message["content"] == "So:"
     assert (first["id"], first["type"], first["function"]["name"]) == ("call_1", "function", "f")
@@ -108,15 +108,17 @@ def test_tool_use_is_a_call_with_its_input_as_json() -> None:
     assert second["function"]["arguments"] == "{}"
 
 
-def test_thinking_is_reasoning_and_what_is_sealed_is_nothing() -> None:
+def test_thinking_becomes_reasoning_and_redacted_thinking_is_dropped() -> None:
     thoughts = [{"type": "thinking", "thinking": part, "signature": "s"} for part in ("Hm. ", "Yes.")]
-    (message,) = told(*thoughts, {"type": "redacted_thinking", "data": "x"}, text("42"))
+    (message,) = assistant_messages(*thoughts, {"type": "redacted_thinking", "data": "x"}, text("42"))
     assert message == {"role": "assistant", "content": "42", "reasoning_content": "Hm. Yes."}
-    assert told({"type": "thinking", "thinking": "", "signature": "s"}) == [{"role": "assistant", "content": ""}]
+    assert assistant_messages({"type": "thinking", "thinking": "", "signature": "s"}) == [
+        {"role": "assistant", "content": ""}
+    ]
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_an_empty_answer_is_one(content: Any) -> None:
+def test_an_empty_answer_becomes_a_message(content: Any) -> None:
     assert said(ASK, {"role": "assistant", "content": content})[1:] == [{"role": "assistant", "content": ""}]
 
 
@@ -145,7 +147,7 @@ def test_results_are_messages_of_role_tool_where_they_stand() -> None:
         ("no file", None, "no file"),
     ],
 )
-def test_that_a_result_is_an_error_is_said_in_its_text(content: Any, is_error: Any, expected: str) -> None:
+def test_an_error_result_is_marked_in_its_text(content: Any, is_error: Any, expected: str) -> None:
     block = {**RESULT, "content": content, "is_error": is_error}
     assert said({"role": "user", "content": [block]}) == [
         {"role": "tool", "tool_call_id": "call_1", "content": expected}
@@ -162,7 +164,7 @@ def test_that_a_result_is_an_error_is_said_in_its_text(content: Any, is_error: A
         ([], ""),
     ],
 )
-def test_a_last_message_of_the_assistant_is_the_answers_beginning(last: list[Any], prefill: str) -> None:
+def test_a_last_message_of_the_assistant_is_the_prefill(last: list[Any], prefill: str) -> None:
     history = read_history(None, [ASK, *last])
     assert (history.messages, history.prefill) == ([ASK], prefill)
 
@@ -211,13 +213,13 @@ def wrong(content: Any, role: str = "user") -> list[Any]:
         (None, [ASK, {"role": "assistant", "content": "The answer "}], "messages[1].content"),
     ],
 )
-def test_a_fault_names_its_place(system: Any, messages: list[Any], param: str) -> None:
+def test_an_error_names_its_place(system: Any, messages: list[Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_history(system, messages)
     assert caught.value.param == param
 
 
 @pytest.mark.parametrize("kind", ["image", "document", "server_tool_use", "web_search_tool_result"])
-def test_what_is_not_text_is_understood_and_refused(kind: str) -> None:
+def test_content_that_is_not_text_is_refused(kind: str) -> None:
     with pytest.raises(UnsupportedParameter, match="text, tool_result"):
         said({"role": "user", "content": [{"type": kind}]})

@@ -1,4 +1,4 @@
-"""Models in Anthropic's form, for its clients."""
+"""The list of models in Anthropic's form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_the_sdk_lists_and_finds_models(world: World) -> None:
     assert int(found.created_at.timestamp()) == int(world.store.run.created_at)
 
 
-async def test_without_their_header_models_are_openais(world: World) -> None:
+async def test_without_anthropics_header_models_have_openais_form(world: World) -> None:
     theirs, ours = await world.http.get("/v1/models", headers=VERSION), await world.http.get("/v1/models")
     assert theirs.json()["has_more"] is False
     assert ours.json()["object"] == "list"
@@ -57,16 +57,16 @@ async def test_without_their_header_models_are_openais(world: World) -> None:
     ],
 )
 def test_pages(query: dict[str, str], ids: str, more: bool) -> None:
-    told = page(FIVE, query)
-    assert [model["id"] for model in told["data"]] == list(ids)
-    assert told["has_more"] is more
-    assert (told["first_id"], told["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
+    listed = page(FIVE, query)
+    assert [model["id"] for model in listed["data"]] == list(ids)
+    assert listed["has_more"] is more
+    assert (listed["first_id"], listed["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
 
 
 @pytest.mark.parametrize(
     ("query", "param"), [({"limit": "0"}, "limit"), ({"limit": "x"}, "limit"), ({"after_id": "z"}, "after_id")]
 )
-def test_a_page_that_cannot_be_is_refused(query: dict[str, str], param: str) -> None:
+def test_an_invalid_page_is_refused(query: dict[str, str], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         page(FIVE, query)
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's clients: what counts, what is ignored, what is refused."""
+"""Bodies of POST /v1/messages: which fields are honoured, ignored or refused."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_tool_choice(choice: Any, expected: ToolChoice, parallel: bool) -> None:
 
 
 @pytest.mark.parametrize("where", ["output_format", "output_config.format"])
-def test_an_output_format_is_asked_for_strictly(where: str) -> None:
+def test_an_output_format_is_strict(where: str) -> None:
     asked = {"type": "json_schema", "schema": SCHEMA}
     body = {where: asked} if where == "output_format" else {"output_config": {"format": asked}}
     assert parsed(**body).answer_format == AnswerFormat(where=where, schema=SCHEMA, strict=True)
 
 
 @pytest.mark.parametrize(("kind", "switch"), [("enabled", True), ("adaptive", True), ("disabled", False)])
-def test_thinking_is_the_templates_switch_where_it_has_one(kind: str, switch: bool) -> None:
+def test_thinking_becomes_the_templates_switch_if_it_has_one(kind: str, switch: bool) -> None:
     call = parsed({"enable_thinking"}, thinking={"type": kind})
     assert (call.template_arguments, call.warnings) == ({"enable_thinking": switch}, ())
     without = parsed(thinking={"type": kind})
@@ -111,13 +111,13 @@ def test_thinking_is_the_templates_switch_where_it_has_one(kind: str, switch: bo
     )
 
 
-def test_a_budget_of_thinking_is_not_enforced_and_that_is_said() -> None:
+def test_a_thinking_budget_is_not_enforced_and_causes_a_warning() -> None:
     (warning,) = parsed({"enable_thinking"}, thinking={"type": "enabled", "budget_tokens": 1024}).warnings
     assert "budget_tokens is not enforced" in warning
 
 
 @pytest.mark.parametrize(("effort", "level"), [("low", "low"), ("max", "high")])
-def test_effort_is_the_templates_argument_where_it_has_one(effort: str, level: str) -> None:
+def test_effort_becomes_the_templates_argument_if_it_has_one(effort: str, level: str) -> None:
     call = parsed({"reasoning_effort"}, output_config={"effort": effort})
     assert (call.template_arguments, call.warnings) == ({"reasoning_effort": level}, ())
     assert "output_config.effort has no effect" in parsed(output_config={"effort": effort}).warnings[0]
@@ -138,7 +138,7 @@ def test_context_management_is_ignored_with_a_warning() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
     ],
 )
-async def test_what_an_agent_cannot_do_without_is_refused(world: World, body: Any, param: str) -> None:
+async def test_servers_and_containers_of_anthropic_are_refused(world: World, body: Any, param: str) -> None:
     with pytest.raises(UnsupportedParameter):
         parsed(**body)
     error = (await ask(world, **body)).json()["error"]
@@ -187,16 +187,20 @@ async def test_what_an_agent_cannot_do_without_is_refused(world: World, body: An
         ({"output_format": {"schema": {}}}, "output_format.type"),
     ],
 )
-async def test_faults_are_400_and_name_their_field(world: World, body: Any, param: str) -> None:
+async def test_errors_are_400_and_name_their_field(world: World, body: Any, param: str) -> None:
     response = await ask(world, **body)
-    told = response.json()
+    envelope = response.json()
     assert response.status_code == 400, response.text
-    assert (told["type"], told["error"]["type"], told["error"]["param"]) == ("error", "invalid_request_error", param)
+    assert (envelope["type"], envelope["error"]["type"], envelope["error"]["param"]) == (
+        "error",
+        "invalid_request_error",
+        param,
+    )
     assert world.engine.requests == []
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"x"', b"\xff", b"[" * 100_000])
-async def test_a_body_that_is_no_object_is_400(world: World, raw: bytes) -> None:
+async def test_a_body_that_is_not_an_object_is_400(world: World, raw: bytes) -> None:
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         response = await world.http.post(path, content=raw)
         assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")

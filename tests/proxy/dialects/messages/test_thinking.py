@@ -1,4 +1,4 @@
-"""Thoughts in Anthropic's wire format: blocks of their own, whose echo changes nothing."""
+"""Thinking in Anthropic's wire format: blocks of their own, which a client may send back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SWITCH = "{%- if add_generation_prompt and enable_thinking is defined and enable
 
 
 def thought(name: str, text: str) -> str:
-    """A thought as the family's models write it: some prompts have begun it."""
+    """Return thinking as the family's models write it. Some templates end the prompt with its opening tag."""
     begun = load(name).render([USER], None, generation_prompt=True).endswith("<think>\n")
     return f"{'' if begun else '<think>' + chr(10)}{text}\n</think>\n\n"
 
@@ -34,7 +34,7 @@ async def thinking(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 @pytest.fixture
 async def switched(tmp_path: Path) -> AsyncIterator[World]:
-    """A model whose template can switch thinking off, as Qwen3's."""
+    """A model whose template can switch thinking off, such as Qwen3."""
     written = FAMILIES["qwen3"].template + SWITCH
     tokenizer = byte_level_tokenizer(markers=(*MARKERS, "<think>", "</think>"))
     template = ChatTemplate.load(str(write_model(tmp_path / "model", template=written, tokenizer=tokenizer)))
@@ -42,7 +42,7 @@ async def switched(tmp_path: Path) -> AsyncIterator[World]:
         yield world
 
 
-async def test_a_thought_is_the_first_block(thinking: tuple[World, str]) -> None:
+async def test_thinking_is_the_first_block(thinking: tuple[World, str]) -> None:
     world, name = thinking
     world.say(f"{thought(name, 'Hm.')}It is 42.")
     message = await answer(world)
@@ -51,17 +51,17 @@ async def test_a_thought_is_the_first_block(thinking: tuple[World, str]) -> None
     assert first["signature"]
     assert second == {"type": "text", "text": "It is 42.", "citations": None}
     assert 0 < message["usage"]["output_tokens_details"]["thinking_tokens"] < message["usage"]["output_tokens"]
-    told = await events(world)
-    thoughts = [event["delta"].get("thinking", "") for event in told if event["type"] == "content_block_delta"]
+    streamed = await events(world)
+    thoughts = [event["delta"].get("thinking", "") for event in streamed if event["type"] == "content_block_delta"]
     assert "".join(thoughts) == "Hm."
-    assert told[-2]["usage"]["output_tokens_details"] == message["usage"]["output_tokens_details"]
+    assert streamed[-2]["usage"]["output_tokens_details"] == message["usage"]["output_tokens_details"]
 
 
-async def test_without_a_thought_no_tokens_of_one_are_counted(world: World) -> None:
+async def test_without_thinking_no_thinking_tokens_are_counted(world: World) -> None:
     assert (await answer(world))["usage"]["output_tokens_details"] is None
 
 
-async def test_a_thought_that_is_not_to_be_shown_is_an_empty_block(thinking: tuple[World, str]) -> None:
+async def test_omitted_thinking_is_an_empty_block(thinking: tuple[World, str]) -> None:
     world, name = thinking
     world.say(f"{thought(name, 'Hm.')}It is 42.")
     message = await answer(world, thinking={"type": "adaptive", "display": "omitted"})
@@ -69,7 +69,7 @@ async def test_a_thought_that_is_not_to_be_shown_is_an_empty_block(thinking: tup
 
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
-async def test_a_loop_of_tools_by_the_sdks_own_echo_keeps_the_tokens_of_thoughts(
+async def test_a_tool_loop_with_the_sdks_own_echo_preserves_the_tokens_of_thinking(
     thinking: tuple[World, str], display: Any
 ) -> None:
     world, name = thinking
@@ -90,14 +90,14 @@ async def test_a_loop_of_tools_by_the_sdks_own_echo_keeps_the_tokens_of_thoughts
             if results:
                 messages.append({"role": "user", "content": results})
     turns = await world.turns()
-    kept = "retemplated" if name == "r1" else "exact"
-    assert [turn.continuation for turn in turns] == ["new", kept, kept]
+    continuation = "retemplated" if name == "r1" else "exact"
+    assert [turn.continuation for turn in turns] == ["new", continuation, continuation]
     for index in range(2):
         path = world.engine.requests[index].input_ids + tuple(output_ids(turns[index]))
-        assert (world.engine.requests[index + 1].input_ids[: len(path)] == path) == (kept == "exact")
+        assert (world.engine.requests[index + 1].input_ids[: len(path)] == path) == (continuation == "exact")
 
 
-async def test_thinking_is_switched_off_where_the_template_can(switched: World) -> None:
+async def test_thinking_is_switched_off_if_the_template_can(switched: World) -> None:
     prompts = []
     bodies: list[Any] = [{}, {"thinking": {"type": "enabled"}}, {"thinking": {"type": "disabled"}}]
     for body in bodies:

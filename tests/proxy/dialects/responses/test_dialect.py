@@ -1,4 +1,4 @@
-"""The Responses API over HTTP: whole answers, conversations by items and by previous response, reading again."""
+"""The Responses API over HTTP: whole answers, conversations by items and by previous response, stored responses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def continuations(world: World) -> list[str]:
 
 
 async def assert_goes_on(world: World) -> None:
-    """Every turn but the first continues the one before it, in one session, with its very ids."""
+    """Assert that each turn continues the one before with its exact ids, in one session."""
     turns = await world.turns()
     assert len({turn.session_id for turn in turns}) == 1
     requests = world.engine.requests
@@ -86,20 +86,20 @@ async def test_a_whole_answer(world: World) -> None:
     assert world.seen.dialects == ["responses"]
 
 
-async def test_the_prompt_is_that_of_the_same_chat(world: World) -> None:
+async def test_the_prompt_equals_that_of_the_same_chat_completion(world: World) -> None:
     await ask(world, tools=[CALCULATOR])
     await world.post({"tools": TOOLS})
     assert world.engine.requests[0].input_ids == world.engine.requests[1].input_ids
 
 
-async def test_the_echo_of_a_request_that_says_nothing(world: World) -> None:
+async def test_the_echo_of_a_request_without_parameters(world: World) -> None:
     answer = await answered(world)
     assert (answer["temperature"], answer["top_p"], answer["tool_choice"], answer["tools"]) == (1.0, 1.0, "auto", [])
     assert (answer["parallel_tool_calls"], answer["store"], answer["truncation"]) == (True, True, "disabled")
     assert answer["text"] == {"format": {"type": "text"}}
 
 
-async def test_an_answer_that_is_cut_is_incomplete(world: World) -> None:
+async def test_a_truncated_answer_is_incomplete(world: World) -> None:
     answer = await answered(world, max_output_tokens=2)
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert answer["output"][0]["status"] == "incomplete"
@@ -157,13 +157,13 @@ async def test_warnings_are_in_a_header(world: World) -> None:
 @pytest.mark.parametrize(
     "item", ['{"role": "user", "content": "\\ud800"}', '{"id": "\\ud800"}', '{"type": "item_reference", "id": 1e}']
 )
-async def test_items_that_are_no_json_are_refused_with_their_place(world: World, item: str) -> None:
+async def test_items_that_are_not_json_are_refused_with_their_place(world: World, item: str) -> None:
     response = await world.http.post("/v1/responses", content=f'{{"model": "policy", "input": [{item}]}}')
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "invalid_request"
 
 
-async def test_a_fault_is_in_the_envelope(world: World) -> None:
+async def test_an_error_has_the_envelope(world: World) -> None:
     response = await ask(world, input=[{"role": "king", "content": "x"}])
     assert (response.status_code, response.json()["error"]["param"]) == (400, "input[0].role")
     response = await world.http.post("/v1/responses", content=b"[")
@@ -171,7 +171,7 @@ async def test_a_fault_is_in_the_envelope(world: World) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "/v1", "/sessions/job/v1", "/sessions/job"])
-async def test_every_address(world: World, prefix: str) -> None:
+async def test_every_address_serves(world: World, prefix: str) -> None:
     response = await ask(world, f"{prefix}/responses")
     again = await world.http.get(f"{prefix}/responses/{response.json()['id']}")
     assert again.json() == response.json()
@@ -180,8 +180,8 @@ async def test_every_address(world: World, prefix: str) -> None:
 # Conversations
 
 
-async def test_a_conversation_by_items_goes_on_with_its_recorded_ids(world: World) -> None:
-    """As the SDK's users do it: what came back is sent back."""
+async def test_a_conversation_by_items_continues_with_its_recorded_ids(world: World) -> None:
+    """Send the items of each answer back, as users of the SDK do."""
     world.say(f"I compute.\n{CALL}\n{CALL}", "It is 42.", "You are welcome.")
     async with world.sdk() as client:
         items: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -199,7 +199,7 @@ async def test_a_conversation_by_items_goes_on_with_its_recorded_ids(world: Worl
     assert [len(turn.messages) for turn in await world.turns()] == [2, 2, 1]
 
 
-async def test_a_conversation_by_previous_response_goes_on_with_its_recorded_ids(world: World) -> None:
+async def test_a_conversation_by_previous_response_continues_with_its_recorded_ids(world: World) -> None:
     world.say(f"I compute.\n{CALL}", "It is 42.", "You are welcome.")
     async with world.sdk() as client:
         first = await client.responses.create(
@@ -228,8 +228,8 @@ async def test_a_conversation_by_previous_response_goes_on_with_its_recorded_ids
     assert (await world.turns())[2].messages == [{"role": "user", "content": "Thank you."}]
 
 
-async def test_a_call_goes_on_from_the_very_response_that_it_names(world: World) -> None:
-    """Not from another with the same words: their ids may differ."""
+async def test_a_call_continues_the_response_that_it_names(world: World) -> None:
+    """The call must not continue another response with the same text, whose ids may differ."""
     first = await answered(world)
     world.answers[:] = [
         [*world.template.encode("The answer "), *world.template.encode("is 42."), world.answers[0][-1]]
@@ -245,7 +245,7 @@ async def test_a_call_goes_on_from_the_very_response_that_it_names(world: World)
         assert world.engine.requests[child].input_ids[: len(path)] == path
 
 
-async def test_two_calls_go_on_from_one_response(world: World) -> None:
+async def test_two_calls_can_continue_one_response(world: World) -> None:
     first = await answered(world)
     for question in ("Why?", "How?"):
         await answered(world, previous_response_id=first["id"], input=question)
@@ -278,7 +278,7 @@ async def test_a_system_message_among_the_items_is_carried_over(world: World) ->
     assert await continuations(world) == ["new", "exact"]
 
 
-async def test_a_response_of_chat_completions_can_be_gone_on_from(world: World) -> None:
+async def test_a_response_of_chat_completions_can_be_continued(world: World) -> None:
     world.say(CALL, "It is 42.")
     chat = (await world.post({"tools": TOOLS})).json()
     output = {
@@ -290,7 +290,7 @@ async def test_a_response_of_chat_completions_can_be_gone_on_from(world: World) 
     await assert_goes_on(world)
 
 
-async def test_a_conversation_changes_dialect(world: World) -> None:
+async def test_a_conversation_can_change_its_dialect(world: World) -> None:
     answer = await answered(world)
     text = answer["output"][0]["content"][0]["text"]
     thanks = {"role": "user", "content": "Thanks."}
@@ -299,7 +299,7 @@ async def test_a_conversation_changes_dialect(world: World) -> None:
 
 
 async def test_a_previous_response_is_found_after_a_restart(world: World) -> None:
-    """And by a proxy that never saw it: the new one has nothing in memory."""
+    """A restarted proxy has nothing in memory, like another proxy on the same store."""
     first = await answered(world)
     second = await answered(world, previous_response_id=first["id"], input="Why?")
     world.restart()
@@ -307,7 +307,7 @@ async def test_a_previous_response_is_found_after_a_restart(world: World) -> Non
     await assert_goes_on(world)
 
 
-async def test_a_cut_response_can_be_gone_on_from(world: World) -> None:
+async def test_a_truncated_response_can_be_continued(world: World) -> None:
     first = await answered(world, max_output_tokens=3)
     await answered(world, previous_response_id=first["id"], input="Go on.")
     await assert_goes_on(world)
@@ -327,13 +327,13 @@ async def test_items_by_reference(world: World) -> None:
     await assert_goes_on(world)
 
 
-async def test_a_reference_to_nothing_is_not_found(world: World) -> None:
+async def test_a_reference_to_an_unknown_item_is_not_found(world: World) -> None:
     for name in ("msg_unknown", "msg_01m7zrzm1dq96rr5zq53070bmm"):
         response = await ask(world, input=[{"type": "item_reference", "id": name}])
         assert (response.status_code, response.json()["error"]["param"]) == (404, "input[0].id")
 
 
-async def test_custom_calls_go_on_exactly(world: World) -> None:
+async def test_custom_calls_continue_with_their_recorded_ids(world: World) -> None:
     world.say(PATCHED, PATCHED.replace("input", "text"), "Done.")
     items: list[Any] = [{"role": "user", "content": QUESTION}]
     for _ in range(2):
@@ -352,7 +352,7 @@ async def test_an_unknown_previous_response(world: World) -> None:
     assert await world.turns() == []
 
 
-async def test_a_failed_response_cannot_be_gone_on_from(world: World) -> None:
+async def test_a_failed_response_cannot_be_continued(world: World) -> None:
     world.engine.error, world.engine.error_after = EngineFailed("broken"), 2
     assert (await ask(world, stream=True)).status_code == 200
     world.engine.error = None
@@ -381,7 +381,7 @@ async def test_counting_input_tokens(world: World) -> None:
 # Sessions
 
 
-async def test_a_name_decides_before_a_previous_response(world: World) -> None:
+async def test_a_session_name_has_priority_over_a_previous_response(world: World) -> None:
     first = await answered(world)
     named = await world.http.post(
         "/v1/responses",
@@ -395,15 +395,15 @@ async def test_a_name_decides_before_a_previous_response(world: World) -> None:
     assert [message["role"] for message in two.messages] == ["user", "assistant", "user"]
 
 
-async def test_a_previous_response_decides_before_weaker_names(world: World) -> None:
+async def test_a_previous_response_has_priority_over_weaker_names(world: World) -> None:
     first = await answered(world, user="u", prompt_cache_key="k")
     await answered(world, user="v", prompt_cache_key="l", previous_response_id=first["id"], input="Why?")
     one, two = await world.turns()
     assert (two.session_id, two.attributed_by) == (one.session_id, "previous_response")
 
 
-async def test_a_response_of_an_ended_session_is_gone_on_from_in_a_new_one(world: World) -> None:
-    """As any conversation is that names no session: what comes after the end is not trained."""
+async def test_a_response_of_an_ended_session_is_continued_in_a_new_session(world: World) -> None:
+    """Turns after the end of a session would not be trained, so the conversation gets a new session."""
     first = await answered(world)
     (session,) = await world.sessions()
     await world.http.post(f"/v1/sessions/{session.id}/end", json={})
@@ -428,7 +428,7 @@ async def test_a_session_key_sees_only_its_session(world: World) -> None:
 # What is read again
 
 
-async def test_a_response_is_read_again(world: World) -> None:
+async def test_a_recorded_response_can_be_read(world: World) -> None:
     world.say(f"I compute.\n{CALL}")
     async with world.sdk() as client:
         first = await client.responses.create(model="policy", input=QUESTION, tools=[CALCULATOR], temperature=0.5)
@@ -462,13 +462,13 @@ async def test_the_input_items_of_a_conversation(world: World) -> None:
     ("query", "param"),
     [({"limit": "0"}, "limit"), ({"limit": "x"}, "limit"), ({"order": "up"}, "order"), ({"after": "x"}, "after")],
 )
-async def test_a_page_of_input_items_that_cannot_be(world: World, query: dict[str, str], param: str) -> None:
+async def test_invalid_pages_of_input_items_are_refused(world: World, query: dict[str, str], param: str) -> None:
     first = await answered(world)
     response = await world.http.get(f"/v1/responses/{first['id']}/input_items", params=query)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-async def test_what_is_not_to_be_stored_is_trained_on_and_not_read_again(world: World) -> None:
+async def test_a_response_with_store_false_is_trained_on_but_cannot_be_read(world: World) -> None:
     first = await answered(world, store=False)
     assert first["store"] is False
     assert len(await world.turns()) == 1
@@ -485,7 +485,7 @@ async def test_unknown_responses_are_not_found(world: World) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
 
 
-async def test_what_is_refused_of_a_recorded_response(world: World) -> None:
+async def test_unsupported_operations_on_a_recorded_response_are_refused(world: World) -> None:
     first = await answered(world)
     async with world.sdk() as client:
         with pytest.raises(openai.PermissionDeniedError, match="recorded turn"):

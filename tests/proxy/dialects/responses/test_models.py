@@ -1,4 +1,4 @@
-"""The Responses API with models that think, and answers that are held to a form."""
+"""The Responses API with models that think, and with constrained answers."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ async def test_reasoning_streams_before_the_answer(thinker: World) -> None:
 
 
 @pytest.mark.parametrize("echo", ["all", "calls", "previous"])
-async def test_a_call_that_was_thought_about_goes_on_with_its_recorded_ids(thinker: World, echo: str) -> None:
-    """Whether the client sends the reasoning back, drops it, or names the response."""
+async def test_a_call_after_thinking_continues_with_its_recorded_ids(thinker: World, echo: str) -> None:
+    """This holds whether the client sends the reasoning back, drops it, or names the previous response."""
     thinker.say(f"<think>\nLet me see.\n</think>\n\n{CALL}", "<think>\nGood.\n</think>\n\nIt is 42.")
     async with thinker.sdk() as client:
         first = await client.responses.create(model="policy", input=QUESTION, tools=[CALCULATOR])
@@ -136,7 +136,7 @@ async def test_a_custom_tool_that_is_required_is_enforced(world: World) -> None:
     assert '"input"' in constraint.text
 
 
-async def test_a_schema_that_cannot_be_enforced_is_refused_with_its_place(world: World) -> None:
+async def test_an_unenforceable_schema_is_refused_with_its_place(world: World) -> None:
     form: Any = {"type": "json_schema", "name": "x", "schema": {"type": "object", "not": {}}}
     async with world.sdk() as client:
         with pytest.raises(openai.BadRequestError) as caught:

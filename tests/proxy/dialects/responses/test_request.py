@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/responses: what messages and tools they stand for, and a clear 400 for what they cannot."""
+"""Bodies of POST /v1/responses: their messages and tools, and a 400 for what is invalid or unsupported."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_null_is_absent_for_every_optional_field() -> None:
         ({"reasoning": {"effort": None}}, set(), {}, ()),
     ],
 )
-def test_reasoning_effort_is_told_to_the_template(
+def test_reasoning_effort_reaches_the_template(
     body: dict[str, Any], known: set[str], arguments: dict[str, Any], warnings: tuple[str, ...]
 ) -> None:
     call = parse_with({}, known=known, input="x", **body)
@@ -116,7 +116,7 @@ def test_unknown_fields_are_ignored() -> None:
     assert parse(client_metadata={"x": "y"}, something=[1]).messages == [ASKED]
 
 
-def test_the_request_is_kept_without_its_input() -> None:
+def test_the_request_is_stored_without_its_input() -> None:
     assert parse(metadata={"a": "b"}, tools=[FUNCTION]).body == {
         "model": "m",
         "metadata": {"a": "b"},
@@ -163,7 +163,7 @@ def test_the_items_of_an_answer_are_one_message() -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_our_items_become_their_answer_in_any_order(order: tuple[int, ...]) -> None:
+def test_the_items_of_an_answer_become_that_answer_in_any_order(order: tuple[int, ...]) -> None:
     items = [
         {"type": "reasoning", "id": part_id("rs", TURN), "summary": []},
         said("a", id=part_id("msg", TURN)),
@@ -198,16 +198,16 @@ def test_parallel_calls_of_an_answer_stay_together_though_each_is_followed_by_it
         [called(), {"type": "reasoning", "summary": []}],
     ],
 )
-def test_two_answers_in_a_row_stay_two(answers: list[Any]) -> None:
+def test_two_consecutive_answers_stay_two(answers: list[Any]) -> None:
     assert [message["role"] for message in messages([ASKED, *answers])] == ["user", "assistant", "assistant"]
 
 
-def test_calls_that_follow_an_output_are_the_next_answer() -> None:
+def test_calls_after_an_output_belong_to_the_next_answer() -> None:
     read = messages([ASKED, called(), result(), called(), result()])
     assert [message["role"] for message in read] == ["user", "assistant", "tool", "assistant", "tool"]
 
 
-def test_encrypted_reasoning_is_accepted_and_not_read() -> None:
+def test_encrypted_reasoning_is_accepted_but_not_read() -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
     assert messages([ASKED, thought, said("a")])[1] == {"role": "assistant", "content": "a"}
 
@@ -218,7 +218,7 @@ def test_outputs_are_text_or_parts() -> None:
     assert read[2] == {"role": "tool", "content": "ab", "tool_call_id": "c"}
 
 
-def test_a_local_shells_calls_are_calls() -> None:
+def test_local_shell_calls_are_calls() -> None:
     action = {"type": "exec", "command": ["ls"], "env": {}}
     items = [
         {"type": "local_shell_call", "id": "x", "call_id": "c", "action": action, "status": "completed"},
@@ -252,7 +252,7 @@ def test_an_item_can_refer_to_another() -> None:
 
 @given(st.lists(st.sampled_from(["text", "thought", "call", "tool"]), max_size=12))
 def test_items_of_a_conversation_stand_for_that_conversation(kinds: list[str]) -> None:
-    """There and back, without ids, where nobody answers twice in a row."""
+    """Conversion to items and back is the identity, without ids and consecutive answers."""
     conversation: list[dict[str, Any]] = [dict(ASKED)]
     for index, kind in enumerate(kinds):
         if kind == "tool":
@@ -273,7 +273,7 @@ def test_items_of_a_conversation_stand_for_that_conversation(kinds: list[str]) -
 # Conversations that come again
 
 
-def test_a_conversation_that_comes_again_is_read_as_far_as_it_is_new() -> None:
+def test_only_the_new_items_of_a_known_conversation_are_read() -> None:
     memory: ItemMemory = Remembered()
     items: list[Any] = [ASKED, {"type": "web_search_call"}]
     for turn in range(4):
@@ -288,14 +288,14 @@ def test_a_conversation_that_comes_again_is_read_as_far_as_it_is_new() -> None:
         items += [said(f"{turn}"), {"role": "user", "content": f"And {turn}?"}]
 
 
-def test_the_same_items_behind_other_instructions_are_read() -> None:
+def test_the_same_items_after_other_instructions_are_read_again() -> None:
     memory: ItemMemory = Remembered()
     for instructions in ("a", "b", None, "a"):
         call = parse_with({}, memory, input=[ASKED], instructions=instructions)
         assert list(call.messages) == list(parse_with({}, input=[ASKED], instructions=instructions).messages)
 
 
-def test_an_item_that_belongs_to_a_remembered_answer_is_read_with_it() -> None:
+def test_an_item_of_a_remembered_answer_is_read_with_that_answer() -> None:
     memory: ItemMemory = Remembered()
     first = [ASKED, called("one", id=part_id("fc", TURN, 0)), result()]
     more = [*first, called("two", id=part_id("fc", TURN, 1)), result()]
@@ -303,14 +303,14 @@ def test_an_item_that_belongs_to_a_remembered_answer_is_read_with_it() -> None:
         assert list(parse_with({}, memory, input=items).messages) == messages(items)
 
 
-def test_an_answer_at_the_end_is_not_remembered_as_whole() -> None:
+def test_an_answer_at_the_end_is_not_remembered_since_it_may_grow() -> None:
     memory: ItemMemory = Remembered()
     for items in ([ASKED, said("a")], [ASKED, said("a"), called()], [ASKED, said("a"), called(), result()]):
         assert list(parse_with({}, memory, input=items).messages) == messages(items)
 
 
 @given(st.data())
-def test_memory_changes_nothing(data: st.DataObject) -> None:
+def test_memory_does_not_change_the_result(data: st.DataObject) -> None:
     memory: ItemMemory = Remembered(most_bytes=data.draw(st.sampled_from([0, 300, 1 << 20])))
     pieces = [
         ASKED,
@@ -331,7 +331,7 @@ def test_memory_changes_nothing(data: st.DataObject) -> None:
         items += data.draw(st.lists(st.sampled_from(pieces), max_size=3))
 
 
-def test_a_fault_behind_remembered_items_has_its_place() -> None:
+def test_an_error_after_remembered_items_names_its_place() -> None:
     memory: ItemMemory = Remembered()
     parse_with({}, memory, input=[ASKED, ASKED])
     with pytest.raises(InvalidRequest) as caught:
@@ -441,14 +441,14 @@ def answer_of(arguments: str, name: str = "patch") -> list[dict[str, Any]]:
     ],
 )
 def test_a_call_of_a_custom_tool_comes_back_as_it_was_made(arguments: str, text: str) -> None:
-    """Whatever arguments the model wrote: what the client echoes stands for the same call."""
+    """The echo of a call is read as the same call, whatever arguments the model wrote."""
     (item,) = answer_of(arguments)
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", text)
     (echo,) = messages([item])
     assert json.loads(echo["tool_calls"][0]["function"]["arguments"]) == json.loads(arguments)
 
 
-def test_ids_tell_the_turn() -> None:
+def test_ids_contain_the_turn() -> None:
     (item,) = answer_of("{}")
     assert turn_of_part(item["id"]) == TURN
     assert turn_of_part("msg_01a1ff7f-87f4-7350-8484-389d038384a4") is None
@@ -480,7 +480,7 @@ def test_the_form_of_the_text() -> None:
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation has no effect"),
     ],
 )
-def test_what_has_no_effect_is_told(body: dict[str, Any], warning: str) -> None:
+def test_ignored_fields_cause_a_warning(body: dict[str, Any], warning: str) -> None:
     assert parse(**body).warnings == (warning,)
 
 
@@ -551,7 +551,7 @@ def test_what_has_no_effect_is_told(body: dict[str, Any], warning: str) -> None:
         ({"store": "yes"}, "store"),
     ],
 )
-def test_a_fault_names_its_field(body: dict[str, Any], param: str) -> None:
+def test_an_error_names_its_field(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(**body)
     assert caught.value.param == param
@@ -569,7 +569,7 @@ def test_a_fault_names_its_field(body: dict[str, Any], param: str) -> None:
         ({"input": [{**result(), "output": [{"type": "input_image"}]}]}, "input[0].output[0].type"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(body: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused(body: dict[str, Any], param: str) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse(**body)
     assert caught.value.param == param
@@ -607,7 +607,7 @@ ITEMS = st.fixed_dictionaries(
         optional={name: JSON for name in ResponseBody.model_fields if name not in ("model", "input")},
     )
 )
-def test_any_json_is_understood_or_refused_with_its_place(value: dict[str, Any]) -> None:
+def test_any_json_is_converted_or_refused_with_its_place(value: dict[str, Any]) -> None:
     fault: str | None = "none"
     try:
         special_tools(parse_with({}, **value).body["tools"])

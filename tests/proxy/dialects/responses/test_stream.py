@@ -1,4 +1,4 @@
-"""Responses as their events, each as the SDK's models have it."""
+"""Streams of the Responses API, with events validated by the SDK's models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def events_in(text: str) -> list[dict[str, Any]]:
-    """The events of a stream, each checked against the SDK's models; their numbers count from 0."""
+    """Return the events of a stream, after validation by the SDK's models. Their numbers count from 0."""
     events = []
     for block in text.split("\n\n")[:-1]:
         if block.startswith(":"):
@@ -62,13 +62,13 @@ async def events_of(world: World, headers: dict[str, str] | None = None, **body:
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
-    """The types of events, those that repeat once."""
+    """Return the types of events, with consecutive repetitions removed."""
     names = [event["type"].removeprefix("response.") for event in events]
     return [name for name, before in zip(names, ["", *names], strict=False) if name != before]
 
 
 def written(*deltas: Delta, finish: FinishReason = FinishReason.STOP, tools: list[Any] | None = None) -> list[Any]:
-    """The events of an answer that came in these pieces, whole as it was recorded."""
+    """Return the events of an answer that is generated in these pieces and recorded whole."""
     calls = tuple(delta for delta in deltas if isinstance(delta, CallDelta))
     choice = Choice(
         turn_id=TURN,
@@ -125,7 +125,7 @@ async def test_the_events_of_text(world: World) -> None:
     assert "".join(deltas) == "The answer is 42."
 
 
-async def test_the_first_and_the_last_event_hold_the_response(world: World) -> None:
+async def test_the_first_and_the_last_event_contain_the_response(world: World) -> None:
     events = await events_of(world, metadata={"a": "b"})
     (turn,) = await world.turns()
     first, last = events[0]["response"], events[-1]["response"]
@@ -229,7 +229,7 @@ def test_pieces_may_come_in_any_order_and_items_stay_apart() -> None:
     assert opened == list(range(len(output)))
 
 
-def test_an_answer_of_nothing_is_an_empty_message() -> None:
+def test_an_empty_answer_has_an_empty_message() -> None:
     events = written()
     assert kinds(events)[2:-1] == [
         "output_item.added",
@@ -241,7 +241,7 @@ def test_an_answer_of_nothing_is_an_empty_message() -> None:
     assert events[-1]["response"]["output"][0]["content"][0]["text"] == ""
 
 
-async def test_a_cut_answer_ends_as_incomplete(world: World) -> None:
+async def test_a_truncated_answer_ends_as_incomplete(world: World) -> None:
     last = (await events_of(world, max_output_tokens=2))[-1]
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -301,7 +301,7 @@ async def test_an_error_in_mid_stream_is_an_event_and_the_end_of_the_response(wo
     assert (turn.id, turn.state) == (failed["response"]["id"], "failed")
 
 
-async def test_an_early_error_has_its_status(world: World) -> None:
+async def test_an_error_before_the_stream_has_its_status(world: World) -> None:
     world.engine.error = EngineFailed("the engine broke")
     response = await world.http.post("/v1/responses", json=STREAMED)
     assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_failed")
@@ -310,7 +310,7 @@ async def test_an_early_error_has_its_status(world: World) -> None:
 # Wire rules
 
 
-async def test_comments_keep_a_long_stream_alive(tmp_path: Path, template: ChatTemplate) -> None:
+async def test_pings_keep_a_long_stream_alive(tmp_path: Path, template: ChatTemplate) -> None:
     async with open_world(tmp_path, template, ping_seconds=0.01) as world:
         world.engine.gate.clear()
         lines: list[str] = []
@@ -327,7 +327,7 @@ async def test_comments_keep_a_long_stream_alive(tmp_path: Path, template: ChatT
         assert "event: response.completed" in lines
 
 
-async def test_a_client_that_leaves_ends_the_generation_and_the_turn_is_kept(world: World) -> None:
+async def test_a_client_that_leaves_ends_the_generation_and_the_turn_is_recorded(world: World) -> None:
     world.engine.gate.clear()
     async with listening(world.app) as address, httpx.AsyncClient(headers=bearer(world.key)) as client:
         call = asyncio.create_task(client.post(f"{address}/v1/responses", json=STREAMED))

@@ -1,4 +1,4 @@
-"""What an answer in Anthropic's wire format is held to: a form, a call, a tool's schema."""
+"""Constraints on answers in Anthropic's wire format: an output format, a required call, a tool's schema."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Sum(pydantic.BaseModel):
 
 
 def constraint(world: World) -> Any:
-    held = world.engine.requests[-1].sampling.constraint
-    assert held is not None
-    return held
+    sent = world.engine.requests[-1].sampling.constraint
+    assert sent is not None
+    return sent
 
 
 @pytest.mark.parametrize("body", [{"output_format": FORMAT}, {"output_config": {"format": FORMAT}}])
@@ -58,7 +58,7 @@ async def test_strict_tools_are_enforced(world: World) -> None:
     assert "total" in constraint(world).text
 
 
-async def test_nothing_is_held_where_nothing_is_asked(world: World) -> None:
+async def test_a_call_without_constraints_has_none(world: World) -> None:
     await answer(world, tools=[TOOL], tool_choice={"type": "auto"}, output_config={"effort": None})
     assert world.engine.requests[-1].sampling.constraint is None
 
@@ -76,7 +76,7 @@ async def test_nothing_is_held_where_nothing_is_asked(world: World) -> None:
         ),
     ],
 )
-async def test_what_cannot_be_enforced_is_refused(world: World, body: Any, param: str) -> None:
+async def test_unenforceable_constraints_are_refused(world: World, body: Any, param: str) -> None:
     response = await ask(world, **body)
     error = response.json()["error"]
     assert response.status_code == 400

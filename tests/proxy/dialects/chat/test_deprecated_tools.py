@@ -1,4 +1,4 @@
-"""`functions`, `function_call` and role `function`: what clients of 2023 send, and are answered in."""
+"""The deprecated form of tools: `functions`, `function_call` and role `function`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_functions_are_offered_as_tools(world: World) -> None:
     assert world.engine.requests[0].input_ids == world.engine.requests[1].input_ids
 
 
-async def test_a_call_is_answered_in_the_old_form(world: World) -> None:
+async def test_a_call_is_answered_in_the_deprecated_form(world: World) -> None:
     world.say(f"Sum:\n{CALL}")
     choice = (await world.post({"functions": FUNCTIONS, "function_call": "auto"})).json()["choices"][0]
     assert choice["finish_reason"] == "function_call"
@@ -35,7 +35,7 @@ async def test_the_answer_ends_with_the_first_call(world: World) -> None:
     assert "</tool_call>" in world.engine.requests[0].sampling.stop
 
 
-async def test_a_call_is_streamed_in_the_old_form(world: World) -> None:
+async def test_a_call_is_streamed_in_the_deprecated_form(world: World) -> None:
     world.say(CALL)
     response = await world.post({"functions": FUNCTIONS, "stream": True})
     choices = [json.loads(e.removeprefix("data: "))["choices"][0] for e in response.text.split("\n\n")[:-2]]
@@ -46,7 +46,7 @@ async def test_a_call_is_streamed_in_the_old_form(world: World) -> None:
     assert not any("tool_calls" in choice["delta"] for choice in choices)
 
 
-async def test_the_conversation_goes_on_from_the_recorded_ids(world: World) -> None:
+async def test_the_conversation_continues_from_the_recorded_ids(world: World) -> None:
     world.say(CALL, "42")
     said = (await world.post({"functions": FUNCTIONS})).json()["choices"][0]["message"]
     result = {"role": "function", "name": "calculator", "content": "42"}
@@ -55,7 +55,7 @@ async def test_the_conversation_goes_on_from_the_recorded_ids(world: World) -> N
     assert (second.session_id, second.parent_id, second.continuation) == (first.session_id, first.id, "exact")
 
 
-async def test_the_sdk_reads_the_old_form(world: World) -> None:
+async def test_the_sdk_reads_the_deprecated_form(world: World) -> None:
     world.say(CALL)
     async with world.sdk() as client:
         answer = await client.chat.completions.create(model="policy", messages=[USER], functions=FUNCTIONS)
