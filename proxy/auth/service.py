@@ -1,4 +1,4 @@
-"""Bearer keys and who is behind them. A key's text is shown once; the store keeps its HMAC."""
+"""Create, check, rotate and revoke API keys. A key's text is shown once; the store only has its HMAC."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from proxy.log import logger
 from proxy.settings import ConfigurationError
 
 BOOTSTRAP = "bootstrap"
-"""Label of the keys that the configuration names. Nobody else may give it: it decides what a new one replaces."""
+"""Label of the keys in the configuration. No other key may have it: a new configured key revokes those that do."""
 
 _TEXT_BYTES = 32
 _PSEUDONYM_BYTES = 16
 _CACHED_KEYS = 8192
 _CACHED_SECONDS = 5.0
-"""A key that another proxy revoked is refused after this long."""
+"""How long a valid key is cached, so how long a key works here after another proxy has revoked it."""
 
-_ASKED_AGAIN_SECONDS = 1.0
-"""After the store could not be reached, ask it again about a key after this long."""
+_RETRY_STORE_SECONDS = 1.0
+"""How long a known key is accepted without asking an unavailable store again."""
 
 _USE_RESOLUTION_SECONDS = 60.0
 """`last_used_at` may lag by this much, so that a busy key costs one small write a minute."""
@@ -40,7 +40,8 @@ _LOG = logger(__name__)
 
 
 class PrincipalKind(StrEnum):
-    """`admin`: everything. `run`: agents of one run. `session`: one session. `trainer`: claims and versions."""
+    """The rights of a key. `admin` may do everything, `run` is for the agents of one run, `session` for one session,
+    `trainer` for claims and versions of one run."""
 
     ADMIN = "admin"
     RUN = "run"
@@ -49,7 +50,7 @@ class PrincipalKind(StrEnum):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Who calls. `run_id` is None for admin keys only; `session_id` is set for session keys only."""
+    """The holder of a key. Only admin keys have no `run_id`; only session keys have a `session_id`."""
 
     kind: PrincipalKind
     key_id: KeyId
@@ -58,7 +59,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A key to be made."""
+    """The properties of a key to be created."""
 
     kind: PrincipalKind
     run_id: str | None = None
@@ -67,14 +68,14 @@ class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
-    """`text` is what the client sends; it cannot be had again."""
+    """A created key. `text` is what clients send; it is not stored, so it cannot be shown again."""
 
     id: KeyId
     text: str
 
 
 class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
-    """A key in the place of another, which stops working at `replaced_until`."""
+    """A key that replaces another one, which stops working at `replaced_until`."""
 
     key: NewKey
     view: KeyView
@@ -91,12 +92,12 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     label: str | None
     created_at: float
     last_used_at: float | None
-    """About a minute old at most; null for sessions' keys, which are not followed."""
+    """Up to about a minute late; None for session keys, whose use is not recorded."""
     revoked_at: float | None
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """A key that was found valid: taken to be so until `until`, and by no means after `revoked_at`."""
+    """A cached key, accepted until `until` without asking the store, and never after `revoked_at`."""
 
     principal: Principal
     until: float
@@ -104,11 +105,10 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class Credentials:
-    """Makes, checks, rotates and revokes keys. A revocation is obeyed at once here, within seconds by other proxies
-    on the store."""
+    """The API keys of an installation. A revocation takes effect here at once, in other proxies within seconds."""
 
     def __init__(self, database: Database, secret: bytes, clock: Clock, *, outlive_store: bool = False) -> None:
-        """`outlive_store`: while the store is unavailable, keys that were valid before are taken as valid."""
+        """With `outlive_store`, keys that were valid before are accepted while the store is unavailable."""
         self._outlive_store = outlive_store
         self._database = database
         self._hmac = hmac.new(secret, digestmod="sha256")
@@ -117,7 +117,7 @@ class Credentials:
         self._used: dict[str, float] = {}
 
     async def authenticate(self, token: str) -> Principal:
-        """Raises AuthenticationFailed for a key that is unknown or revoked."""
+        """Return the holder of a key. Raise AuthenticationFailed if the key is unknown or revoked."""
         digest = self._digest(token)
         known = self._known.get(digest)
         now = self._clock()
@@ -128,11 +128,11 @@ class Credentials:
         except StoreUnavailable:
             if not self._outlive_store or known is None or not _lasts(known.revoked_at, now):
                 raise
-            self._known.put(digest, _known(known.principal, known.revoked_at, now + _ASKED_AGAIN_SECONDS))
+            self._known.put(digest, _known(known.principal, known.revoked_at, now + _RETRY_STORE_SECONDS))
             return known.principal
         if row is None or not _lasts(row.revoked_at, now):
             self._known.drop(digest)
-            raise AuthenticationFailed("the API key is not known here or was revoked")
+            raise AuthenticationFailed("the API key is unknown or was revoked: use a valid key of this installation")
         principal = _principal(row)
         if principal.kind is not PrincipalKind.SESSION:
             self._used[principal.key_id] = now
@@ -152,7 +152,7 @@ class Credentials:
         return key
 
     def create_within(self, connection: Connection, requests: Sequence[KeyRequest]) -> list[NewKey]:
-        """Make keys in the caller's transaction, in the order of the requests."""
+        """Create keys in the caller's transaction and return them in the order of the requests."""
         now = self._clock()
         keys = [NewKey(id=new_key_id(), text=_random_text(request.kind)) for request in requests]
         KeyRepository(connection).insert(
@@ -161,11 +161,11 @@ class Credentials:
         return keys
 
     async def register(self, kind: PrincipalKind, text: str, *, run_id: str | None = None) -> KeyId:
-        """Make the key that the configuration names, and revoke those of its kind and run that it named before.
+        """Create a key of the configuration, and revoke earlier ones of the configuration for its kind and run.
 
-        The same text again is the same key. One that was revoked since stays revoked and replaces nothing: a proxy
-        that is restarted with yesterday's configuration must not bring a revoked key back, nor end the new one.
-        Raises ConfigurationError when the text is a key of another kind or run.
+        Nothing is created if the key exists. If it was revoked, it stays revoked and replaces nothing: a proxy that
+        is restarted with an old configuration must neither restore a revoked key nor revoke its successor. Raise
+        ConfigurationError if the text is a key of another kind or run.
         """
         key = NewKey(id=new_key_id(), text=text)
         now = self._clock()
@@ -185,23 +185,23 @@ class Credentials:
         row, replaced = await self._database.commit(replace)
         self._forget(*replaced)
         for key_id in replaced:
-            _LOG.warning("the configuration has another key now: the one before it is revoked", kind=kind, key=key_id)
+            _LOG.warning("the configuration has a new key: its predecessor is revoked", kind=kind, key=key_id)
         if row is None:
             return key.id
         if (row.kind, row.run_id) != (kind.value, run_id):
             raise ConfigurationError(
-                f"bootstrap.{kind}_key: this is already a key of another run or kind; choose another text"
+                f"bootstrap.{kind}_key is already a key of another run or kind: choose another text"
             )
         if row.revoked_at is not None:
             _LOG.error(
-                f"bootstrap.{kind}_key was revoked and stays so: put the key that replaced it, or a new text, into "
-                "the configuration",
+                f"bootstrap.{kind}_key was revoked and stays revoked: put the key that replaced it, or a new text, "
+                "into the configuration",
                 key=row.id,
             )
         return KeyId(row.id)
 
     async def list_(self, run_id: str) -> list[KeyView]:
-        """List a run's own keys, oldest first, without those of its sessions."""
+        """List the keys of a run, oldest first, without those of its sessions."""
         kinds = [PrincipalKind.RUN, PrincipalKind.TRAINER]
         rows = await self._database.read(lambda connection: KeyRepository(connection).of_run(run_id, kinds))
         return [_view(row) for row in rows]
@@ -215,7 +215,7 @@ class Credentials:
         below: tuple[float, str] | None = None,
         limit: int = 50,
     ) -> list[KeyView]:
-        """List keys of these kinds, newest first; `below` is the last of the page before (`created_at`, `id`)."""
+        """List keys of these kinds, newest first, after the key `below` (`created_at`, `id`) of the previous page."""
         valid_at = None if with_revoked else self._clock()
         rows = await self._database.read(
             lambda connection: KeyRepository(connection).page(
@@ -225,19 +225,19 @@ class Credentials:
         return [_view(row) for row in rows]
 
     async def find(self, key_id: str) -> KeyView | None:
-        """Find a key by its id, revoked or not."""
+        """Find a key by its id, whether revoked or not."""
         row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
         return None if row is None else _view(row)
 
     async def find_valid(self, key_id: str) -> Principal | None:
-        """Find who is behind a key; None where there is none or it was revoked. Never from the cache."""
+        """Find the holder of a key that is valid now. The store is asked, never the cache."""
         row = await self._database.read(lambda connection: KeyRepository(connection).by_id(key_id))
         return None if row is None or not _lasts(row.revoked_at, self._clock()) else _principal(row)
 
     async def rotate(self, key_id: str, *, grace_seconds: float = 0.0) -> RotatedKey:
-        """Make a key for the same purpose; the old one works for `grace_seconds` more.
+        """Replace a key by a new one with the same rights; the old one works for `grace_seconds` more.
 
-        Raises NotFound, and Conflict for a key that was revoked or rotated already.
+        Raise NotFound, or Conflict if the key was revoked or rotated already.
         """
         now = self._clock()
 
@@ -254,18 +254,18 @@ class Credentials:
             (key,) = self.create_within(connection, [request])
             until = now + grace_seconds
             repository.revoke(key_id, until)
-            made = repository.by_id(key.id)
-            assert made is not None
-            return RotatedKey(key=key, view=_view(made), replaced_until=until)
+            created = repository.by_id(key.id)
+            assert created is not None
+            return RotatedKey(key=key, view=_view(created), replaced_until=until)
 
         rotated = await self._database.commit(replace)
         self._forget(key_id)
         return rotated
 
     async def revoke(self, key_id: str) -> None:
-        """Revoke a key at once; one that was revoked stays so.
+        """Revoke a key at once; do nothing if it is revoked.
 
-        Raises NotFound, and Conflict for the last admin key: nobody could make another one then.
+        Raise NotFound, or Conflict for the last admin key, without which nobody could create another one.
         """
         now = self._clock()
 
@@ -277,7 +277,7 @@ class Credentials:
             is_lasting_admin = row.kind == PrincipalKind.ADMIN.value and row.revoked_at is None
             if is_lasting_admin and not repository.lasting_admins(other_than=key_id):
                 raise Conflict(
-                    "this is the last admin key, and without one nobody could manage keys: create another one first, "
+                    "this is the last admin key, without which nobody could manage keys: create another one first, "
                     "or rotate this one"
                 )
             repository.revoke(key_id, now)
@@ -286,7 +286,7 @@ class Credentials:
         self._forget(key_id)
 
     async def write_uses(self) -> None:
-        """Write when keys were last used, as far as it was noted since the last time. To be called every so often."""
+        """Write the times at which keys were used since the last write. To be called every few seconds."""
         if not self._used:
             return
         used, self._used = self._used, {}
@@ -297,21 +297,20 @@ class Credentials:
         await self._database.commit(write)
 
     def pseudonyms_of(self, body: Mapping[str, Any]) -> tuple[bytes, ...]:
-        """Return the pseudonyms of those on whose behalf a call is made, or a session is opened."""
+        """Return the pseudonyms of the users whom the body of a call or of a new session names."""
         return tuple(self.pseudonym(name) for name in users_of(body))
 
     def pseudonym(self, name: str) -> bytes:
-        """Return 16 bytes that stand for a user's name in the store, which nobody without the secret can lead back
-        to it."""
+        """Return 16 bytes that represent a user's name in the store and reveal nothing of it without the secret."""
         return self._digest(f"user\0{name}")[:_PSEUDONYM_BYTES]
 
     def _forget(self, *key_ids: str) -> None:
-        """Drop keys from the cache, so that their end is obeyed here at once."""
+        """Drop keys from the cache, so that their revocation takes effect here at once."""
         for digest in [digest for digest, known in self._known.items() if known.principal.key_id in key_ids]:
             self._known.drop(digest)
 
     def _digest(self, text: str) -> bytes:
-        keyed = self._hmac.copy()  # to begin one anew costs a model call more than all of the rest here
+        keyed = self._hmac.copy()  # creating one would cost more than everything else that authentication does
         keyed.update(text.encode("utf-8", "surrogatepass"))
         return keyed.digest()
 

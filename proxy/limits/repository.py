@@ -35,7 +35,7 @@ class LimitRepository:
                 (_MOVE if kind in found else _INSERT).run(self._connection, values)
         return traded
 
-    def more_are_waiting(self, run_id: str, than: int) -> bool:
+    def has_more_ready(self, run_id: str, than: int) -> bool:
         """Return whether more than `than` trajectories of the run are ready for its trainer."""
         # The limit bounds the cost: a run that nobody trains may have millions.
         ready = select(SessionRow.id).where(

@@ -1,7 +1,7 @@
-"""Limits of runs as they are kept: calls ask before they begin, and pay their tokens when they have ended.
+"""Enforce the limits of runs: a call asks before it begins and pays for its tokens after it has ended.
 
-Each proxy takes calls from the store for up to a second in advance and pays tokens together, so that most calls wait
-for nothing. A run without limits costs nothing. See `docs/decisions/0024-rate-limits.md`.
+Each proxy takes calls from the store for up to a second in advance and pays for the tokens of several calls together,
+so most calls do not wait for the store. A run without limits costs nothing. See `docs/decisions/0024-rate-limits.md`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from proxy.runs.service import RunView
 from proxy.settings import LimitSettings
 
 _PAY_SECONDS = 1.0
-"""How long tokens that were used may be unknown to other proxies."""
+"""Delay after which used tokens are paid, and until which other proxies do not know of them."""
 
 _COUNT_SECONDS = 1.0
-"""How long a count of waiting trajectories is good enough."""
+"""How long a count of waiting trajectories is reused."""
 
 _RETRY_OPENING_SECONDS = 5
-"""A trainer takes its trajectories a batch at a time."""
+"""Retry-After of a refused session. A trainer takes its trajectories in batches, so room comes in steps."""
 
 
 class LimitObserver(Protocol):
-    """Hears of every call that was refused. It must not raise and not wait."""
+    """Receiver of every refused call, for the metrics. It must not raise and not wait."""
 
     def call_limited(self, *, limit: str, run: str) -> None:
         """`limit` is the setting's name."""
@@ -43,29 +43,32 @@ class LimitObserver(Protocol):
 
 
 class Admission:
-    """Of one call: asked for once, whoever asks."""
+    """The admission of one call by the limits of its run. It is granted once, however often it is asked for."""
 
     def __init__(self, limits: RunLimits, run: RunView) -> None:
         self._limits = limits
         self._run = run
-        self._is_given = False
+        self._is_granted = False
 
     async def to_open(self) -> None:
-        """Before the call opens a session. Raises RateLimited."""
-        if not self._is_given:
+        """Ask before the call opens a session. Raise RateLimited."""
+        if not self._is_granted:
             await self._limits.check_waiting(self._run)
         await self.to_begin()
 
     async def to_begin(self) -> None:
-        """Before it begins. Raises RateLimited."""
-        if not self._is_given:
+        """Ask before the call begins. Raise RateLimited."""
+        if not self._is_granted:
             await self._limits.begin_call(self._run)
-            self._is_given = True
+            self._is_granted = True
 
 
 @dataclass
-class _Kept:
-    """A run's share by these limits, and who waits for the store on its behalf."""
+class _RunShare:
+    """This proxy's share of a run's limits. `waiting` calls wait for a trade with the store.
+
+    `trading` lets one call at a time trade: it takes calls for the others that wait.
+    """
 
     run_id: RunId
     limits: LimitSettings
@@ -82,139 +85,140 @@ class RunLimits:
         self._database = database
         self._clock = clock
         self._observer = observer
-        self._kept: dict[RunId, _Kept] = {}
-        self._counted: dict[RunId, tuple[float, int, bool]] = {}
+        self._shares: dict[RunId, _RunShare] = {}
+        self._ready_counts: dict[RunId, tuple[float, int, bool]] = {}  # (time, bound, whether there are more)
 
     def admission(self, run: RunView) -> Admission | None:
-        """What a call of the run must ask; None where it need not."""
+        """Return the admission that a call of the run needs; None if the run has no limits."""
         return Admission(self, run) if run.settings.limits.are_on else None
 
     async def check_waiting(self, run: RunView) -> None:
-        """Raises TrainerBehind where no session is to be opened for training now."""
+        """Raise TrainerBehind if too many trajectories wait, so that no session may be opened for training now."""
         bound = run.settings.limits.max_waiting
-        if bound is None or not await self._more_are_waiting(run.id, bound):
+        if bound is None or not await self._has_more_ready(run.id, bound):
             return
-        self._tell("max_waiting", run)
+        self._report_refusal("max_waiting", run)
         raise TrainerBehind(
             f"more than {bound} trajectories of the run {run.name!r} wait for its trainer (run.limits.max_waiting): "
-            f"open sessions go on, and others are opened once it has caught up; try again in "
-            f"{_RETRY_OPENING_SECONDS} seconds, and look whether the trainer runs",
+            f"open sessions continue, and new ones are opened once it has caught up; try again in "
+            f"{_RETRY_OPENING_SECONDS} seconds, and check that the trainer is running",
             retry_after=_RETRY_OPENING_SECONDS,
         )
 
     async def begin_call(self, run: RunView) -> None:
-        """Raises RateLimited where the call must wait, StoreUnavailable where that cannot be known."""
+        """Begin a call. Raise RateLimited if it must wait, StoreUnavailable if the store cannot be asked."""
         if not run.settings.limits.bound_calls:
             return
-        kept = self._of(run)
-        kept.waiting += 1
+        state = self._share_of(run)
+        state.waiting += 1
         try:
-            if self._may_begin(run, kept.share, self._clock()):
+            if self._may_begin(run, state.share, self._clock()):
                 return
-            async with kept.trading:
-                share, now = kept.share, self._clock()
-                if not self._may_begin(run, share, now):  # who traded meanwhile took for this call as well
-                    share.receive(await self._trade(kept, share.wanted(kept.waiting, now), now), now)
+            async with state.trading:
+                share, now = state.share, self._clock()
+                # Asked again: the call that traded while this one waited took a call for it as well.
+                if not self._may_begin(run, share, now):
+                    share.receive(await self._trade(state, share.wanted(state.waiting, now), now), now)
                     self._may_begin(run, share, now)
         finally:
-            kept.waiting -= 1
+            state.waiting -= 1
 
     def used(self, run: RunView, tokens: int) -> None:
-        """A call has ended, and so many tokens were its prompt and its answer."""
+        """Record that a call has ended whose prompt and answer have so many tokens together."""
         if tokens and run.settings.limits.tokens_per_minute is not None:
-            kept = self._of(run)
-            kept.share.owed += tokens
-            if kept.paying is None or kept.paying.done():
-                kept.paying = asyncio.create_task(self._pay_soon(kept), name=f"pay tokens of {run.id}")
+            state = self._share_of(run)
+            state.share.owed += tokens
+            if state.paying is None or state.paying.done():
+                state.paying = asyncio.create_task(self._pay_soon(state), name=f"pay tokens of {run.id}")
 
     async def pay(self) -> None:
-        """Tells the store of the tokens that were used here. Raises StoreUnavailable; they stay owed then."""
-        for kept in list(self._kept.values()):
-            await self._pay(kept)
+        """Write the used tokens to the store. Raise StoreUnavailable; the tokens stay owed then."""
+        for state in list(self._shares.values()):
+            await self._pay(state)
 
     def standings(self, run: RunView) -> tuple[Standing, ...]:
-        """What is left of each limit, as far as it is known here."""
-        return self._of(run).share.standings(self._clock()) if run.settings.limits.bound_calls else ()
+        """Return the state of each limit of the run, as far as this proxy knows it."""
+        return self._share_of(run).share.standings(self._clock()) if run.settings.limits.bound_calls else ()
 
     async def aclose(self) -> None:
-        """Pays what is owed."""
-        for kept in self._kept.values():
-            if kept.paying is not None:
-                kept.paying.cancel()
-                await asyncio.wait([kept.paying])
+        """Stop the payments that wait for their delay, and pay at once."""
+        for state in self._shares.values():
+            if state.paying is not None:
+                state.paying.cancel()
+                await asyncio.wait([state.paying])
         with suppress(StoreUnavailable):
             await self.pay()
 
-    async def _pay_soon(self, kept: _Kept) -> None:
+    async def _pay_soon(self, state: _RunShare) -> None:
         await asyncio.sleep(_PAY_SECONDS)
         with suppress(StoreUnavailable):
-            await self._pay(kept)
+            await self._pay(state)
 
-    async def _pay(self, kept: _Kept) -> None:
-        async with kept.trading:
-            share = kept.share
+    async def _pay(self, state: _RunShare) -> None:
+        async with state.trading:
+            share = state.share
             if share.owed:
-                share.paid(await self._trade(kept, 0, self._clock()))
+                share.paid(await self._trade(state, 0, self._clock()))
 
     def _may_begin(self, run: RunView, share: Share, now: float) -> bool:
-        """Whether a call may begin by what is held; False where that must be traded. Raises RateLimited."""
+        """Begin a call without the store. Return False if a trade is needed. Raise RateLimited."""
         refusal = share.refusal(now)
         if refusal is not None:
             raise self._refused(run, refusal)
         return share.use_call(now)
 
-    async def _trade(self, kept: _Kept, calls: int, now: float) -> Trade:
-        share = kept.share
+    async def _trade(self, state: _RunShare, calls: int, now: float) -> Trade:
+        share = state.share
         rates, tokens = share.rates, share.owed
 
         def work(connection: Connection) -> Trade:
-            return LimitRepository(connection).trade(kept.run_id, rates, calls=calls, tokens=tokens, now=now)
+            return LimitRepository(connection).trade(state.run_id, rates, calls=calls, tokens=tokens, now=now)
 
         try:
-            return await self._database.commit(work, order_key=kept.run_id)
+            return await self._database.commit(work, order_key=state.run_id)
         except asyncio.CancelledError:
-            share.owed -= tokens  # nobody waits for it, and it is done all the same
+            share.owed -= tokens  # the transaction is completed although nobody waits for it
             raise
 
-    async def _more_are_waiting(self, run_id: RunId, bound: int) -> bool:
+    async def _has_more_ready(self, run_id: RunId, bound: int) -> bool:
         now = self._clock()
-        counted = self._counted.get(run_id)
+        counted = self._ready_counts.get(run_id)
         if counted is None or counted[1] != bound or not counted[0] <= now < counted[0] + _COUNT_SECONDS:
             more = await self._database.read(
-                lambda connection: LimitRepository(connection).more_are_waiting(run_id, bound)
+                lambda connection: LimitRepository(connection).has_more_ready(run_id, bound)
             )
-            self._counted[run_id] = counted = (now, bound, more)
+            self._ready_counts[run_id] = counted = (now, bound, more)
         return counted[2]
 
-    def _of(self, run: RunView) -> _Kept:
+    def _share_of(self, run: RunView) -> _RunShare:
         limits = run.settings.limits
-        kept = self._kept.get(run.id)
-        if kept is None:
-            self._kept[run.id] = kept = _Kept(run.id, limits, Share(_rates(limits)))
-        elif kept.limits is not limits and kept.limits != limits:
-            owed = kept.share.owed
-            kept.limits, kept.share = limits, Share(_rates(limits))
-            kept.share.owed = owed
-        return kept
+        state = self._shares.get(run.id)
+        if state is None:
+            self._shares[run.id] = state = _RunShare(run.id, limits, Share(_rates(limits)))
+        elif state.limits is not limits and state.limits != limits:
+            owed = state.share.owed  # tokens stay owed when the limits change
+            state.limits, state.share = limits, Share(_rates(limits))
+            state.share.owed = owed
+        return state
 
     def _refused(self, run: RunView, refusal: Refusal) -> RateLimited:
         limits, seconds = run.settings.limits, max(1, math.ceil(refusal.seconds))
-        todo = f"by all its agents and proxies together; try again in {seconds} seconds"
+        advice = f"for all its agents and proxies together; try again in {seconds} seconds"
         if refusal.kind is Kind.CALLS:
-            self._tell("calls_per_minute", run)
+            self._report_refusal("calls_per_minute", run)
             return RateLimited(
-                f"the run {run.name!r} takes {limits.calls_per_minute} calls a minute (run.limits.calls_per_minute), "
-                f"{todo}",
+                f"the run {run.name!r} accepts {limits.calls_per_minute} calls a minute "
+                f"(run.limits.calls_per_minute), {advice}",
                 retry_after=seconds,
             )
-        self._tell("tokens_per_minute", run)
+        self._report_refusal("tokens_per_minute", run)
         return TokensLimited(
-            f"the run {run.name!r} takes {limits.tokens_per_minute} tokens a minute, prompts and answers "
-            f"(run.limits.tokens_per_minute), {todo}",
+            f"the run {run.name!r} accepts {limits.tokens_per_minute} tokens a minute in prompts and answers "
+            f"(run.limits.tokens_per_minute), {advice}",
             retry_after=seconds,
         )
 
-    def _tell(self, limit: str, run: RunView) -> None:
+    def _report_refusal(self, limit: str, run: RunView) -> None:
         if self._observer is not None:
             self._observer.call_limited(limit=limit, run=run.name)
 

@@ -185,7 +185,7 @@ def _without_effect(body: ResponseBody) -> list[str]:
     }
     warnings = [f"{name} has no effect" for name, is_asked in ignored.items() if is_asked]
     if body.store is False:
-        warnings.append("store false has no effect: every call is recorded")
+        warnings.append("with store false the call is recorded all the same, but cannot be read again")
     if body.truncation == "auto":
         warnings.append("truncation auto has no effect: a prompt that is too long is refused")
     return warnings

@@ -63,7 +63,8 @@ async def test_what_names_sessions_and_users_has_an_effect(world: World) -> None
 async def test_a_response_that_is_not_to_be_stored_is_recorded_all_the_same(world: World) -> None:
     world.say("word")
     said = await warned(world, "/v1/responses", store=False, max_tool_calls=3)
-    assert said == "max_tool_calls has no effect; store false has no effect: every call is recorded"
+    stored = "with store false the call is recorded all the same, but cannot be read again"
+    assert said == f"max_tool_calls has no effect; {stored}"
     assert await warned(world, "/v1/responses", store=True) == ""
 
 
