@@ -1,12 +1,12 @@
 """Policy versions over HTTP.
 
     GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from
-    POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 where the head moved or a
-                                        lease has passed
-    POST /api/v1/runs/{run}/versions/prune   PruneRequest → PruneReply, in MessagePack: which weights may be deleted
-    GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…]}, in JSON, newest first
+    POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 if the head has moved or a
+                                        lease has expired
+    POST /api/v1/runs/{run}/versions/prune   PruneRequest → PruneReply, in MessagePack: the weights that may be
+    deleted GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…]}, in JSON, newest first
 
-{run} is a name or an id. Needs the run's trainer key or an admin key.
+{run} is a name or an id. All of them need the run's trainer key or an admin key.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def versions_of(request: Request) -> VersionService:
 
 @router.get("/head")
 async def head(request: Request, run: str) -> Response:
-    """Return what the trainer continues from, and what it must know of the run. Formats and the context are known for
-    the run that this process serves only."""
+    """Return the version to train from. Only for the run that this process serves does the answer have the formats of
+    weights and the context length."""
     found = await versions_of(request).head(await trainers_run(request, run))
     served = service(request, ServedRun)
     formats = served.weight_formats(found.run_id)
@@ -45,7 +45,7 @@ async def head(request: Request, run: str) -> Response:
 
 @router.post("/versions")
 async def commit(request: Request, run: str) -> Response:
-    """Makes the next version and consumes the claims' trajectories."""
+    """Create the next version and consume the claims' trajectories."""
     of_run = await trainers_run(request, run)
     commit_request = await message_body(request, CommitRequest)
     return message_response(await versions_of(request).commit(of_run, commit_request))
@@ -53,7 +53,7 @@ async def commit(request: Request, run: str) -> Response:
 
 @router.post("/versions/prune")
 async def prune(request: Request, run: str) -> Response:
-    """Marks old versions' weights as removed, and says which of those present may be deleted."""
+    """Mark old versions' weights as removed, and return those of the present ones that may be deleted."""
     of_run = await trainers_run(request, run)
     prune_request = await message_body(request, PruneRequest)
     return message_response(await service(request, WeightRetention).prune(of_run, prune_request))
@@ -61,6 +61,6 @@ async def prune(request: Request, run: str) -> Response:
 
 @router.get("/versions")
 async def versions(request: Request, run: str) -> JSONResponse:
-    """All versions, newest first."""
+    """Return all versions, newest first."""
     listed = await versions_of(request).list_(await trainers_run(request, run))
     return JSONResponse({"versions": msgspec.to_builtins(listed)})

@@ -1,4 +1,4 @@
-"""Check published weights in a thread of its own, one version at a time, so that model calls are not held up."""
+"""Check published weights in a thread of their own, one version at a time, so that model calls do not wait."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from proxy.versions.weights import (
 )
 
 _LASTS_SECONDS = 600.0
-"""How long a finished check counts while no file was written to: from a commit to the load that follows it, and not
-until a restart days later, as disks lose bits without a trace in the files' times."""
+"""How long a passed check stays valid while no file changes: long enough for the load that follows a commit, too
+short for a restart days later, because disks lose bits without a trace in the files' times."""
 _NICENESS = 10
-_KEPT = 64
+"""Above the other threads' 0: a check takes a whole core for seconds, which model calls should get first."""
+_REMEMBERED = 64
+"""Passed checks to remember; only the newest few are asked for again."""
 
 
 class WeightsInspector:
-    """Checks of all versions below the storage `root`. Repeated and concurrent requests for one share one check."""
+    """Checks versions below the storage `root`. Repeated and concurrent requests for one version share one check."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -40,20 +42,20 @@ class WeightsInspector:
         self._passed: dict[bytes, tuple[Signature, float]] = {}
 
     async def check(self, weights: WeightsReference, base_model: str) -> None:
-        """Check location, files, headers, checksums and numbers of a version; some seconds for each GB.
+        """Check location, files, headers, checksums and numbers of a version, which takes some seconds for each GB.
 
-        Raises WeightsRejected with the reason, and StorageUnavailable if it cannot be known now.
+        Raises WeightsRejected with the reason, and StorageUnavailable if the files cannot be read now.
         """
         key = msgspec.msgpack.encode((weights, base_model))
         task = self._running.get(key)
         if task is None:
             task = self._running[key] = asyncio.create_task(self._check(key, weights, base_model))
             task.add_done_callback(lambda _: self._running.pop(key, None))
-        # A trainer that repeats its commit after a time-out must find the first check still going on.
+        # Shielded: a trainer that repeats its commit after a time-out must find the first check still running.
         await asyncio.shield(task)
 
     async def aclose(self) -> None:
-        """Stop a check that is under way: it would keep the process until it has read everything."""
+        """Stop a running check, which would otherwise delay the end of the process until it has read everything."""
         self._stopping.set()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -64,9 +66,9 @@ class WeightsInspector:
         signature = await loop.run_in_executor(
             self._thread, self._work, weights, base_model, before if is_fresh else None
         )
-        # A check that is passed keeps the time of its reading of the content.
+        # If only the signature was compared, the time of the last full read stays.
         self._passed[key] = (signature, at if signature == before and is_fresh else loop.time())
-        while len(self._passed) > _KEPT:
+        while len(self._passed) > _REMEMBERED:
             del self._passed[next(iter(self._passed))]
         return signature
 
@@ -78,7 +80,7 @@ class WeightsInspector:
                 headers = check_headers(weights, directory, find_base(base_model))
                 check_content(weights, directory, headers, self._stopping.is_set)
         except FileNotFoundError as error:
-            raise WeightsMissing(f"{error.filename} went while it was checked") from error
+            raise WeightsMissing(f"{error.filename} disappeared while it was checked") from error
         except InterruptedError as error:
             raise StorageUnavailable("the proxy is stopping") from error
         except OSError as error:
@@ -87,9 +89,10 @@ class WeightsInspector:
 
 
 def find_base(model: str) -> BaseModel | None:
-    """Return what is known here about a base model: of a directory, or of a Hugging Face id in this machine's cache.
+    """Return the tensors and configuration of a base model, a directory or a Hugging Face id in this machine's cache.
 
-    Nothing is downloaded: a remote engine may be the only one that has the weights. Then shapes are not compared.
+    None if the model is not on this machine: only a remote engine may have the weights, so nothing is downloaded. The
+    check then compares no shapes.
     """
     directory = Path(model)
     if directory.is_dir():
@@ -105,5 +108,5 @@ def find_base(model: str) -> BaseModel | None:
 
 
 def _be_nice() -> None:
-    """Let the event loop go first: Linux has a niceness for each thread."""
+    """Give the event loop precedence; on Linux every thread has a niceness of its own."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

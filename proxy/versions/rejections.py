@@ -1,4 +1,4 @@
-"""Takes bad versions of a run out of service: those whose files are damaged, and those that engines died of."""
+"""Take bad versions of a run out of service: versions with damaged files, and versions that engines die of."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from proxy.log import logger
 from proxy.versions.repository import VersionRepository
 
 DEATHS_TO_REJECT = 2
-"""One death may have had any cause, as when the machine was out of memory or somebody killed the engine."""
+"""More than one, because a single death may have any cause: no memory left, or somebody killed the engine."""
 _ANOTHER_CAUSE_SECONDS = 600.0
-"""Engines that go on dying so soon after a version was rejected for it die of something else: too little memory, a
-broken driver. Without this bound they would take one good version after the other along."""
+"""If engines still die so soon after a version was rejected for their deaths, the cause is another one: too little
+memory, a broken driver. Without this bound, one good version after the other would be rejected."""
 
 _LOG = logger(__name__)
 
 
 class Rejections:
-    """Rejected versions of one run. Everything is in the store, so that a restarted proxy knows it too."""
+    """Rejects versions of one run. All its state is in the store, so a restarted proxy continues with it."""
 
     def __init__(self, *, database: Database, signals: Signals, clock: Clock, run_id: RunId) -> None:
         self._database = database
@@ -31,9 +31,9 @@ class Rejections:
         self._run_id = run_id
 
     async def reject(self, version: int, reason: str) -> None:
-        """Mark a version as rejected and make the newest good one the head, which the trainer continues from.
+        """Mark a version as rejected and make the newest good one the head, from which the trainer continues.
 
-        What the version consumed stays consumed: its trajectories may be what made it bad.
+        The trajectories that the version consumed stay consumed, because they may be what made it bad.
         """
         now = self._clock()
 
@@ -55,20 +55,20 @@ class Rejections:
         self._signals.events.notify()
 
     async def engine_died(self, version: int, *, deaths_before: int) -> None:
-        """Count an engine that stopped while it loaded a version or soon after; reject the version if it is not the
-        first, unless another was rejected for the same a short while ago.
+        """Count an engine that stopped while it loaded a version or soon after, and reject the version at the second
+        death, unless another version was rejected for deaths a short while ago.
 
-        `deaths_before` is the version's count when the engine was given it. Several proxies may watch one engine: the
-        first that sees its death counts it, and for the others the count is no longer the one they know.
+        `deaths_before` is the version's count when the engine was given the version. Several proxies may watch one
+        engine: the first to see its death counts it, and the others find that the count has changed already.
         """
         deaths = await self._count(version, deaths_before)
         _LOG.warning("the engine stopped after it was given a version", version=version, times=deaths)
         if deaths < DEATHS_TO_REJECT:
             return
-        other = await self._lately_rejected()
+        other = await self._recently_rejected()
         if other is not None:
             _LOG.error(
-                "the engine goes on stopping after a version was rejected for it: look for the cause in its log",
+                "the engine still stops after a version was rejected for that: its log may say why",
                 version=version,
                 rejected=other,
             )
@@ -76,12 +76,12 @@ class Rejections:
         await self.reject(version, f"the engine stopped {deaths} times while it loaded this version or soon after")
 
     async def engine_survived(self, version: int) -> None:
-        """Forget earlier deaths: they had other causes."""
+        """Clear the version's deaths: an engine has lived with it, so they had other causes."""
         await self._database.commit(
             lambda connection: VersionRepository(connection).forget_deaths(self._run_id, version)
         )
 
-    async def _lately_rejected(self) -> int | None:
+    async def _recently_rejected(self) -> int | None:
         since = self._clock() - _ANOTHER_CAUSE_SECONDS
         return await self._database.read(
             lambda connection: VersionRepository(connection).rejected_for_deaths(

@@ -1,4 +1,4 @@
-"""Rows of policy versions, with what their commits consume."""
+"""Read and write the rows of policy versions, and of the claims and sessions that their commits consume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDED = (VersionState.RETIRED.value, VersionState.REJECTED.value)
 
 
 def storable(value: Any) -> Any:
-    """As JSON can hold it: numbers that are not finite become null, which is unknown."""
+    """Return the value as JSON can hold it: numbers that are not finite become null, which means unknown."""
     builtin = msgspec.to_builtins(value)
     if isinstance(builtin, float):
         return builtin if math.isfinite(builtin) else None
@@ -53,7 +53,7 @@ class VersionRepository:
         self._connection = connection
 
     def run(self, run_id: str, *, lock: bool = False) -> AnyRow:
-        """Name, base model, head and serving version. With `lock`, nobody else claims or commits meanwhile."""
+        """Return name, base model, head and serving version. With `lock`, nobody else claims or commits meanwhile."""
         statement = select(RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version)
         statement = statement.where(RunRow.id == run_id)
         return self._connection.execute(statement.with_for_update(key_share=True) if lock else statement).one()
@@ -70,17 +70,17 @@ class VersionRepository:
         return self._connection.execute(statement).one()
 
     def versions(self, run_id: str) -> list[AnyRow]:
-        """All versions, newest first, without their audits."""
+        """Return all versions, newest first, without their audits."""
         return list(self._connection.execute(_VERSIONS.where(PolicyVersionRow.run_id == run_id)).all())
 
     def newest(self, run_id: str) -> int:
-        """The number of the newest version, rejected ones included."""
+        """Return the number of the newest version, rejected ones included."""
         statement = select(func.max(PolicyVersionRow.version)).where(PolicyVersionRow.run_id == run_id)
         return int(self._connection.execute(statement).scalar_one())
 
     def reject(self, run_id: str, version: int, reason: str, *, now: float) -> bool:
-        """Mark a version as rejected, and make the newest good one whose weights are there the head; whether it was
-        not rejected before. Version 0 is never rejected: it is the base model."""
+        """Mark a version as rejected, and make the newest good version with weights the head. Return False if it was
+        rejected before. Version 0 is never rejected, because it is the base model."""
         statement = (
             update(PolicyVersionRow)
             .where(
@@ -103,7 +103,7 @@ class VersionRepository:
         return True
 
     def count_death(self, run_id: str, version: int, *, before: int) -> int:
-        """Count an engine's death with a version if the count is still `before`; return the count."""
+        """Count the death of an engine with this version if the count is still `before`; return the count."""
         of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
         self._connection.execute(
             update(PolicyVersionRow)
@@ -114,7 +114,8 @@ class VersionRepository:
         return int(self._connection.execute(statement).scalar_one())
 
     def rejected_for_deaths(self, run_id: str, *, since: float, deaths: int) -> int | None:
-        """Return the newest version that was rejected since then after as many deaths of engines, if there is one."""
+        """Return the newest version rejected since then with at least `deaths` deaths of engines; None without
+        one."""
         statement = select(func.max(PolicyVersionRow.version)).where(
             PolicyVersionRow.run_id == run_id,
             PolicyVersionRow.state == VersionState.REJECTED.value,
@@ -125,6 +126,7 @@ class VersionRepository:
         return version
 
     def forget_deaths(self, run_id: str, version: int) -> None:
+        """Set a version's count of engine deaths to 0."""
         self._connection.execute(
             update(PolicyVersionRow)
             .where(PolicyVersionRow.run_id == run_id, PolicyVersionRow.version == version)
@@ -132,7 +134,7 @@ class VersionRepository:
         )
 
     def committed_as(self, run_id: str, claim_ids: Sequence[ClaimId], sha256: str) -> int | None:
-        """The version that just these claims made with just these weights, if there is one."""
+        """Return the version that exactly these claims created with these weights; None without one."""
         statement = (
             select(PolicyVersionRow.version, PolicyVersionRow.claim_ids)
             .join(
@@ -146,7 +148,7 @@ class VersionRepository:
         return row.version if row is not None and set(row.claim_ids) == set(claim_ids) else None
 
     def fitted_as(self, run_id: str, parent: int, weights: WeightsReference) -> int | None:
-        """The version that was made of that parent with just these weights, if there is one."""
+        """Return the version that was fitted from this parent with these weights; None without one."""
         statement = select(PolicyVersionRow.version).where(
             PolicyVersionRow.run_id == run_id,
             PolicyVersionRow.parent_version == parent,
@@ -156,7 +158,7 @@ class VersionRepository:
         return self._connection.execute(statement.limit(1)).scalar_one_or_none()
 
     def dead_claims(self, run_id: str, claim_ids: Sequence[ClaimId], now: float) -> list[ClaimId]:
-        """Those that are not this run's, or not leased any more, or past their lease."""
+        """Return the claims that are not this run's, are not leased any more, or whose lease has expired."""
         statement = (
             select(ClaimRow.id)
             .where(
@@ -171,7 +173,7 @@ class VersionRepository:
         return [claim_id for claim_id in claim_ids if claim_id not in live]
 
     def insert_version(self, run_id: RunId, version: int, request: CommitRequest, *, now: float) -> None:
-        """Raises Conflict if the version exists."""
+        """Insert a version with its audit. Raises Conflict if it exists."""
         weights, step = request.weights, request.step
         try:
             self._connection.execute(
@@ -195,24 +197,25 @@ class VersionRepository:
                 )
             )
         except IntegrityError as error:
-            raise Conflict(f"version {version} has been committed by somebody else") from error
+            raise Conflict(f"version {version} was committed by another trainer meanwhile") from error
         if step.tokens:
             erased = self._erased({audit.session_id for audit in step.tokens})
-            kept = [audit for audit in step.tokens if audit.session_id not in erased]
-            if kept:
+            present = [audit for audit in step.tokens if audit.session_id not in erased]
+            if present:
                 self._connection.execute(
-                    insert(TokenAuditRow), [_token_columns(run_id, version, audit) for audit in kept]
+                    insert(TokenAuditRow), [_token_columns(run_id, version, audit) for audit in present]
                 )
 
     def _erased(self, session_ids: Collection[str]) -> set[str]:
-        """Those whose content was erased while a trainer had them."""
+        """Return the sessions whose content was erased while a trainer had them."""
         statement = select(SessionRow.id).where(SessionRow.id.in_(session_ids), SessionRow.erased_at.is_not(None))
         return set(self._connection.execute(statement).scalars())
 
     def consume(self, run_id: str, claim_ids: Sequence[ClaimId], version: int, *, now: float) -> int:
-        """The claims and their sessions belong to `version` from now on, which is the head. How many sessions.
+        """Mark the claims as committed and their sessions as consumed by `version`, which becomes the head. Return
+        the number of sessions.
 
-        Raises Conflict unless every session that was handed out is still leased.
+        Raises Conflict unless every session of the claims is still leased.
         """
         claims = ClaimRow.id.in_(claim_ids)
         self._connection.execute(
@@ -233,7 +236,7 @@ class VersionRepository:
         return int(handed_out)
 
     def _rewarded_meanwhile(self, claim_ids: Sequence[ClaimId]) -> list[str]:
-        """The claims' sessions with rewards that came after they were handed out: these were not trained on."""
+        """Return the claims' sessions with rewards that came after the claim, which were not trained on."""
         statement = (
             select(SessionRow.id)
             .distinct()
@@ -243,7 +246,7 @@ class VersionRepository:
         return list(self._connection.execute(statement).scalars())
 
     def weights_at(self, run_id: str, uris: Sequence[str]) -> list[tuple[str, int]]:
-        """(uri, version) of those of the uris that are weights of the run, oldest version first."""
+        """Return (uri, version) of the uris that are weights of the run, oldest version first."""
         found: list[tuple[str, int]] = []
         for part in _chunks(uris):
             statement = select(PolicyVersionRow.weights_uri, PolicyVersionRow.version).where(
@@ -253,7 +256,7 @@ class VersionRepository:
         return sorted(found, key=lambda each: each[1])
 
     def mark_removed(self, run_id: str, versions: Sequence[int], *, now: float) -> list[int]:
-        """Which of them were not marked before."""
+        """Mark the weights of these versions as removed; return those that were not marked before."""
         marked: list[int] = []
         for part in _chunks(versions):
             statement = (
@@ -270,7 +273,7 @@ class VersionRepository:
         return marked
 
     def removed(self, run_id: str, versions: Sequence[int]) -> set[int]:
-        """Which of them are marked."""
+        """Return the versions among these whose weights are marked as removed."""
         found: set[int] = set()
         for part in _chunks(versions):
             statement = select(PolicyVersionRow.version).where(
@@ -282,7 +285,8 @@ class VersionRepository:
         return found
 
     def mark_served(self, run_id: str, version: int, *, swap_seconds: float | None, now: float) -> None:
-        """`version` is what the engine holds. Earlier ones are retired, those that were skipped as well."""
+        """Record that the engine serves `version`. Earlier versions are retired, also those that were never
+        served."""
         of_run = PolicyVersionRow.run_id == run_id
         self._connection.execute(update(RunRow).where(RunRow.id == run_id).values(serving_version=version))
         self._connection.execute(
@@ -310,7 +314,7 @@ _Value = TypeVar("_Value")
 
 
 def _chunks(values: Sequence[_Value]) -> Iterable[list[_Value]]:
-    """Databases bound the number of parameters of a statement."""
+    """Split values into parts, because databases bound the number of parameters of a statement."""
     return (list(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK))
 
 

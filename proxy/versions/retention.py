@@ -1,7 +1,8 @@
-"""Decide which versions' weights nobody needs any more, so that trainers can delete them.
+"""Decide which versions' weights are no longer needed, so that trainers can delete them.
 
-Marked first, deleted then, by the trainer, whose directory it is. It asks with what it has on its disk; whatever is
-marked of that is told again, so a trainer that died between the two finishes the work at its next version.
+The proxy marks weights as removed before the trainer, who owns the directory, deletes them. The trainer sends the
+weights on its disk and gets back those that are marked, also those marked earlier. So a trainer that dies between the
+two steps finishes the work at its next version.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from proxy.runs.service import RunView
 from proxy.versions.repository import VersionRepository
 
 MAX_PRESENT = 10_000
+"""Weights in one request: far more than a disk holds, few enough for one transaction."""
 
 
 class WeightRetention:
-    """Retention of weights for all runs."""
+    """Retention of weights, for all runs."""
 
     def __init__(self, *, database: Database, clock: Clock, signals: Signals) -> None:
         self._database = database
@@ -29,8 +31,10 @@ class WeightRetention:
         self._signals = signals
 
     async def prune(self, run: RunView, request: PruneRequest) -> PruneReply:
-        """Marks those of the present versions that are beyond the newest `keep`. Never the head, nor what engines
-        hold or should hold; a mark is never taken back. Raises InvalidRequest."""
+        """Mark the present versions older than the newest `keep`, and return all present ones that are marked.
+
+        The head and the serving version are never marked, and a mark is never removed. Raises InvalidRequest.
+        """
         if request.keep < 1:
             raise InvalidRequest(f"keep is 1 or more, not {request.keep}", param="keep")
         if len(request.present) > MAX_PRESENT:
@@ -40,12 +44,12 @@ class WeightRetention:
         def mark(connection: Connection) -> tuple[list[int], tuple[str, ...]]:
             repository = VersionRepository(connection)
             row = repository.run(run.id, lock=True)
-            newest_to_go = row.head_version - request.keep
+            newest_to_remove = row.head_version - request.keep
             uris = dict(repository.weights_at(run.id, request.present))
             old = [
                 version
                 for version in uris.values()
-                if version <= newest_to_go and version not in (row.head_version, row.serving_version)
+                if version <= newest_to_remove and version not in (row.head_version, row.serving_version)
             ]
             marked = repository.mark_removed(run.id, old, now=now)
             if marked:

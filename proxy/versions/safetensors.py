@@ -1,6 +1,7 @@
-"""Safetensors files without torch: their header, and one pass over their content for its checksum and its numbers.
+"""Read safetensors files without torch: the header, and one pass over the content for its checksum and its numbers.
 
-A file has 8 bytes with the header's length (little endian), the header in JSON, and the tensors' bytes without gaps.
+A file consists of 8 bytes with the header's length (little endian), the header in JSON, and the tensors' bytes
+without gaps.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import numpy as np
 from proxy.errors import WeightsRejected
 
 _MAX_HEADER_BYTES = 100 << 20
-"""The format's own limit: a length beyond it is damage, and must not become a request for memory."""
+"""The format's own limit. A larger length is damage, and the proxy must not allocate that much memory for it."""
 _BLOCK = 4 << 20
-"""Bytes read at once: bounds the memory of a check, and is a multiple of every dtype's size. Files are read and not
-mapped, because a mapped file that is truncated meanwhile would kill the proxy with SIGBUS."""
+"""Bytes read at once: it bounds the memory of a check, and is a multiple of every dtype's size. Files are read and
+not mapped, because a mapped file that is truncated meanwhile would kill the proxy with SIGBUS."""
 
 _SIZES = {
     "BOOL": 1,
@@ -52,12 +53,12 @@ _NOT_FINITE: dict[str, tuple[Any, int]] = {
     "F8_E4M3": (np.dtype("u1"), 0x7F),
     "F8_E8M0": (np.dtype("u1"), 0xFF),
 }
-"""Bits that are all set in NaN and in the infinities: the exponent, or the one pattern that a dtype has for NaN.
-numpy has no bfloat16 and no 8-bit floats, so the bits are looked at."""
+"""Bits that are all set in NaN and in the infinities: the exponent, or a dtype's only pattern for NaN. numpy has no
+bfloat16 and no 8-bit floats, so the check compares bits."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """One tensor of a file; `begin` and `end` are bytes after the header."""
+    """One tensor of a file; `begin` and `end` count bytes from the end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,14 +67,14 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The tensors of a file by name, in the order of their bytes, which begin `data_start` bytes into the file."""
+    """The tensors of a file by name, in the order of their bytes. The first one starts at byte `data_start`."""
 
     tensors: dict[str, TensorEntry]
     data_start: int
 
 
 def read_header(path: Path) -> Header:
-    """Read and check a file's header. Raises WeightsRejected for a file that is not whole, OSError."""
+    """Read and check a file's header. Raises WeightsRejected for a damaged file, OSError."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -94,7 +95,8 @@ def read_header(path: Path) -> Header:
 def scan(path: Path, header: Header, is_cancelled: Callable[[], bool]) -> str:
     """Read a file once and return its SHA-256.
 
-    Raises WeightsRejected for a number that is not finite, InterruptedError once `is_cancelled`, and OSError.
+    Raises WeightsRejected for a number that is not finite, InterruptedError once `is_cancelled` returns True,
+    OSError.
     """
     sha256 = hashlib.sha256()
     with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Policy versions: which is the head, and the commit that makes the next one and consumes its trajectories."""
+"""Policy versions: the head, and the commit that creates the next version and consumes its trajectories."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class VersionView(msgspec.Struct, frozen=True, kw_only=True):
-    """A version as people list it. `weights` is None for the base model; times are seconds since the epoch.
-    `weights_removed_at`: since when its files may have been deleted to save space. `rejected_because`: why it is not
+    """A version as the API lists it. `weights` is None for the base model; times are seconds since the epoch. After
+    `weights_removed_at` its files may be deleted to save space. `rejected_because` is the reason why it is not
     served."""
 
     version: int
@@ -50,7 +50,7 @@ class VersionService:
         self._inspector = inspector
 
     async def head(self, run: RunView) -> Head:
-        """What the trainer continues from."""
+        """Return the version to train from."""
         row, version = await self._database.read(lambda connection: VersionRepository(connection).head(run.id))
         return Head(
             run_id=run.id,
@@ -62,7 +62,7 @@ class VersionService:
         )
 
     async def list_(self, run: RunView) -> list[VersionView]:
-        """All versions, newest first."""
+        """Return all versions, newest first."""
         rows = await self._database.read(lambda connection: VersionRepository(connection).versions(run.id))
         return [
             VersionView(
@@ -81,14 +81,14 @@ class VersionService:
         ]
 
     async def commit(self, run: RunView, request: CommitRequest) -> CommitReply:
-        """Makes the next version and consumes the claims' trajectories, both or neither.
+        """Create the next version and consume the claims' trajectories, both or neither.
 
-        The same claims with the same weights again: the same answer. Raises Conflict when the parent is not the
-        head or a claim's lease has passed; WeightsRejected, with nothing consumed, for weights that no engine should
-        be given; StorageUnavailable while they cannot be read.
+        A repeated commit, with the same claims and the same weights, gets the same answer. Raises Conflict if the
+        parent is not the head or a claim's lease has expired; WeightsRejected, with nothing consumed, for weights
+        that no engine should load; StorageUnavailable while they cannot be read.
 
-        A lease that has passed is not honoured even where nobody has taken the trajectories since: whether a commit
-        is accepted then does not depend on who happened to look meanwhile.
+        An expired lease is refused even if nobody has claimed the trajectories since: otherwise the outcome would
+        depend on whether another trainer happened to ask meanwhile.
         """
         _check(request)
         repeated = await self._database.read(
@@ -146,22 +146,25 @@ def _repetition(
 
 
 def _check(request: CommitRequest) -> None:
+    """Raise InvalidRequest for a commit that contradicts itself or lacks a part."""
     fit = request.step.inputs.fit if request.step.inputs is not None else None
     if not request.claim_ids and fit is None:
         raise InvalidRequest(
-            "a commit names the claims that it consumes, or what it was fitted to", param="claim_ids"
+            "a commit names the claims that it consumes, or the data that it was fitted to", param="claim_ids"
         )
     if request.claim_ids and fit is not None:
-        raise InvalidRequest("what was fitted consumes no claims", param="claim_ids")
+        raise InvalidRequest(
+            "a commit of a fitted version consumes no claims: leave claim_ids empty", param="claim_ids"
+        )
     if len(set(request.claim_ids)) != len(request.claim_ids):
         raise InvalidRequest("a claim is named twice", param="claim_ids")
     turns = [audit.turn_id for audit in request.step.tokens]
     if len(set(turns)) != len(turns):
-        raise InvalidRequest("a turn's tokens are told twice", param="step.tokens")
+        raise InvalidRequest("step.tokens has a turn twice", param="step.tokens")
     if not _SHA256.fullmatch(request.weights.sha256):
-        raise InvalidRequest("weights.sha256 is 64 hexadecimal digits in lower case", param="weights.sha256")
+        raise InvalidRequest("weights.sha256 must be 64 hexadecimal digits in lower case", param="weights.sha256")
     if not request.weights.files:
         raise InvalidRequest(
-            "weights.files has the SHA-256 of every file of the version by its path in the directory",
+            "weights.files must map the path of every file in the version's directory to its SHA-256",
             param="weights.files",
         )

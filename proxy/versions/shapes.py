@@ -1,4 +1,4 @@
-"""Whether the tensors of a version are those of its base model: names, shapes and kinds of numbers."""
+"""Compare the tensors of a version with its base model: names, shapes, and floats against integers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = 3
 def check_whole(tensors: Tensors, base: Tensors, config: Mapping[str, Any]) -> None:
     """Raise WeightsRejected unless a version of whole weights has the base's tensors. `config` is the base's.
 
-    Dtypes may differ between floats, as trainers publish float32 over a base in bfloat16.
+    Floats of different sizes count as equal, because trainers publish float32 over a base in bfloat16.
     """
     unknown = [name for name in tensors if name not in base and not _is_tied_head(name, base, config)]
     if unknown:
@@ -42,25 +42,26 @@ def check_whole(tensors: Tensors, base: Tensors, config: Mapping[str, Any]) -> N
 
 
 def check_adapter(tensors: Tensors, adapter: Mapping[str, Any], base: Tensors | None) -> None:
-    """Raise WeightsRejected unless an adapter's tensors are what its configuration says and fit the base's layers.
+    """Raise WeightsRejected unless an adapter's tensors agree with its configuration and fit the base's layers.
 
-    An adapter of a wrong shape kills SGLang at the first request, not when it is loaded.
+    An adapter with a wrong shape kills SGLang at the first request, not at the load. Without `base`, only tensors and
+    configuration are compared.
     """
     rank = adapter.get("r")
     if not isinstance(rank, int) or rank < 1:
-        raise WeightsRejected(f"adapter_config.json has the rank {rank!r}: a positive integer is wanted")
+        raise WeightsRejected(f"adapter_config.json has the rank {rank!r}: it must be a positive integer")
     parts: dict[str, dict[str, TensorEntry]] = {}
     for name, tensor in tensors.items():
         match = ADAPTER_PART.fullmatch(name)
         if match is None or len(tensor.shape) != 2 or tensor.dtype not in FLOATS:
-            raise WeightsRejected(f"{name} is no weight of a low-rank adapter of linear layers")
+            raise WeightsRejected(f"{name} is not a weight of a low-rank adapter of linear layers")
         parts.setdefault(match["layer"], {})[match["part"]] = tensor
     if not parts:
         raise WeightsRejected("the adapter has no tensors")
     targets = adapter.get("target_modules")
     for layer, part in parts.items():
         if set(part) != {"A", "B"}:
-            raise WeightsRejected(f"of lora_A and lora_B of {layer} one is missing")
+            raise WeightsRejected(f"lora_A or lora_B of {layer} is missing")
         if isinstance(targets, list) and not any(layer == each or layer.endswith(f".{each}") for each in targets):
             raise WeightsRejected(f"{layer} is not one of the adapter's target_modules")
         of_rank = rank if not adapter.get("rank_pattern") else part["A"].shape[0]
@@ -76,8 +77,8 @@ def check_adapter(tensors: Tensors, adapter: Mapping[str, Any], base: Tensors | 
 
 
 def check_index(index: Any, files: Mapping[str, Collection[str]]) -> None:
-    """Raise WeightsRejected unless `model.safetensors.index.json` says which file has which tensor: engines load only
-    what it names."""
+    """Raise WeightsRejected unless `model.safetensors.index.json` maps every tensor to its file: engines load only
+    the tensors that it names."""
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict):
         raise WeightsRejected("model.safetensors.index.json has no weight_map")
@@ -97,9 +98,9 @@ def _is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def _may_be_missing(name: str, tensors: Tensors, config: Mapping[str, Any]) -> bool:
-    """Whether models are complete without a tensor of their base's files.
+    """Return whether a version is complete without this tensor of its base's files.
 
-    These are a head tied to the embedding, buffers that old checkpoints stored, and layers for multi-token
+    True for a head tied to the embedding, for buffers that old checkpoints stored, and for layers of multi-token
     prediction, which transformers does not load: `mtp.…`, or numbered beyond the model's layers.
     """
     if name == _HEAD and _is_tied(config):

@@ -1,4 +1,4 @@
-"""Checks of published weights: made when a trainer commits them, and again before an engine loads them."""
+"""Check published weights, when a trainer commits them and again before an engine loads them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from proxy.versions.shapes import check_adapter, check_index, check_whole
 _COMPANION = {WeightsFormat.HUGGINGFACE: "config.json", WeightsFormat.ADAPTER: ADAPTER_CONFIG}
 _INDEX = "model.safetensors.index.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# Far beyond any real version; the bounds keep a wrong directory or a hostile request from costing much.
 _MAX_FILES = 4096
 _MAX_PATH = 1024
 
 Signature = tuple[tuple[str, int, int, int], ...]
-"""Names, sizes, inodes and times of change of a version's files: equal only if none of them was written to."""
+"""Names, sizes, inodes and change times of a version's files; equal signatures mean unchanged files."""
 
 
 class BaseModel(msgspec.Struct, frozen=True):
-    """What a version is compared with: the tensors and the configuration of the run's base model."""
+    """The tensors and the configuration of the run's base model, with which versions are compared."""
 
     tensors: dict[str, TensorEntry]
     config: dict[str, Any]
 
 
 def read_base(directory: Path) -> BaseModel | None:
-    """Read the headers of a base model's safetensors files; None if it has none here, or none that can be read."""
+    """Read the headers of a base model's safetensors files; None if there are none, or they cannot be read."""
     tensors: dict[str, TensorEntry] = {}
     try:
         for file in sorted(directory.glob("*.safetensors")):
@@ -48,15 +49,16 @@ def read_base(directory: Path) -> BaseModel | None:
 
 
 def locate(weights: WeightsReference, root: Path) -> Path:
-    """Return a version's directory, which exists below the storage `root`.
+    """Return a version's directory, after checking that it exists below the storage `root`.
 
-    Raises WeightsRejected, WeightsMissing if there is no such directory, StorageUnavailable if that cannot be known.
+    Raises WeightsRejected for a path that cannot be valid, WeightsMissing if there is no such directory,
+    StorageUnavailable if the storage cannot be read.
     """
     if len(weights.uri) > _MAX_PATH or "\0" in weights.uri:
-        raise WeightsRejected(f"weights.uri is a path of at most {_MAX_PATH} characters", param="weights.uri")
+        raise WeightsRejected(f"weights.uri must be a path of at most {_MAX_PATH} characters", param="weights.uri")
     directory = Path(weights.uri)
     if not directory.is_absolute():
-        raise WeightsRejected(f"weights.uri is an absolute directory, not {weights.uri!r}", param="weights.uri")
+        raise WeightsRejected(f"weights.uri must be an absolute directory, not {weights.uri!r}", param="weights.uri")
     try:
         resolved, top = directory.resolve(), root.resolve()
         if resolved == top or not resolved.is_relative_to(top):
@@ -71,7 +73,7 @@ def locate(weights: WeightsReference, root: Path) -> Path:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise WeightsRejected(
-                "a name in weights.uri is longer than a file's may be", param="weights.uri"
+                "a name in weights.uri is longer than the file system allows", param="weights.uri"
             ) from error
         raise StorageUnavailable(f"{weights.uri} cannot be read: {error.strerror or error}") from error
     raise WeightsMissing(
@@ -82,15 +84,17 @@ def locate(weights: WeightsReference, root: Path) -> Path:
 
 
 def check_files(weights: WeightsReference, directory: Path) -> Signature:
-    """Check that a directory has the files that are listed and no others, and return their signature.
+    """Check that a directory has the listed files and no others, and return their signature.
 
-    Nothing in the trainer's state is for an engine; the trainer itself compares those files before it reads them.
+    The trainer's state is left out: no engine reads it, and the trainer checks those files before it reads them.
     Raises WeightsRejected, OSError.
     """
     for name, sha256 in weights.files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or "\0" in name or not _SHA256.fullmatch(sha256):
-            raise WeightsRejected(f"{name!r} is no file of a version with its SHA-256", param="weights.files")
+            raise WeightsRejected(
+                f"{name!r} is not the name of a file of the version with its SHA-256", param="weights.files"
+            )
     companion = _COMPANION[weights.format]
     present = _present(directory)
     found = [name for name in present if "/" not in name and name.endswith(".safetensors")]
@@ -113,8 +117,10 @@ def check_files(weights: WeightsReference, directory: Path) -> Signature:
 
 
 def check_headers(weights: WeightsReference, directory: Path, base: BaseModel | None) -> dict[str, Header]:
-    """Check the tensors that the files' headers describe, and return the headers by file. Raises WeightsRejected,
-    OSError."""
+    """Check the tensors that the files' headers describe, and return the headers by file name.
+
+    Raises WeightsRejected, OSError.
+    """
     headers = {file.name: read_header(file) for file in sorted(directory.glob("*.safetensors"))}
     tensors: dict[str, TensorEntry] = {}
     for name, header in headers.items():
@@ -136,8 +142,10 @@ def check_headers(weights: WeightsReference, directory: Path, base: BaseModel | 
 def check_content(
     weights: WeightsReference, directory: Path, headers: dict[str, Header], is_cancelled: Callable[[], bool]
 ) -> None:
-    """Read every file once: its checksum is the listed one, and its numbers are finite. Raises WeightsRejected,
-    OSError, InterruptedError."""
+    """Read every file once and check that its checksum is the listed one and its numbers are finite.
+
+    Raises WeightsRejected, OSError, and InterruptedError once `is_cancelled` returns True.
+    """
     overall = hashlib.sha256()
     for name in sorted(_present(directory)):
         if name in headers:
@@ -149,6 +157,7 @@ def check_content(
             raise WeightsRejected(f"{name} is not the file that was published: its SHA-256 differs")
         if not weights.files and list(headers) == [name] and digest != weights.sha256:
             raise WeightsRejected(f"{name} is not the file that was committed: its SHA-256 differs")
+    # Versions committed before base-rl listed all files have one checksum over all safetensors files.
     if not weights.files and len(headers) > 1:
         for name in headers:
             with (directory / name).open("rb") as stream:
@@ -159,7 +168,7 @@ def check_content(
 
 
 def _present(directory: Path) -> dict[str, Any]:
-    """Return the status of every file for engines below a version's directory. Links may not lead out of it."""
+    """Return the status of every file below a version's directory that engines may read; links are refused."""
     found: dict[str, Any] = {}
     for path in directory.rglob("*"):
         name = path.relative_to(directory)
@@ -177,7 +186,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise WeightsRejected(f"{path.name} is no JSON") from error
+        raise WeightsRejected(f"{path.name} is not JSON") from error
     if not isinstance(found, dict):
-        raise WeightsRejected(f"{path.name} is no JSON object")
+        raise WeightsRejected(f"{path.name} is not a JSON object")
     return found

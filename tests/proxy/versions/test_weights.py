@@ -106,9 +106,13 @@ async def test_tensors_that_are_not_those_of_the_base_are_rejected(
     [
         ({f"{ADAPTER}B.weight": random_numbers(5, 2)}, {}, "is for [5, 4], and the base model has [4, 4]"),
         ({f"{ADAPTER}A.weight": random_numbers(3, 4)}, {}, "not of rank 2"),
-        ({f"{ADAPTER}A.weight": random_numbers(2, 4, 1)}, {}, "no weight of a low-rank adapter"),
-        ({"other.weight": random_numbers(2)}, {}, "no weight of a low-rank adapter"),
-        ({ADAPTER.replace("q_proj", "k_proj") + "A.weight": random_numbers(2, 4)}, {}, "one is missing"),
+        ({f"{ADAPTER}A.weight": random_numbers(2, 4, 1)}, {}, "not a weight of a low-rank adapter"),
+        ({"other.weight": random_numbers(2)}, {}, "not a weight of a low-rank adapter"),
+        (
+            {ADAPTER.replace("q_proj", "k_proj") + "A.weight": random_numbers(2, 4)},
+            {},
+            "k_proj is missing",
+        ),
         ({}, {"target_modules": ["k_proj"]}, "not one of the adapter's target_modules"),
         ({}, {"r": 0}, "has the rank 0"),
         ({f"{ADAPTER}B.weight": np.full((4, 2), np.nan, np.float32)}, {}, "not finite"),
@@ -273,6 +277,7 @@ async def test_a_check_is_shared_and_made_again_once_a_file_changed(
 
 async def test_a_check_ends_when_the_proxy_stops(place: Place) -> None:
     weights = place.publish()
+    # Set directly: `aclose` would also end the thread in which this check must find that it is to stop.
     place.inspector._stopping.set()
     with pytest.raises(StorageUnavailable, match="stopping"):
         await place.check(weights)

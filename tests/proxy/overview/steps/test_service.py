@@ -137,7 +137,7 @@ async def test_a_turn_is_told_once(world: World, tmp_path: Path) -> None:
     session = await world.ready()
     request = commit_request([await claim(world, 1)], 0, publish(tmp_path))
     twice = (tokens_of(session, TurnId("turn_1")),) * 2
-    with pytest.raises(InvalidRequest, match="told twice"):
+    with pytest.raises(InvalidRequest, match="has a turn twice"):
         await commit(world, request, tokens=twice)
 
 
