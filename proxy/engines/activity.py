@@ -1,4 +1,4 @@
-"""How busy the engine is, as far as this process knows: by the generations that it has there itself."""
+"""Measure how busy the engine is, by this process's own generations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from proxy.contract.claim import EngineReading
 
 
 class EngineActivity:
-    """Seconds in which at least one generation was under way. `elapsed` is a clock that is never set back."""
+    """Counts the seconds with at least one running generation. `elapsed` is a monotonic clock."""
 
     def __init__(self, elapsed: Clock = time.monotonic) -> None:
         self._elapsed = elapsed
@@ -22,32 +22,36 @@ class EngineActivity:
         self._generations = 0
 
     def begin(self) -> None:
+        """Count a generation that starts."""
         if self._generations == 0:
             self._busy_since = self._elapsed()
         self._generations += 1
 
     def end(self) -> None:
+        """Count a generation that ends."""
         self._generations -= 1
         if self._generations == 0:
             self._busy_before += self._elapsed() - self._busy_since
 
     @property
     def generations(self) -> int:
-        """Under way now."""
+        """The number of generations that run now."""
         return self._generations
 
     @property
     def busy_seconds(self) -> float:
+        """Seconds since the start of the process with at least one running generation."""
         now = self._elapsed() - self._busy_since if self._generations else 0.0
         return self._busy_before + now
 
     def read(self) -> EngineReading:
+        """Return all figures at this moment."""
         seconds = self._elapsed() - self._began
         return EngineReading(process=self._process, seconds=seconds, busy_seconds=self.busy_seconds)
 
 
 class EngineSlots(asyncio.Semaphore):
-    """So many generations at once; who holds a slot is at the engine."""
+    """A semaphore for `count` generations at once. Only those within it count as active, not those that wait."""
 
     def __init__(self, count: int, activity: EngineActivity) -> None:
         super().__init__(count)

@@ -1,4 +1,4 @@
-"""Limits on what an honest engine can answer to one request. Pure."""
+"""Limits on the answer of an honest engine to one request. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ import msgspec
 from proxy.errors import InvalidEngineReply
 
 HIGHEST_LOGPROB = 1e-3
-"""A probability cannot exceed 1. Engines that compute in 16 bits exceed it by rounding: up to here a positive
-log-probability is recorded as 0, beyond it the reply is refused."""
+"""Largest log-probability that counts as a rounding error and is recorded as 0; a larger one is refused. Engines that
+compute in 16 bits report probabilities slightly above 1."""
 
 LOWEST_LOGPROB = -1000.0
-"""Drawing in float32 never picks a token below about -104. The rest is room for engines that report the distribution
-before temperature or bias; far beyond it lie the numbers by which masks and broken weights show."""
+"""Smallest log-probability that is accepted. Sampling in float32 never draws a token below about -104; the rest
+leaves room for engines that report the distribution before temperature or bias. Masks and broken weights give numbers
+far beyond."""
 
 _ANY_ID = 1 << 31
 """Token ids are stored as signed 32-bit integers."""
 
 _EVENT_BYTES = 1 << 20
+"""Allowance for everything in an answer that does not grow with its tokens."""
 _BYTES_PER_TOKEN = 1 << 10
-"""The longest tokens in use have 128 characters, six bytes each where JSON escapes them."""
+"""Most bytes of one token: the longest ones in use have 128 characters, each up to six bytes when JSON escapes it."""
 
 
 class ReplyBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked, as far as it bounds the reply. `vocabulary_size` is the model's own, padding included;
-    `prompt_tokens` None: not compared; `per_token` is how many tokens are reported for each one generated."""
+    """The parts of a request that limit its reply. `vocabulary_size` is the model's own, padding included. With
+    `prompt_tokens` None the length of the prompt is not compared. `per_token` is the number of tokens reported for
+    each generated one."""
 
     max_new_tokens: int = _ANY_ID
     vocabulary_size: int = _ANY_ID
@@ -35,14 +38,14 @@ class ReplyBounds(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_bytes(self) -> int:
-        """The longest body, or event of a stream, that can be an answer."""
+        """The largest possible size of a body, or of one event of a stream."""
         return _EVENT_BYTES + self.max_new_tokens * self.per_token * _BYTES_PER_TOKEN
 
     def check_counts(self, completion_tokens: int, prompt_tokens: int | None) -> None:
-        """Raise InvalidEngineReply for more tokens than asked for, or for another prompt than was sent."""
+        """Raise InvalidEngineReply for more tokens than requested, or for a prompt of another length."""
         if completion_tokens > self.max_new_tokens:
             raise InvalidEngineReply(
-                f"{completion_tokens} tokens came, and at most {self.max_new_tokens} were asked for"
+                f"{completion_tokens} tokens came, and at most {self.max_new_tokens} were requested"
             )
         if prompt_tokens is not None and self.prompt_tokens not in (None, prompt_tokens):
             raise InvalidEngineReply(
@@ -50,16 +53,16 @@ class ReplyBounds(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_ids(self, ids: Sequence[int]) -> None:
-        """Raise InvalidEngineReply for an id outside of the model's vocabulary."""
+        """Raise InvalidEngineReply for an id outside the model's vocabulary."""
         if ids and not (min(ids) >= 0 and max(ids) < self.vocabulary_size):
             wrong = next(token for token in ids if not 0 <= token < self.vocabulary_size)
             raise InvalidEngineReply(f"token id {wrong} is not in the model's vocabulary of {self.vocabulary_size}")
 
 
 def checked_logprobs(values: Sequence[float | None]) -> tuple[float, ...]:
-    """The log-probabilities of sampled tokens, rounding errors above 0 taken away.
+    """Return the log-probabilities of sampled tokens, with rounding errors above 0 set to 0.
 
-    Raises InvalidEngineReply for a missing one, and for one that no sampled token can have.
+    Raises InvalidEngineReply if one is missing, or is a number that no sampled token can have.
     """
     return tuple([_checked_logprob(value) for value in values])
 
@@ -67,6 +70,6 @@ def checked_logprobs(values: Sequence[float | None]) -> tuple[float, ...]:
 def _checked_logprob(value: float | None) -> float:
     if value is None:
         raise InvalidEngineReply("a token came without its log-probability")
-    if not LOWEST_LOGPROB <= value <= HIGHEST_LOGPROB:  # so that NaN is refused too
+    if not LOWEST_LOGPROB <= value <= HIGHEST_LOGPROB:  # this form also refuses NaN
         raise InvalidEngineReply(f"{value!r} is not the log-probability of a token that was sampled")
     return min(value, 0.0)

@@ -1,8 +1,8 @@
-"""HTTP/1.1 to one engine: kept connections, one request at a time on each, read by httptools.
+"""An HTTP/1.1 client for one engine: persistent connections, one request at a time on each, parsed by httptools.
 
-A general client costs more CPU for one short generation than everything else that the proxy does for it
-(docs/decisions/0010). What is left out is what an engine has no use for: redirects, cookies, compression, proxies
-from the environment.
+A general client costs more CPU for a short generation than everything else that the proxy does for it
+(docs/decisions/0010). This one has no redirects, cookies, compression or proxies from the environment, which no
+engine needs.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ import httpx
 from proxy.errors import BaseRlError, EngineTimeout, EngineUnavailable, InvalidEngineReply
 
 KEEPALIVE_SECONDS = 4.0
-"""Less than uvicorn's five, so that few connections are found closed when they are used again."""
+"""How long an idle connection is reused: less than the five seconds after which uvicorn closes it."""
 
 _RUN_OUT_SECONDS = 1.0
-"""For the end of a body of which nothing is wanted any more."""
+"""Longest wait for the end of a body whose content is complete already."""
 
 LARGEST_BODY = 16 << 20
-"""Bytes of an answer to anything but a generation: what SGLang says of itself has some 20 KB."""
+"""Most bytes of an answer other than a generation; SGLang's description of itself has some 20 KB."""
 
 _UNREAD_BYTES = 1 << 20
-"""Of a body that nobody took yet; the connection then waits for its reader."""
+"""Bytes of a body that its reader has not taken; beyond this bound the socket is not read, so memory stays
+bounded."""
 
 _PORTS = {"http": 80, "https": 443}
 
 
 class Connections:
-    """Up to `limit` requests at once; further ones wait. `url` may have a path, which goes before every other one.
+    """A pool of connections for up to `limit` requests at once; further ones wait. A path in `url` is put before the
+    path of every request.
 
-    While `is_excused` says so, silence is expected and has no bound.
-
-    Raises ValueError for a `url` that is none.
+    While `is_excused` returns True, silence is expected and has no bound. Raises ValueError for an invalid `url`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Connections:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in _PORTS or not parts.hostname:
-            raise ValueError(f"{url!r} is no http:// or https:// address")
+            raise ValueError(f"{url!r} is not an http:// or https:// address")
         self._host, self._port = parts.hostname, parts.port or _PORTS[parts.scheme]
         self._tls: ssl.SSLContext | None = httpx.create_ssl_context() if parts.scheme == "https" else None
         self._path = parts.path.rstrip("/")
@@ -69,16 +69,16 @@ class Connections:
 
     @property
     def idle(self) -> int:
-        """How many connections are kept for the next requests."""
+        """The number of idle connections, ready for the next requests."""
         return len(self._idle)
 
     async def request(
         self, method: str, path: str, body: bytes = b"", *, silence_seconds: float | None = None
     ) -> Reply:
-        """The reply as soon as its head is there; to be closed. `silence_seconds` is the longest wait for something
-        to come, here and while the body is read.
+        """Send a request and return its reply as soon as the head has arrived; the caller closes the reply.
 
-        Raises EngineUnavailable when there is no connection or it is lost, EngineTimeout.
+        `silence_seconds` is the longest time without a byte, here and while the body is read. Raises
+        EngineUnavailable if there is no connection or it is lost, EngineTimeout.
         """
         line = f"{method} {self._path}{path} HTTP/1.1\r\n{self._headers}content-length: {len(body)}\r\n\r\n"
         message = line.encode() + body
@@ -86,10 +86,11 @@ class Connections:
         await self._slots.acquire()
         try:
             self._check_suspended()
-            kept = self._kept()
-            if kept is not None and await kept.exchange(message, silence):
-                return Reply(self, kept)
-            # There was none, or the engine closed it before it could see the request.
+            idle = self._take_idle()
+            if idle is not None and await idle.exchange(message, silence):
+                return Reply(self, idle)
+            # No connection was idle, or the engine closed it without an answer: it cannot have taken the request, so
+            # one repetition is safe.
             fresh = await self._connect()
             if self._suspended is not None:
                 fresh.close()
@@ -102,14 +103,14 @@ class Connections:
             raise
 
     def suspend(self, reason: str) -> None:
-        """Fail every exchange under way with EngineTimeout; further ones raise EngineUnavailable."""
+        """Fail every running exchange with EngineTimeout; further ones raise EngineUnavailable."""
         self._suspended = reason
         self._idle.clear()
         for connection in list(self._open):
             connection.fail(EngineTimeout(reason))
 
     def restore(self) -> None:
-        """Take requests again after `suspend`."""
+        """Accept requests again after `suspend`."""
         self._suspended = None
 
     def _check_suspended(self) -> None:
@@ -117,13 +118,15 @@ class Connections:
             raise EngineUnavailable(self._suspended)
 
     async def aclose(self) -> None:
+        """Close all connections."""
         connections = list(self._open)
         for connection in connections:
             connection.close()
         await asyncio.gather(*(connection.lost for connection in connections))
 
     def take_back(self, connection: _Connection, *, runs_out: bool) -> None:
-        """After a reply. Kept for the next request if that one was read to its end, or once it `runs_out`."""
+        """Release a connection after its reply. It is reused if the reply was read to its end, or once it
+        `runs_out`."""
         self._slots.release()
         if connection.is_reusable:
             self._keep(connection)
@@ -136,8 +139,8 @@ class Connections:
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
 
-    def _kept(self) -> _Connection | None:
-        """The connection that was used last, so that those of a burst grow old."""
+    def _take_idle(self) -> _Connection | None:
+        """Return the connection that was used last, so that the surplus after a burst grows old and is closed."""
         oldest = asyncio.get_running_loop().time() - KEEPALIVE_SECONDS
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.popleft().close()
@@ -162,8 +165,11 @@ class Connections:
 
 
 class Reply:
-    """An answer whose body is still to be read, by `read` or by `part` until that is empty. `close` it: a body that
-    was not read to its end costs the connection, unless `runs_out` says that nothing but its end is to come."""
+    """An answer whose body is still to be read, by `read`, or by `part` until it returns nothing. `close` it.
+
+    A body that is not read to its end costs the connection, unless the caller sets `runs_out`: only the end is
+    missing.
+    """
 
     def __init__(self, connections: Connections, connection: _Connection) -> None:
         self._connections = connections
@@ -172,7 +178,7 @@ class Reply:
         self.runs_out = False
 
     async def read(self, limit: int = LARGEST_BODY) -> bytes:
-        """The whole body. Raises like `part`, and InvalidEngineReply for one of more than `limit` bytes."""
+        """Return the whole body. Raises like `part`, and InvalidEngineReply for more than `limit` bytes."""
         parts, size = [], 0
         while part := await self.part():
             parts.append(part)
@@ -182,19 +188,20 @@ class Reply:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def part(self) -> bytes:
-        """What came of the body since the last look, waiting for something to come; empty at its end.
+        """Return the bytes of the body since the last call, after waiting for some; empty at the end.
 
-        Raises EngineUnavailable when the connection is lost before, EngineTimeout.
+        Raises EngineUnavailable if the connection is lost before the end, EngineTimeout.
         """
         assert self._connection is not None, "the reply is closed"
         return await self._connection.part()
 
     def bound_silence(self, seconds: float) -> None:
-        """Let no more than `seconds` pass without a byte from here on, instead of what the request said."""
+        """Replace the request's bound on silence by `seconds` from now on."""
         if self._connection is not None:
             self._connection.bound_silence(seconds)
 
     def close(self) -> None:
+        """Release the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._connections.take_back(connection, runs_out=self.runs_out)
@@ -207,7 +214,7 @@ class Reply:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time. Methods beginning with `on_` are called by the parser, in the middle of `feed_data`."""
+    """One connection, with one exchange at a time. The parser calls the `on_` methods during `feed_data`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, among: set[_Connection], is_excused: Callable[[], bool]
@@ -236,8 +243,8 @@ class _Connection(asyncio.Protocol):
         return self._is_whole and self._keeps_alive and not self._closed and not self._parts
 
     async def exchange(self, message: bytes, silence_seconds: float) -> bool:
-        """Sends a request and waits for the head of its answer; False if the connection was closed before anything
-        of one came."""
+        """Send a request and wait for the head of its answer; return False if the connection closed without a byte of
+        it."""
         self._heard_at = None
         self._has_head = self._is_framed = self._is_whole = False
         self._sent_at = self._loop.time()
@@ -250,7 +257,7 @@ class _Connection(asyncio.Protocol):
                     raise self._failure
                 if self._closed:
                     return False
-                await self._news()
+                await self._wait()
         except BaseException:
             self.close()
             raise
@@ -262,7 +269,7 @@ class _Connection(asyncio.Protocol):
                 return b""
             if self._failure is not None:
                 raise self._failure
-            await self._news()
+            await self._wait()
         part = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._unread = 0
@@ -273,21 +280,21 @@ class _Connection(asyncio.Protocol):
 
     def bound_silence(self, seconds: float) -> None:
         if self._silence is not None:
-            self._quiet()
+            self._stop_timer()
             self._silence_seconds = seconds
             self._silence = self._loop.call_later(seconds, self._check_silence)
 
     def run_out(self, keep: Callable[[_Connection], None]) -> None:
-        """Hands itself to `keep` when its answer has ended, if that is soon."""
+        """Pass the connection to `keep` if its answer ends soon; close it otherwise."""
         if self._closed or self._failure is not None:
             return
         self._keep = keep
-        self._quiet()
+        self._stop_timer()
         self._silence = self._loop.call_later(_RUN_OUT_SECONDS, self.close)
 
     def close(self) -> None:
         self._keep = None
-        self._quiet()
+        self._stop_timer()
         self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -299,21 +306,21 @@ class _Connection(asyncio.Protocol):
         self._closed = True
         self.lost.set_result(None)
         if exc is None and self._failure is None and self._has_head and not self._is_framed:
-            self._end()  # a body of no stated length ends with its connection
+            self._end()  # a body without a length ends with its connection
         elif not self._is_whole and self._heard_at is not None and self._failure is None:
             self._failure = _lost(str(exc) if exc is not None else "it was closed in the middle of an answer")
-        self._quiet()
+        self._stop_timer()
         self._wake()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_whole:  # nobody asked
+        if self._is_whole:  # bytes without a request
             self.close()
             return
         self._heard_at = self._loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self.fail(_lost(f"what came is not HTTP ({error})"))
+            self.fail(_lost(f"the answer is not HTTP ({error})"))
             return
         if self._unread > _UNREAD_BYTES and not self._paused:
             self._paused = True
@@ -322,7 +329,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         if self._is_whole:
-            raise ValueError("an answer came that nobody asked for")
+            raise ValueError("an answer without a request")
 
     def on_header(self, name: bytes, _value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -331,7 +338,7 @@ class _Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._keeps_alive = self._parser.should_keep_alive()
-        self._has_head = self.status >= 200  # what is below only announces the answer
+        self._has_head = self.status >= 200  # 1xx only announce the answer
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -343,20 +350,21 @@ class _Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         self._is_whole = True
-        self._quiet()
+        self._stop_timer()
         keep, self._keep = self._keep, None
         if keep is not None and self._keeps_alive and not self._closed:
             self._parts.clear()
             keep(self)
 
     def fail(self, failure: BaseRlError) -> None:
-        """Close the connection; who waits for it gets the failure."""
+        """Close the connection and raise the failure in whoever waits for it."""
         self._failure = failure
         self.close()
         self._wake()
 
     def _check_silence(self) -> None:
-        """One timer per exchange; what came meanwhile only moves it when it fires."""
+        # One timer per exchange. Bytes only record their time and do not move it, which would cost a timer each; when
+        # it fires, it is set again for the rest.
         since = self._sent_at if self._heard_at is None else self._heard_at
         left = since + self._silence_seconds - self._loop.time()
         if left > 0 or self._paused or self._is_excused():
@@ -364,12 +372,12 @@ class _Connection(asyncio.Protocol):
             return
         self.fail(EngineTimeout(f"the engine did not answer in time: nothing came for {self._silence_seconds:g} s"))
 
-    def _quiet(self) -> None:
+    def _stop_timer(self) -> None:
         if self._silence is not None:
             self._silence.cancel()
             self._silence = None
 
-    async def _news(self) -> None:
+    async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
         try:
             await self._waiter

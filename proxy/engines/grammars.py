@@ -1,4 +1,4 @@
-"""A constraint in the form that an engine's grammar back end reads."""
+"""Write a constraint in the form that an engine's grammar back end reads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from proxy.grammars.nodes import MOST_WHITESPACE
 from proxy.grammars.schemas import SchemaRefused, check_for_xgrammar
 from proxy.grammars.structural_tag import LARK_HEAD, StructuralTagUnsupported, in_slashes, lark_of, with_whitespace
 
-KEPT = 64
-"""Agents ask with the same tools again and again."""
+_REMEMBERED = 64
+"""Translated constraints to remember, because agents send the same tools with every call."""
 
 ENFORCED = {
     "llguidance": frozenset(ConstraintKind),
     "xgrammar": frozenset(ConstraintKind),
     "outlines": frozenset({ConstraintKind.JSON_SCHEMA, ConstraintKind.REGEX}),
 }
-"""What each of SGLang's grammar back ends can hold an answer to; the embedded engine has llguidance."""
+"""The constraints that each of SGLang's grammar back ends enforces. The embedded engine has llguidance."""
 
 
 def constraint_for(constraint: Constraint, backend: str | None) -> Constraint:
-    """Raises UnsupportedParameter where the back end, or the lack of one, cannot enforce it, InvalidRequest where it
-    is malformed."""
+    """Return the constraint in the form that the back end reads.
+
+    Raises UnsupportedParameter if the back end cannot enforce it or the engine has none, InvalidRequest if it is
+    malformed.
+    """
     kind = constraint.kind
     if kind not in ENFORCED.get(backend or "", ()):
         how = f"whose grammar back end is {backend}" if backend in ENFORCED else "without a grammar back end"
@@ -46,9 +49,9 @@ def constraint_for(constraint: Constraint, backend: str | None) -> Constraint:
     return constraint
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=_REMEMBERED)
 def _for_llguidance(constraint: Constraint) -> Constraint:
-    """All as a grammar, since what `LARK_HEAD` says can be said nowhere else."""
+    """Return the constraint as a grammar: the options in `LARK_HEAD` exist only there."""
     kind, text = constraint.kind, constraint.text
     if kind is ConstraintKind.JSON_SCHEMA:
         schema = json.dumps(with_whitespace(_decoded(text), MOST_WHITESPACE), ensure_ascii=False)

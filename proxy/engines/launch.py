@@ -1,4 +1,4 @@
-"""How a local engine is started: command lines as values, and the wait until it answers. Nothing here starts one."""
+"""Command lines of local engines, and the wait until one answers. Nothing here starts a process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from proxy.settings import ConfigurationError
 HOST = "127.0.0.1"
 SGLANG_READY_MARKER = ".sglang-cpu-ready"
 SGLANG_SHIM = Path(__file__).parents[2] / "scripts" / "sglang_cpu" / "shim"
-POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.1
+"""Pause between two health checks of a starting engine."""
 
 SGLANG_FLAGS = ("--incremental-streaming-output",)
-"""On every SGLang: chunks that hold only what is new."""
+"""For every SGLang: chunks then hold only new tokens. Cumulative chunks cost quadratic time to parse."""
 
 SGLANG_CPU_FLAGS = (
     "--device=cpu",
@@ -36,7 +37,7 @@ SGLANG_CPU_FLAGS = (
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A process to start: `env` is laid over the starter's own environment. It will answer at `url`."""
+    """A process to start, which will answer at `url`. `env` is added to the environment of the starting process."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -53,7 +54,7 @@ def embedded_plan(
     seed: int | None = None,
     python: str = sys.executable,
 ) -> LaunchPlan:
-    """The embedded engine, in the proxy's own environment."""
+    """Return the plan for the embedded engine, in the proxy's own environment."""
     argv = [python, "-m", "proxy.engines.embedded", "--model", model, "--host", HOST, "--port", str(port)]
     argv += ["--device", device, "--threads", str(threads), "--weight-version", weight_label]
     if device == "cuda":
@@ -66,7 +67,8 @@ def embedded_plan(
 def scripted_plan(
     *, model: str, port: int, script: Path | None = None, weight_label: str = "default", python: str = sys.executable
 ) -> LaunchPlan:
-    """The scripted engine, in the proxy's own environment. Without a `script` it repeats what it is told."""
+    """Return the plan for the scripted engine, in the proxy's own environment. Without a `script` it echoes
+    messages."""
     argv = [python, "-m", "proxy.engines.scripted", "--model", model, "--host", HOST, "--port", str(port)]
     argv += ["--weight-version", weight_label]
     if script is not None:
@@ -77,9 +79,9 @@ def scripted_plan(
 def sglang_cpu_plan(
     *, model: str, port: int, venv: Path, weight_label: str = "default", threads: int = 1, flags: tuple[str, ...] = ()
 ) -> LaunchPlan:
-    """The real SGLang on a CPU, from the environment that `make sglang-cpu` installs.
+    """Return the plan for the real SGLang on a CPU, from the environment that `make sglang-cpu` installs.
 
-    Raises ConfigurationError when it is not there.
+    Raises ConfigurationError if that environment does not exist.
     """
     if not (venv / SGLANG_READY_MARKER).is_file():
         raise ConfigurationError(
@@ -91,7 +93,7 @@ def sglang_cpu_plan(
         "SGLANG_USE_CPU_ENGINE": "1",
         "PYTHONPATH": str(SGLANG_SHIM),
         "PYTHONWARNINGS": "ignore",
-        # Else the first constrained request waits a minute for a C++ compiler, which may not be there.
+        # Otherwise the first constrained request waits a minute for a C++ compiler, which may not be installed.
         "TORCHDYNAMO_DISABLE": "1",
         "OMP_NUM_THREADS": str(threads),
     }
@@ -101,7 +103,7 @@ def sglang_cpu_plan(
 def sglang_gpu_plan(
     *, model: str, port: int, python: str, weight_label: str = "default", flags: tuple[str, ...] = ()
 ) -> LaunchPlan:
-    """SGLang on a GPU; `python` is the interpreter of an environment that has it."""
+    """Return the plan for SGLang on a GPU; `python` is the interpreter of an environment with SGLang."""
     argv = _sglang_argv(python, model, port, weight_label)
     return LaunchPlan(argv=(*argv, *flags), env={}, url=_url(port))
 
@@ -119,17 +121,17 @@ def _url(port: int) -> str:
 
 
 async def wait_until_ready(url: str, *, timeout: float, process_alive: Callable[[], bool]) -> None:
-    """Returns once the engine would generate.
+    """Return once the engine would generate.
 
-    Nothing but health checks is sent before that: SGLang does not stand weight updates while it starts. Raises
-    EngineUnavailable when the process ends, EngineTimeout after `timeout` seconds.
+    Raises EngineUnavailable when the process ends, EngineTimeout after `timeout` seconds.
     """
+    # Only health checks are sent before that, because weight updates crash a starting SGLang.
     try:
         async with asyncio.timeout(timeout), httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
             while not await _answers(client):
                 if not process_alive():
                     raise EngineUnavailable("the engine's process ended while it was starting; its log says why")
-                await asyncio.sleep(POLL_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError as error:
         raise EngineTimeout(f"the engine was not ready after {timeout:.0f} seconds") from error
 

@@ -1,6 +1,6 @@
-"""Read the replies of `/generate`: chunks of new tokens, or the error that the engine gave.
+"""Read the replies of `/generate`: chunks of new tokens, or the engine's error.
 
-Everything that an engine says is checked here, before anything else in the proxy sees it.
+Every reply is checked here, before any other part of the proxy sees it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from proxy.errors import (
     UnsupportedParameter,
 )
 
-IMPOSSIBLE = -1e30
+_IMPOSSIBLE = -1e30
+"""Log-probabilities below this one mark tokens that a grammar's mask excludes."""
 _NAMED_SPANS = 4
-"""An error message names no more of them: an engine may send any number."""
-CONSTRAINT_WORDS = ("Failed to compile", "Grammar preprocessing", "Grammar-based generation", "the constraint")
 _MESSAGE_CHARACTERS = 2000
-CONTEXT_WORDS = ("context length", "longer than the model")
+"""Most spans and characters of a reply that an error message repeats: an engine may send any number."""
+# SGLang answers every refusal with status 400. Only its words tell which kind it is.
+_CONSTRAINT_WORDS = ("Failed to compile", "Grammar preprocessing", "Grammar-based generation", "the constraint")
+_CONTEXT_WORDS = ("context length", "longer than the model")
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -68,10 +70,10 @@ _UNBOUNDED = ReplyBounds()
 
 
 class ReplyParser:
-    """Check the replies to one request against its bounds and turn them into chunks of new tokens.
+    """Checks the replies to one request against its bounds, and turns them into chunks of new tokens.
 
-    Engines stream increments or, without SGLang's `--incremental-streaming-output`, everything so far at every step.
-    The length of a reply says which one it is: `completion_tokens` always counts the whole request.
+    Engines stream increments or, without SGLang's `--incremental-streaming-output`, all tokens so far at every step.
+    The length of a reply tells the two apart: `completion_tokens` always counts the whole request.
     """
 
     def __init__(self, bounds: ReplyBounds = _UNBOUNDED) -> None:
@@ -80,7 +82,8 @@ class ReplyParser:
         self.finished = False
 
     def parse(self, data: bytes | str) -> EngineChunk:
-        """Raise InvalidEngineReply for what no honest engine answers, and the error that the engine sent."""
+        """Return the new tokens. Raises InvalidEngineReply for an impossible reply, and the error that the engine
+        sent."""
         try:
             reply = _DECODER.decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -91,7 +94,8 @@ class ReplyParser:
         meta = reply.meta_info
         if meta is None:
             raise InvalidEngineReply("it has no meta_info")
-        # Before its tokens: SGLang sends one along with a refusal in mid-stream, and nothing that belongs to it.
+        # Read before the tokens: SGLang sends a token along with a refusal in mid-stream, without its
+        # log-probability.
         finish = _finish_of(meta.finish_reason)
         chunk = self._chunk(reply, meta, finish)
         self._ids += chunk.output_ids
@@ -101,13 +105,13 @@ class ReplyParser:
     def _chunk(self, reply: Reply, meta: _Meta, finish: EngineFinish | None) -> EngineChunk:
         total, seen = meta.completion_tokens, len(self._ids)
         if self.finished:
-            raise InvalidEngineReply("it goes on after its end")
+            raise InvalidEngineReply("it continues after its end")
         if total < seen:
             raise InvalidEngineReply(f"it counts {total} tokens after {seen} of them came")
         self._bounds.check_counts(total, meta.prompt_tokens)
         ids = self._new(reply.output_ids, total, "output ids")
         if seen and len(reply.output_ids) == total > len(ids) and reply.output_ids[:seen] != self._ids:
-            raise InvalidEngineReply("tokens that it had sent before are others now")
+            raise InvalidEngineReply("tokens that it had sent before have changed")
         self._bounds.check_ids(ids)
         scored = self._new(meta.output_token_logprobs, total, "log-probabilities")
         if [each[1] for each in scored] != ids:
@@ -121,9 +125,9 @@ class ReplyParser:
         )
 
     def parse_all(self, events: Sequence[bytes]) -> Iterator[EngineChunk]:
-        """Join the events that came together into one chunk, so that a reader that is behind catches up.
+        """Join the events that came together into one chunk, so that a slow reader catches up.
 
-        Yields nothing for events without tokens. Raises like `parse`, after giving the chunks before the wrong one.
+        Yields nothing for events without tokens. Raises like `parse`, after yielding the chunks before the wrong one.
         """
         chunks: list[EngineChunk] = []
         try:
@@ -139,8 +143,8 @@ class ReplyParser:
             yield _joined(chunks)
 
     def _top(self, meta: _Meta) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """The alternatives to each new token, without those that a grammar's mask keeps out: SGLang reports them with
-        the lowest number there is."""
+        """Return the most probable tokens at each new position, without those that a grammar's mask excludes, which
+        SGLang reports with the lowest number there is."""
         if not meta.output_top_logprobs:
             return ()
         new = self._new(meta.output_top_logprobs, meta.completion_tokens, "lists of top log-probabilities")
@@ -148,11 +152,11 @@ class ReplyParser:
         if any(not logprob <= HIGHEST_LOGPROB for ranked in new for logprob, _, _ in ranked or ()):
             raise InvalidEngineReply("a top log-probability is above 0")
         return tuple(
-            tuple((token, logprob) for logprob, token, _ in ranked or () if logprob > IMPOSSIBLE) for ranked in new
+            tuple((token, logprob) for logprob, token, _ in ranked or () if logprob > _IMPOSSIBLE) for ranked in new
         )
 
     def _new(self, items: list[Any], total: int, what: str) -> list[Any]:
-        """The items of the tokens since the last chunk, from a list of these alone or of all so far."""
+        """Return the items of the new tokens, from a list of these alone or of all tokens so far."""
         seen = len(self._ids)
         if len(items) == total - seen:
             return items
@@ -174,24 +178,25 @@ def _joined(chunks: list[EngineChunk]) -> EngineChunk:
 
 
 def refusal_of(status: int, message: str) -> BaseRlError:
-    """Translate the engine's error answer to a generation into an error of ours."""
+    """Return the proxy's error for the engine's refusal of a generation."""
     if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
-        if any(words in message for words in CONTEXT_WORDS):
+        if any(words in message for words in _CONTEXT_WORDS):
             return ContextLengthExceeded(message)
-        constrained = any(words in message for words in CONSTRAINT_WORDS)
+        constrained = any(words in message for words in _CONSTRAINT_WORDS)
         return UnsupportedParameter(message) if constrained else InvalidRequest(message)
     return failure_of(status, message)
 
 
 def failure_of(status: int, message: str) -> BaseRlError:
-    """Translate the engine's answer to a control call into an error of ours."""
+    """Return the proxy's error for the engine's refusal of a control call."""
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         return EngineUnavailable(f"the engine takes no requests: {message}")
     return EngineFailed(f"the engine answered {status}: {message}")
 
 
 def message_of(content: bytes) -> str:
-    """The message in an error body: SGLang has several shapes, and plain text. Long ones are cut."""
+    """Return the message of an error body, cut to a bounded length. SGLang sends several JSON shapes, and plain
+    text."""
     return _message_in(content)[:_MESSAGE_CHARACTERS]
 
 
@@ -218,7 +223,7 @@ def _finish_of(reason: _FinishReason | None) -> EngineFinish | None:
 
 
 def _spans_of(meta: _Meta) -> tuple[LabelSpan, ...]:
-    """The weights that produced each token. Raises InvalidEngineReply unless the spans cover all tokens in order."""
+    """Return which weights produced which tokens. Raises InvalidEngineReply unless the spans cover all in order."""
     count = meta.completion_tokens
     spans = meta.weight_versions
     if spans is None:

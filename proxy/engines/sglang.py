@@ -33,7 +33,7 @@ _CONTROL_CALLS = 16
 _ABORT_SECONDS = 5.0
 """Longest wait for an abort, which every engine answers without computing anything."""
 _CONTROL_SECONDS = 120.0
-"""Longest wait for a weight update or a pause: large weights take a minute to read from a network file system."""
+"""Longest wait for a weight update or a pause: reading large weights from a network file system takes a minute."""
 
 _Info = TypeVar("_Info")
 

@@ -26,7 +26,8 @@ class TargetCheck:
         """Return whether the target's files have passed their check; False while it is still running.
 
         Raises WeightsRejected for damaged files, WeightsMissing for missing ones, StorageUnavailable if they cannot
-        be read now."""
+        be read now.
+        """
         if target.weights is None:
             return True  # the engine itself knows where its base model is
         if self._running is None or self._running[0] != target.weights:

@@ -26,7 +26,8 @@ class EngineHealth:
 
     `version` is the version of the run that takes calls; None while there is none or the engine is lost. `formats`
     are the formats of weights that the engine loads; None while it has not reported them. `problem` is the reason of
-    the last loss."""
+    the last loss.
+    """
 
     def __init__(self, engine: Engine, records: ServingRecords, run_id: RunId) -> None:
         self._engine = engine

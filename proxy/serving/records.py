@@ -19,7 +19,8 @@ class Target(msgspec.Struct, frozen=True):
     """The version that the engine should serve. `weights` is None for the base model.
 
     `recorded` is the version that the store records as served, `deaths` the number of engines that died of the
-    target."""
+    target.
+    """
 
     version: int
     base_model: str

@@ -1,6 +1,6 @@
-"""Constraints compiled by llguidance, for the engines of our own: what an answer may say, token by token.
+"""Compile constraints with llguidance: which tokens may come next in an answer.
 
-A constraint is compiled on a thread of its own and kept for the next request that has the same one.
+A thread of its own compiles a constraint, which is then remembered for the next request with the same one.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from proxy.grammars.structural_tag import LARK_HEAD
 
 MOST_CHARACTERS = 1 << 20
 MOST_LINES = 2000
-"""Of a grammar. llguidance resolves its rules and a schema's references by recursion: what is far larger than any
-real one would take minutes, or more stack than `STACK_BYTES`."""
+"""Largest grammar. llguidance resolves its rules and a schema's references by recursion: a grammar far larger than
+any real one would take minutes, or more stack than `STACK_BYTES`."""
 STACK_BYTES = 512 << 20
-"""Of every thread of this process that touches a grammar; memory is used only as far as a stack grows."""
+"""Stack of every thread that compiles or follows a grammar; a stack uses memory only as far as it grows."""
 COMPILE_SECONDS = 10.0
-COMPILE_THREADS = 2
-KEPT = 64
-SHOWN_CHARACTERS = 600
+"""Longest wait for one grammar; real ones take milliseconds."""
+_COMPILE_THREADS = 2
+"""One more than needed: a thread that compiles a hostile grammar cannot be stopped."""
+_REMEMBERED = 64
+_SHOWN_CHARACTERS = 600
 LIMITS = llguidance.LLParserLimits(verbose_errors=False)
-
 
 _OWN_PLACE = re.compile(r"\A(at )?\d+\(\d+\): |\n +\d+ \|[^\n]*(?=\n|\Z)|\n +\^\s*\Z|\n<non-verbose/>")
 
 
 class GrammarRefused(Exception):
-    """The constraint is no grammar, or too large a one. The message says why."""
+    """The constraint is not a valid grammar, or too large. The message says why."""
 
 
 class _Structure(msgspec.Struct, frozen=True):
@@ -51,9 +52,9 @@ class _StructuralTag(msgspec.Struct, frozen=True):
 
 
 class GrammarState:
-    """How far one request has come in its grammar. Of one thread, once the request runs.
+    """The position of one request in its grammar. Only the thread that generates uses it.
 
-    The model's end tokens, `eos_ids`, may come exactly where the answer may end, and so may the request's `stop_ids`.
+    The model's end tokens, `eos_ids`, are allowed exactly where the answer may end; so are the request's `stop_ids`.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, eos_ids: list[int], stop_ids: list[int]) -> None:
@@ -63,38 +64,39 @@ class GrammarState:
 
     @property
     def failure(self) -> str | None:
-        """Why no further mask can be made: the grammar needs more time or memory for a step than it is given."""
+        """The reason why there is no next mask: the grammar needs more time or memory for a step than allowed; or
+        None."""
         return _shown(self.matcher.get_error()) if self.matcher.is_error() else None
 
     def accept(self, token: int) -> None:
-        """Takes a token that is no end token."""
+        """Advance by a token that is not an end token."""
         self.matcher.consume_token(token)
 
 
 class GrammarCompiler:
     """Compiles constraints for one model. `eos_ids` are the model's end tokens, `vocabulary` the number of logits.
 
-    Raises ValueError when the tokenizer is none that llguidance can read.
+    Raises ValueError if llguidance cannot read the tokenizer.
     """
 
     def __init__(self, tokenizer_json: str, *, vocabulary: int, eos_ids: Collection[int]) -> None:
         self._vocabulary = vocabulary
         self._eos_ids = sorted(eos_ids)
         self._tokenizer = llguidance.LLTokenizer(tokenizer_json, n_vocab=vocabulary, eos_token=self._eos_ids)
-        self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar")
-        self._compiled: BoundedCache[Constraint, llguidance.LLMatcher] = BoundedCache(KEPT)
+        self._threads = ThreadPoolExecutor(_COMPILE_THREADS, thread_name_prefix="grammar")
+        self._compiled: BoundedCache[Constraint, llguidance.LLMatcher] = BoundedCache(_REMEMBERED)
 
     async def compile(self, constraint: Constraint, stop_ids: Collection[int]) -> GrammarState:
-        """A fresh state. Raises GrammarRefused, with the reason, for what is no grammar or too large a one."""
+        """Return the state at the start of an answer. Raises GrammarRefused for an invalid or too large grammar."""
         matcher = self._compiled.get(constraint)
         if matcher is None:
-            matcher = await self._compile_elsewhere(constraint)
+            matcher = await self._compile_in_thread(constraint)
             self._compiled.put(constraint, matcher)
         return GrammarState(
             matcher.deep_copy(), self._eos_ids, [each for each in stop_ids if each < self._vocabulary]
         )
 
-    async def _compile_elsewhere(self, constraint: Constraint) -> llguidance.LLMatcher:
+    async def _compile_in_thread(self, constraint: Constraint) -> llguidance.LLMatcher:
         kind = constraint.kind.value
         if len(constraint.text) > MOST_CHARACTERS:
             raise GrammarRefused(f"{kind}: longer than {MOST_CHARACTERS} characters.")
@@ -113,7 +115,7 @@ class GrammarCompiler:
         except (ValueError, AssertionError) as error:
             raise GrammarRefused(f"Failed to compile {kind.value} grammar: {_shown(str(error))}") from error
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-        # The first mask tells whether anything matches at all.
+        # Some faults show only with the first mask, for example a grammar that nothing matches.
         first = matcher.deep_copy()
         first.compute_bitmask()
         if first.is_error():
@@ -122,7 +124,7 @@ class GrammarCompiler:
 
 
 def _grammar_of(kind: ConstraintKind, text: str) -> str:
-    """Lark for llguidance. Raises ValueError; most faults are found later, by the matcher."""
+    """Return the constraint in llguidance's Lark. Raises ValueError; the matcher finds most faults later."""
     return f"{LARK_HEAD}\n{_WRITERS[kind](text)}"
 
 
@@ -163,6 +165,6 @@ def _with_trigger(structure: _Structure, triggers: list[str]) -> llguidance.Stru
 
 
 def _shown(reason: str) -> str:
-    """As much of a reason as helps: llguidance says where in the grammar, which nobody but us has seen."""
+    """Return llguidance's reason without positions in the rewritten grammar, which the caller has never seen."""
     reason = _OWN_PLACE.sub("", reason).strip()
-    return reason if len(reason) <= SHOWN_CHARACTERS else f"{reason[:SHOWN_CHARACTERS]} …"
+    return reason if len(reason) <= _SHOWN_CHARACTERS else f"{reason[:_SHOWN_CHARACTERS]} …"

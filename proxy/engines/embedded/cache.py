@@ -1,7 +1,7 @@
-"""Keys and values of the running requests, one slot a request, slots always dense from 0.
+"""The KV cache of the running requests: one slot for each request, and slots are dense from 0.
 
-A slot's token at position p lies at index p, so a decode step reads `[:rows, :, :length]` as a view, without a
-gather. A request that leaves gives its slot to the last one, whose content is copied into the hole.
+The token at position p of a slot lies at index p, so a decode step reads `[:rows, :length]` as a view, without a
+gather. When a request leaves, the last slot is copied into the hole.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+# Capacities are multiples of these, so that a growing batch does not copy the cache at every step.
 LENGTH_STEP = 64
 ROWS_STEP = 8
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One model layer. `update` is called by the model's attention: what it does is set by `SlotCache` beforehand."""
+    """Keys and values of one model layer, `[rows, positions, heads, dim]`. `plan` says what the next pass does."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -26,8 +27,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         rows, length = self.plan.rows_capacity, self.plan.length_capacity
-        # Slots are read up to the longest one, beyond the end of shorter ones. A masked position still multiplies its
-        # value by 0, so what lies there must be finite: zeros, not empty memory.
+        # Zeros, not empty memory: attention reads all slots up to the length of the longest one, and multiplies the
+        # values at masked positions by 0, so they must be finite.
         self.keys = key_states.new_zeros((rows, length, key_states.shape[1], key_states.shape[3]))
         self.values = value_states.new_zeros((rows, length, value_states.shape[1], value_states.shape[3]))
         self.is_initialized = True
@@ -35,7 +36,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores `[batch, heads, time, dim]` and gives what attention has to read, in the same layout."""
+        """Store keys and values `[batch, heads, time, dim]`; return those that attention reads, in the same
+        layout."""
         if self.keys is None or self.values is None:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -55,12 +57,13 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         )
 
     def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot into another one."""
         for stored in (self.keys, self.values):
             if stored is not None:
                 stored[target, :length] = stored[source, :length]
 
     def resize(self, rows: int, length: int) -> None:
-        """New capacity from the plan; the first `rows` slots keep their first `length` positions."""
+        """Take the plan's capacity; the first `rows` slots retain their first `length` positions."""
         for name in ("keys", "values"):
             old = getattr(self, name)
             if old is not None:
@@ -79,7 +82,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class Plan:
-    """What the coming forward pass does with the cache. `flat_index` None: a prefill into rows from `first_row`."""
+    """The capacity, and what the next forward pass does with the cache. With `flat_index` None it is a prefill into
+    the rows from `first_row`; otherwise a decode step of `rows` rows, whose new tokens go to these flat positions."""
 
     def __init__(self) -> None:
         self.rows_capacity = ROWS_STEP
@@ -91,7 +95,7 @@ class Plan:
 
 
 class SlotCache(Cache):
-    """The cache object that a transformers model is given. Capacity grows with what runs."""
+    """The cache object for a transformers model. Its capacity grows with the running requests."""
 
     def __init__(self, layers: int) -> None:
         self.plan = Plan()
@@ -99,13 +103,13 @@ class SlotCache(Cache):
         super().__init__(layers=list(self.slots))
 
     def reserve(self, rows: int, length: int, *, used_rows: int, used_length: int) -> None:
-        """Makes room for `rows` slots of `length` positions, keeping the first `used_rows` × `used_length`."""
+        """Make room for `rows` slots of `length` positions, and retain the first `used_rows` × `used_length`."""
         plan = self.plan
         if rows <= plan.rows_capacity and length <= plan.length_capacity:
             return
         if length > plan.length_capacity:
-            # Slots are given up where the length grows, so that one long request among few does not cost a rectangle
-            # of what many short ones once needed.
+            # The number of slots shrinks to the need when the length grows: one long request among a few must not
+            # cost as many slots as a former batch of short ones.
             plan.length_capacity = _round_up(max(length, plan.length_capacity * 5 // 4), LENGTH_STEP)
             plan.rows_capacity = _round_up(rows, ROWS_STEP)
         else:
@@ -114,23 +118,26 @@ class SlotCache(Cache):
             layer.resize(used_rows, used_length)
 
     def plan_prefill(self, first_row: int, length: int) -> None:
+        """Let the next forward pass write `length` positions into the rows from `first_row`."""
         self.plan.flat_index = None
         self.plan.first_row = first_row
         self.plan.length = length
 
     def plan_decode(self, positions: torch.Tensor, length: int) -> None:
-        """One new token a row: row i at `positions[i]`, attention over the first `length` positions."""
+        """Let the next forward pass write one token into each row i at `positions[i]`, and read `length`
+        positions."""
         rows = positions.shape[0]
         self.plan.rows = rows
         self.plan.length = length
         self.plan.flat_index = torch.arange(rows, device=positions.device) * self.plan.length_capacity + positions
 
     def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of a slot into another one, in all layers."""
         for layer in self.slots:
             layer.move(source, target, length)
 
     def clear(self) -> None:
-        """Drops all content and memory."""
+        """Release all content and memory."""
         self.plan.rows_capacity = ROWS_STEP
         self.plan.length_capacity = LENGTH_STEP
         for layer in self.slots:

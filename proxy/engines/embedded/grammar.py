@@ -1,6 +1,6 @@
-"""Constrained decoding: which tokens may come next, so that an answer matches what it is held to.
+"""Constrained decoding: masks of the tokens that may come next.
 
-While a request runs, the model thread asks for a mask before each draw and tells which token was drawn.
+The model thread asks for a mask before each draw, and advances the grammar by the drawn token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from proxy.engines.common.grammar_compiler import GrammarState
 
 
 def allowed_next(states: Sequence[GrammarState], vocabulary: int) -> torch.Tensor:
-    """`[C, V]`, true for the tokens that each of the states takes next. Of one with a `failure` any."""
+    """Return `[C, V]`, true for the tokens that each state allows next. A state with a `failure` allows all
+    tokens."""
+    # Bit masks as llguidance writes them, 32 tokens in an integer.
     masks = np.full((len(states), -(-vocabulary // 32)), -1, dtype=np.int32)
     for row, state in zip(masks, states, strict=True):
         if not state.matcher.is_error():

@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model with a slot cache: one prefill and one decode step."""
+"""A Hugging Face causal language model over a slot cache: prefill, decode step and scoring."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from proxy.engines.embedded.weights import check, put
 
 log = logging.getLogger("base_rl.embedded")
 
-SCORED_LOGITS = 1 << 26
-"""Most logits that scoring an input computes at a time."""
+_SCORED_LOGITS = 1 << 26
+"""Most logits that scoring computes at once: 256 MiB in float32."""
 
-FULL_ATTENTION = {"full_attention", "sliding_attention"}
+_FULL_ATTENTION = {"full_attention", "sliding_attention"}
 
 
 class ModelUnsupported(Exception):
-    """This engine cannot serve the model, and why."""
+    """This engine cannot serve the model; the message says why."""
 
 
 class ServedModel:
-    """Loaded weights, the cache of what runs, and what requests are checked against.
+    """Loaded weights, the cache of the running requests, and the limits of a request.
 
-    `context` is in tokens, prompt and output together. `eos_ids` end a request unless it asks otherwise. `decode` is
-    None where the model directory has no tokenizer, `grammars` where it has none that grammars can be compiled for:
-    stop strings, and constraints, are then refused.
+    `context` counts tokens, prompt and output together. `eos_ids` end a request unless it has `ignore_eos`. `decode`
+    is None if the model directory has no tokenizer; stop strings are then refused. `grammars` is None if it has no
+    tokenizer that llguidance can read; constraints are then refused.
     """
 
     def __init__(self, path: str, *, device: str, dtype: str, seed: int, max_total_tokens: int) -> None:
@@ -58,14 +58,16 @@ class ServedModel:
         self._keeps_logits = "logits_to_keep" in inspect.signature(self.network.forward).parameters
 
     def prefill(self, contexts: Sequence[Sequence[int]], first_row: int) -> torch.Tensor:
-        """Runs new requests into the slots from `first_row`; the logits `[N, V]` after each one's last token."""
+        """Run new requests into the slots from `first_row`; return the logits `[N, V]` after each one's last
+        token."""
         lengths = [len(ids) for ids in contexts]
         longest = max(lengths)
-        # Padding stands on the right: causal attention keeps it away from every real position, and its cache entries
-        # are beyond the slot's length, where decode steps do not look.
+        # Padding is on the right: causal attention hides it from every real position, and its cache entries lie
+        # beyond the slot's length, where decode steps do not read.
         ids_nt = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in contexts], device=self.device)
         steps_t = torch.arange(longest, device=self.device)
         self.cache.plan_prefill(first_row, longest)
+        # Logits only at the positions where some prompt ends; all positions would take V times the memory of the ids.
         ends, column = torch.unique(torch.tensor(lengths, device=self.device) - 1, return_inverse=True)
         logits = self._forward(
             ids_nt,
@@ -76,7 +78,7 @@ class ServedModel:
         return logits[torch.arange(len(contexts), device=self.device), column]
 
     def step(self, last_tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
-        """Feeds one token a slot at the given positions; the next tokens' logits `[B, V]`."""
+        """Feed one token to each slot at the given positions; return the next tokens' logits `[B, V]`."""
         positions_b = torch.tensor(positions, device=self.device)
         length = max(positions) + 1
         self.cache.plan_decode(positions_b, length)
@@ -85,12 +87,12 @@ class ServedModel:
         return self._forward(tokens_b1, mask=mask_bl[:, None, None], positions=positions_b[:, None], keep=None)[:, -1]
 
     def score(self, ids: Sequence[int], start: int) -> list[float]:
-        """The log-probabilities of `ids[start:]`, each given what stands before it, at temperature 1; `start` is 1 at
-        least. Beside the cache; more tokens than the bound on logits allows take another pass each time."""
+        """Return the log-probabilities of `ids[start:]`, each given all ids before it, at temperature 1. `start` is 1
+        or more. The cache is not used, and many tokens take several passes, because each pass bounds its logits."""
         given = torch.tensor([ids[:-1]], device=self.device)
         places_t = torch.arange(start - 1, len(ids) - 1, device=self.device)
         found: list[float] = []
-        for part_t in torch.split(places_t, max(1, SCORED_LOGITS // self.vocabulary)):
+        for part_t in torch.split(places_t, max(1, _SCORED_LOGITS // self.vocabulary)):
             if self._keeps_logits:
                 logits_tv = self.network(input_ids=given, use_cache=False, logits_to_keep=part_t).logits[0]
             else:
@@ -100,7 +102,7 @@ class ServedModel:
         return found
 
     def load(self, tensors: Mapping[str, torch.Tensor], *, complete: bool) -> None:
-        """Replaces weights in place. Raises WeightsRefused, with nothing changed, where they do not fit."""
+        """Replace weights in place. Raises WeightsRefused, with nothing changed, if they do not fit."""
         check(self.network, tensors, complete=complete)
         put(self.network, tensors)
 
@@ -120,9 +122,9 @@ class ServedModel:
 
 
 def _context_of(config: Any) -> int:
-    """The model's context in tokens; a sliding window bounds it, since within the window it is full attention."""
+    """Return the model's context in tokens. A sliding window bounds it: within the window, attention is full."""
     kinds = set(getattr(config, "layer_types", None) or [])
-    if not kinds <= FULL_ATTENTION:
+    if not kinds <= _FULL_ATTENTION:
         raise ModelUnsupported(
             f"the embedded engine serves attention layers only, and this model has {', '.join(sorted(kinds))}: "
             "use SGLang for it"

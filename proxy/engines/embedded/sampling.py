@@ -1,7 +1,7 @@
-"""Draws one token for every row of a batch, and gives its log-probability: pure tensor functions.
+"""Draw one token for every row of a batch, with its log-probability: pure tensor functions.
 
-The log-probability is that of the temperature-scaled distribution, after penalties, bias and a grammar's mask and
-before top-p, top-k and min-p cut it: SGLang's convention. Greedy rows are scaled by 1.
+As in SGLang, the log-probability belongs to the temperature-scaled distribution, after penalties, bias and a
+grammar's mask, and before top-p, top-k and min-p. Greedy rows have temperature 1.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ import torch
 
 from proxy.engines.embedded.wire import SamplingRules
 
-SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Spreads (seed, position) over 64 bits; the golden ratio's, as in SplitMix64."""
+_SEED_STRIDE = 0x9E3779B97F4A7C15
+"""2^64 divided by the golden ratio, as in SplitMix64: it spreads (seed, position) over 64 bits."""
 
-
-TINY = torch.finfo(torch.float32).tiny
-
+_TINY = torch.finfo(torch.float32).tiny
 
 TopLogprobs = list[tuple[float, int]]
-"""The most probable tokens, best first; without those that cannot come."""
+"""(log-probability, id) of the most probable tokens, best first, without impossible ones."""
 
 
 class Draw(NamedTuple):
-    """Next tokens `[B]`, their log-probabilities `[B]` in float32, and the tops by row, where they were asked for."""
+    """Next tokens `[B]`, their log-probabilities `[B]` in float32, and the most probable tokens of the rows that ask
+    for them."""
 
     tokens_b: torch.Tensor
     logprobs_b: torch.Tensor
@@ -34,7 +33,7 @@ class Draw(NamedTuple):
 
 
 class BatchRules:
-    """The sampling rules of a batch as tensors, built when its membership changes."""
+    """The sampling rules of a batch as tensors, built when requests join or leave."""
 
     def __init__(self, rules: Sequence[SamplingRules], device: torch.device) -> None:
         self.rules = rules
@@ -63,11 +62,11 @@ def sample(
     generator: torch.Generator,
     allowed_cv: torch.Tensor | None = None,
 ) -> Draw:
-    """The next token of every row.
+    """Return the next token of every row.
 
-    `outputs` are the tokens that each row has generated so far: penalties count them, and a seeded row's draw
-    depends on its seed and their number alone, so it is the same in any batch. `allowed_cv` has for each of the
-    batch's `constrained_rows` the tokens that may come.
+    `outputs` are the tokens that each row has generated so far. Penalties count them, and a seeded row's draw depends
+    only on its seed and their number, so it is the same in any batch. `allowed_cv` has the allowed tokens for each of
+    the batch's `constrained_rows`.
     """
     logits_bv = logits_bv.float()
     if batch.adjusted_rows:
@@ -87,7 +86,7 @@ def sample(
 
 
 def restrict(logits_bv: torch.Tensor, rows: list[int], allowed_cv: torch.Tensor) -> torch.Tensor:
-    """Logits with minus infinity, in the given rows, for every token that is not allowed."""
+    """Return the logits with minus infinity for the tokens that are not allowed in the given rows."""
     if len(rows) == len(logits_bv):
         return logits_bv.masked_fill(~allowed_cv, -torch.inf)
     index = torch.tensor(rows, device=logits_bv.device)
@@ -107,7 +106,7 @@ def _tops(logprobs_bv: torch.Tensor, batch: BatchRules) -> dict[int, TopLogprobs
 
 
 def adjust(logits_bv: torch.Tensor, batch: BatchRules, outputs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Logits with bias added, presence and frequency penalties taken off, in the rows that ask for it."""
+    """Return the logits after bias and presence and frequency penalties, in the rows that ask for them."""
     logits_bv = logits_bv.clone()
     for row in batch.adjusted_rows:
         rules = batch.rules[row]
@@ -124,9 +123,9 @@ def adjust(logits_bv: torch.Tensor, batch: BatchRules, outputs: Sequence[Sequenc
 def cut(
     logprobs_cv: torch.Tensor, top_p_c1: torch.Tensor, top_k_c1: torch.Tensor, min_p_c1: torch.Tensor
 ) -> torch.Tensor:
-    """Log-probabilities with the tokens outside top-p, top-k and min-p at minus infinity.
+    """Return the log-probabilities with the tokens outside top-p, top-k and min-p at minus infinity.
 
-    Top-p keeps the smallest set of most probable tokens that reaches p. At least the most probable token stays.
+    Top-p retains the smallest set of most probable tokens that reaches p. The most probable token always stays.
     """
     ordered, index = logprobs_cv.sort(dim=-1, descending=True)
     probabilities = ordered.exp()
@@ -140,7 +139,7 @@ def cut(
 def _draw(
     logprobs_bv: torch.Tensor, batch: BatchRules, outputs: Sequence[Sequence[int]], generator: torch.Generator
 ) -> torch.Tensor:
-    """Draws by racing exponential clocks: argmax of p/e with e ~ Exp(1) has distribution p."""
+    """Draw by exponential races: argmax of p/e with e ~ Exp(1) has distribution p."""
     allowed_bv = logprobs_bv
     if batch.cut_rows:
         allowed_bv = logprobs_bv.index_copy(
@@ -151,12 +150,12 @@ def _draw(
         own = torch.Generator(device=noise_bv.device)
         own.manual_seed(_mix(batch.rules[row].seed or 0, len(outputs[row])))
         noise_bv[row].exponential_(generator=own)
-    # A clock that struck at 0 would win against a token that is cut out.
-    return (allowed_bv - noise_bv.clamp_min_(TINY).log_()).argmax(dim=-1)
+    # Clamped, because noise of exactly 0 has the logarithm minus infinity, and an excluded token could win.
+    return (allowed_bv - noise_bv.clamp_min_(_TINY).log_()).argmax(dim=-1)
 
 
 def _mix(seed: int, position: int) -> int:
-    """A 63-bit generator seed for one position of one seeded request."""
-    value = (seed + (position + 1) * SEED_STRIDE) & 0xFFFFFFFFFFFFFFFF
+    """Return the 63-bit generator seed for one position of one seeded request (SplitMix64's mixing)."""
+    value = (seed + (position + 1) * _SEED_STRIDE) & 0xFFFFFFFFFFFFFFFF
     value ^= value >> 31
     return (value * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF) >> 1

@@ -1,7 +1,7 @@
-"""The model thread: one running batch that requests join and leave between decode steps.
+"""The model thread: one running batch, which requests join and leave between decode steps.
 
-Everything here but `submit`, `add` and `close` runs in that thread, so a weight update or a pause, which are given as
-functions to `submit`, happens between two steps and never inside one.
+All methods but `start`, `submit`, `add` and `close` run in that thread. A weight update or a pause is a function
+passed to `submit`, so it happens between two steps and never within one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from proxy.engines.embedded.sampling import BatchRules, sample
 
 log = logging.getLogger("base_rl.embedded")
 
-PREFILL_TOKENS = 8192
-"""Most prompt tokens, padding included, in one prefill: bounds its memory and how long running requests wait."""
-PREFILL_LOGITS = 1 << 26
-"""Most logits computed in one prefill, which takes one column for each distinct prompt length."""
+_PREFILL_TOKENS = 8192
+"""Most prompt tokens, padding included, in one prefill: it bounds the memory, and the wait of running requests."""
+_PREFILL_LOGITS = 1 << 26
+"""Most logits in one prefill, which computes one column for each distinct prompt length."""
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 class Scheduler:
-    """Owns the model. `max_running` bounds the batch, `max_total_tokens` the slots × positions of the cache."""
+    """Owner of the model. `max_running` bounds the batch, `max_total_tokens` the slots × positions of the cache."""
 
     def __init__(
         self,
@@ -61,31 +61,33 @@ class Scheduler:
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     def start(self) -> None:
+        """Start the model thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread after its current step; requests that run are aborted."""
+        """End the thread after its current step; running requests are aborted."""
         self.submit(self._shut)
         self._thread.join()
 
-    def submit(self, command: Callable[[], Result]) -> concurrent.futures.Future[Result]:
-        """Runs a function between two steps."""
-        future: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    def submit(self, command: Callable[[], _Result]) -> concurrent.futures.Future[_Result]:
+        """Run a function in the model thread, between two steps."""
+        future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
 
         def run() -> None:
             try:
                 future.set_result(command())
-            except Exception as error:  # noqa: BLE001 - the caller gets it
+            except Exception as error:  # noqa: BLE001 - passed to the caller
                 future.set_exception(error)
 
-        self._tell(run)
+        self._enqueue(run)
         return future
 
     def add(self, generation: Generation) -> None:
-        self._tell(lambda: self._enter(generation))
+        """Queue a request."""
+        self._enqueue(lambda: self._enter(generation))
 
     def abort(self, rid: str | None) -> int:
-        """Ends the requests of this id, or all of them for None. How many there were."""
+        """End the requests with this id, or all requests for None. Return their number."""
         found = [each for each in (*self._running, *self._waiting) if rid is None or each.rid == rid]
         for generation in found:
             generation.abort("Aborted")
@@ -93,12 +95,14 @@ class Scheduler:
         return len(found)
 
     def drop(self, generation: Generation) -> None:
-        """Ends one request whose client has gone."""
+        """End a request whose client has gone."""
         if generation.finish is None:
             generation.abort("The client has gone")
             self._sweep()
 
     def pause(self, mode: str) -> None:
+        """Stop generating; `abort` ends all requests, `retract` returns them to the queue, `in_place` freezes
+        them."""
         self._paused = True
         if mode == "abort":
             self.abort(None)
@@ -107,16 +111,20 @@ class Scheduler:
                 self._retract(generation)
 
     def resume(self) -> None:
+        """Continue generating."""
         self._paused = False
 
     def load(self, tensors: Mapping[str, torch.Tensor], *, label: str | None, complete: bool) -> None:
-        """Swaps weights; tokens from here on carry `label`. Requests that run keep their cache and go on."""
+        """Replace weights; later tokens carry `label`. Running requests continue with their cache.
+
+        Raises WeightsRefused, with nothing changed, if they do not fit.
+        """
         self.model.load(tensors, complete=complete)
         if label is not None:
             self.weight_label = label
 
     def flush(self) -> bool:
-        """Gives the cache's memory back; False, with nothing done, while requests run or wait."""
+        """Release the cache's memory; return False, with nothing done, while requests run or wait."""
         if self._running or self._waiting:
             return False
         self.model.cache.clear()
@@ -126,7 +134,8 @@ class Scheduler:
         """Return the numbers of running and waiting requests."""
         return {"running": len(self._running), "waiting": len(self._waiting)}
 
-    def _tell(self, command: Callable[[], None]) -> None:
+    def _enqueue(self, command: Callable[[], None]) -> None:
+        # Under the condition's lock, so that the thread cannot miss a command between its check and its wait.
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
@@ -160,7 +169,7 @@ class Scheduler:
                 self._deliver()
 
     def _admit(self) -> None:
-        """Takes waiting requests, oldest first, while slots and cache allow, and prefills them together."""
+        """Prefill waiting requests together, oldest first, as slots and cache allow."""
         while self._waiting and len(self._running) < self._max_running:
             group = self._next_group()
             if not group:
@@ -168,7 +177,7 @@ class Scheduler:
             rows = len(self._running)
             contexts = [generation.prompt + generation.output for generation in group]
             self._reserve(rows + len(group), max(len(ids) for ids in contexts) + 1)
-            # They count as running from here, so that a failing prefill fails them too.
+            # Running from here on, so that a failing prefill fails them too.
             self._running.extend(group)
             self._rules = None
             logits = self.model.prefill(contexts, rows)
@@ -176,6 +185,8 @@ class Scheduler:
             self._sweep()
 
     def _next_group(self) -> list[Generation]:
+        """Take the waiting requests for the next prefill from the queue. A request larger than every bound runs
+        alone."""
         group: list[Generation] = []
         lengths: set[int] = set()
         longest_prompt = 0
@@ -188,8 +199,8 @@ class Scheduler:
             count = len(group) + 1
             fits = (len(self._running) + count) * longest <= self._max_total_tokens
             small = (
-                count * longest_prompt <= PREFILL_TOKENS
-                and count * len(lengths) * self.model.vocabulary <= PREFILL_LOGITS
+                count * longest_prompt <= _PREFILL_TOKENS
+                and count * len(lengths) * self.model.vocabulary <= _PREFILL_LOGITS
             )
             if (group or self._running) and not fits:
                 break
@@ -199,10 +210,11 @@ class Scheduler:
         return group
 
     def _step(self) -> None:
-        """One token for every running request."""
+        """Generate one token for every running request."""
         if not self._running:
             return
         length = max(each.position for each in self._running) + 1
+        # The newest requests give way: the oldest ones are nearest to their end.
         while len(self._running) > 1 and len(self._running) * length > self._max_total_tokens:
             self._retract(max(self._running, key=lambda each: each.arrival))
             length = max(each.position for each in self._running) + 1
@@ -228,7 +240,7 @@ class Scheduler:
                 self._woken.append(generation)
 
     def _allowed(self, generations: Sequence[Generation], rules: BatchRules) -> torch.Tensor:
-        """What the constrained requests may say next. One whose grammar cannot tell any more ends here."""
+        """Return the allowed tokens of the constrained requests. A request whose grammar has failed ends here."""
         constrained = [generations[row] for row in rules.constrained_rows]
         states = [each.grammar for each in constrained if each.grammar is not None]
         allowed = allowed_next(states, self.model.vocabulary)
@@ -242,7 +254,7 @@ class Scheduler:
         self.model.cache.reserve(rows, length, used_rows=len(self._running), used_length=used)
 
     def _sweep(self) -> None:
-        """Takes finished requests out of the batch and the queue."""
+        """Remove finished requests from the batch and the queue."""
         for row in range(len(self._running) - 1, -1, -1):
             if self._running[row].finish is not None:
                 self._finish(self._remove(row))
@@ -251,7 +263,7 @@ class Scheduler:
             self._finish(generation)
 
     def _remove(self, row: int) -> Generation:
-        """Takes a request out; the last one moves into its slot."""
+        """Remove a request from the batch; the last one moves into its slot."""
         generation = self._running[row]
         last = self._running.pop()
         if last is not generation:
@@ -261,7 +273,7 @@ class Scheduler:
         return generation
 
     def _retract(self, generation: Generation) -> None:
-        """Back to the head of the queue; its cache is rebuilt when it comes in again."""
+        """Return a request to the head of the queue; its cache is computed again when it rejoins the batch."""
         self._remove(self._running.index(generation))
         generation.retractions += 1
         self._waiting.appendleft(generation)
@@ -277,7 +289,7 @@ class Scheduler:
         self.model.cache.clear()
 
     def _deliver(self) -> None:
-        """Wakes the HTTP side once for all that a step brought."""
+        """Wake the HTTP side, once for all tokens of a step: every call from another thread costs a system call."""
         if self._woken:
             woken, self._woken = self._woken, []
             self._loop.call_soon_threadsafe(_notify, woken)

@@ -1,4 +1,4 @@
-"""Reads weights and puts them into a served model: everything is checked before anything is changed."""
+"""Read weights and copy them into a served model. All of them are checked before anything changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class WeightsRefused(RequestRefused):
 
 
 def read_directory(path: str) -> dict[str, torch.Tensor]:
-    """All tensors of the `*.safetensors` files of a directory, or of a Hugging Face repository."""
+    """Return all tensors in the `*.safetensors` files of a directory or a Hugging Face repository.
+
+    Raises WeightsRefused.
+    """
     directory = Path(path)
     if not directory.is_dir():
         directory = _download(path)
@@ -47,7 +50,7 @@ def _download(name: str) -> Path:
 
 
 def read_serialized(blobs: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Tensors out of base64 texts, each a whole safetensors file."""
+    """Return the tensors in base64 texts, each a whole safetensors file. Raises WeightsRefused."""
     tensors: dict[str, torch.Tensor] = {}
     for blob in blobs:
         try:
@@ -61,9 +64,9 @@ def read_serialized(blobs: Sequence[str]) -> dict[str, torch.Tensor]:
 
 
 def check(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, complete: bool) -> None:
-    """Raises WeightsRefused unless names and shapes are the model's; `complete`: and nothing is missing.
+    """Raise WeightsRefused unless names and shapes are the model's and, if `complete`, no tensor is missing.
 
-    Of tensors that the model ties together one is enough; more have to be equal.
+    One of several tied tensors is enough; if more are given, they must be equal.
     """
     own = model.state_dict()
     unknown = sorted(set(tensors) - set(own))
@@ -85,7 +88,7 @@ def check(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, comple
 
 
 def put(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Copies checked tensors into the model's own, converting to its dtype and device."""
+    """Copy checked tensors into the model's own, converted to its dtype and device."""
     own = model.state_dict()
     with torch.no_grad():
         for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""An answer as the token ids that the model would write: in its template's form, up to and with its stop token."""
+"""Write an answer as token ids, in the form of the model's template and with its stop token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from proxy.settings import ConfigurationError
 from proxy.tokens.template import ChatTemplate
 
 _REMEMBERED = 4096
+"""Answers to remember: encoding one takes far longer than sending it."""
 _REMEMBERED_TOKENS = 512
+"""Longer answers are encoded each time, because thousands of them would fill the memory."""
 _PROBE = "PROBE1"
 _QUESTION = {"role": "user", "content": "x"}
 
@@ -22,7 +24,7 @@ _Key = tuple[int, tuple[tuple[str, str], ...], Opening]
 
 
 class AnswerWriter:
-    """Writes answers and remembers them. Raises ConfigurationError for a template that cannot be written in."""
+    """Writes answers, and remembers them. Raises ConfigurationError for a template that cannot render an answer."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -38,7 +40,7 @@ class AnswerWriter:
         self._remembered: dict[_Key, tuple[int, ...]] = {}
 
     def ids(self, chosen: Chosen) -> tuple[int, ...]:
-        """Ends with the stop token, unless the rule's finish is `length`."""
+        """Return the answer's ids, with the stop token at the end unless the rule's finish is `length`."""
         key = (chosen.number, chosen.values, chosen.opening)
         found = self._remembered.get(key)
         if found is None:
@@ -50,7 +52,7 @@ class AnswerWriter:
         return found
 
     def check(self, number: int, rule: Rule) -> None:
-        """Raises ConfigurationError where the template cannot write the rule's answer."""
+        """Raise ConfigurationError if the template cannot render the rule's answer."""
         try:
             self._text(rule, {MESSAGE: "x"}, Opening.PLAIN)
         except InvalidRequest as error:
@@ -74,7 +76,7 @@ class AnswerWriter:
         reasoning = self._template.marked_text(given)
         text = self._rendered(message).removeprefix(self._lead).removesuffix(self._template.closing)
         before, thought, after = text.partition(END_THINK)
-        if reasoning and reasoning not in before:  # the template writes none, or an empty one
+        if reasoning and reasoning not in before:  # the template drops reasoning, or writes an empty one
             before, thought, after = f"{THINK}\n{reasoning}\n", END_THINK, after if thought else f"\n\n{text}"
         if opening is Opening.INSIDE_REASONING:
             if not thought:

@@ -1,4 +1,5 @@
-"""Constraints: a script cannot be made to say what a request asks for, but an answer that breaks it is refused."""
+"""Check scripted answers against constraints. A script cannot adapt its answer, so one that breaks them is
+refused."""
 
 from __future__ import annotations
 
@@ -12,14 +13,15 @@ from proxy.engines.common.grammar_compiler import GrammarCompiler
 from proxy.engines.common.wire import RequestRefused
 from proxy.tokens.template import ChatTemplate
 
-_KEPT = 256
+_REMEMBERED = 256
 _SHOWN = 120
+"""Characters of an answer in an error message."""
 
 
 class ConstraintCheck:
-    """Checks answers of one tokenizer against constraints, by llguidance, and remembers what it found.
+    """Checks answers of one tokenizer with llguidance, and remembers the results.
 
-    Raises ValueError when the tokenizer is none that llguidance can read.
+    Raises ValueError if llguidance cannot read the tokenizer.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -27,13 +29,14 @@ class ConstraintCheck:
             template.tokenizer.to_str(), vocabulary=template.vocabulary_size, eos_ids=template.stop_ids
         )
         self._decode = template.tokenizer.decode
-        self._faults: BoundedCache[tuple[Constraint, tuple[int, ...], bool], str] = BoundedCache(_KEPT)
-        """What is wrong with an answer, empty where nothing is."""
+        self._faults: BoundedCache[tuple[Constraint, tuple[int, ...], bool], str] = BoundedCache(_REMEMBERED)
+        """The fault of an answer; empty if it obeys its constraint."""
 
     async def check(self, constraint: Constraint, ids: tuple[int, ...], *, number: int, whole: bool) -> None:
-        """Check that an answer obeys the constraint; one that is not `whole` must be a beginning of one that does.
+        """Check that an answer obeys the constraint. An answer that is not `whole` must be the start of one that
+        does.
 
-        Raises RequestRefused, with the place, and GrammarRefused for a constraint that is invalid.
+        Raises RequestRefused with the place of the fault, and GrammarRefused for an invalid constraint.
         """
         key = (constraint, ids, whole)
         fault = self._faults.get(key)
@@ -60,7 +63,7 @@ class ConstraintCheck:
 
 
 def _cause(kind: ConstraintKind) -> str:
-    """Say what in a client's request leads to a constraint of this kind, and what to do."""
+    """Return which part of a client's request leads to a constraint of this kind, and what to do."""
     if kind is ConstraintKind.JSON_SCHEMA:
         return "An answer format in the client's request asks for it: script JSON that obeys its schema"
     return (

@@ -1,7 +1,7 @@
-"""Makes `model/`, the tokenizer that the scripted engine has where no model is named.
+"""Make `model/`, the default tokenizer of the scripted engine: `python -m proxy.engines.scripted.make_model`.
 
-`python -m proxy.engines.scripted.make_model`: byte-level BPE, so that any text can be written, learnt from the
-English and the Python of the standard library that runs it. `model/chat_template.jinja` is written by hand.
+It is byte-level BPE, which can write any text, trained on the English and the Python code of the standard library.
+`model/chat_template.jinja` is written by hand.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""How text is cut before it is merged, as Qwen's tokenizers do it: words with the space before, digits one by one."""
+"""How text is split before merging, as in Qwen's tokenizers: words with the space before them, single digits."""
 SOURCES = ("json.encoder", "asyncio.tasks", "email.message", "http.client", "pathlib", "typing")
 
 
 def make_tokenizer() -> Tokenizer:
+    """Train the tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

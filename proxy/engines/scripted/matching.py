@@ -16,16 +16,18 @@ from proxy.tokens.template import ChatTemplate
 
 THINK, END_THINK = "<think>", "</think>"
 _FIRST_WINDOW = 64
+"""Tokens at the end of a prompt to decode first; the window doubles until it holds the last message."""
 _REMEMBERED = 4096
+"""Decoded ends of prompts to remember; benchmarks send the same ones again and again."""
 _REMEMBERED_TOKENS = 512
-"""Longer ends of prompts are read again each time: thousands of them would fill the memory."""
+"""Longer ends of prompts are decoded each time, because thousands of them would fill the memory."""
 _PROBE, _NEXT_PROBE = "PROBE1", "PROBE2"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
 
 
 class Opening(StrEnum):
-    """Where the answer begins: outside of any reasoning, inside of one that the prompt opened, or after one that the
-    prompt also closed."""
+    """Where the answer begins: outside any reasoning, inside reasoning that the prompt opened, or after reasoning
+    that the prompt also closed."""
 
     PLAIN = "plain"
     INSIDE_REASONING = "inside_reasoning"
@@ -41,7 +43,8 @@ class LastMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True):
-    """What the template writes before and behind a message; `separator` between two tool results of one block."""
+    """The text that the template writes before and after a message; `separator` is between two tool results of one
+    block."""
 
     role: str
     header: str
@@ -52,8 +55,8 @@ class _Frame(msgspec.Struct, frozen=True, kw_only=True):
 class PromptReader:
     """Finds the last message from the end of the prompt, so its cost does not grow with the conversation.
 
-    What stands around a message is found by rendering messages whose text is known. Raises ConfigurationError for a
-    template that leaves nothing to tell them by.
+    It learns the template's text around a message by rendering messages with known content. Raises ConfigurationError
+    for a template that writes nothing around them.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -61,7 +64,7 @@ class PromptReader:
         answered = [_message("user", "x"), _message("assistant", _PROBE)]
         self._closing = self._written(answered).rpartition(_PROBE)[2]
         self._frames = self._find_frames()
-        past = [*answered, _message("user", _NEXT_PROBE)]  # an answer that stands last may be written otherwise
+        past = [*answered, _message("user", _NEXT_PROBE)]  # templates may render the last answer differently
         header = self._written(past).partition(_PROBE)[0].removeprefix(self._written(past[:1])).rstrip()
         self._answer_mark = template.encode(header) if header else template.encode(self._closing.strip())
         self._opens_with_mark = bool(header)
@@ -115,7 +118,7 @@ class PromptReader:
         between = self._written(asked).partition(_PROBE)[2]
         header, _, end = between.removeprefix(self._closing).partition(_NEXT_PROBE)
         if not header.strip() or not end.strip():
-            raise ConfigurationError("the chat template leaves nothing around a message to tell it by")
+            raise ConfigurationError("the chat template writes nothing around a message to recognise it by")
         frames = [_Frame(role="user", header=header, end=end.rstrip())]
         return frames + self._tool_frame() + self._system_frame()
 
@@ -125,14 +128,14 @@ class PromptReader:
             {**_message("tool", text), "tool_call_id": call["id"], "name": "tool"}
             for text, call in zip((_PROBE, _NEXT_PROBE), called["tool_calls"], strict=True)
         ]
-        return self._frame_behind_an_answer("tool", [_message("user", "x"), called, *results])
+        return self._frame_after_answer("tool", [_message("user", "x"), called, *results])
 
     def _system_frame(self) -> list[_Frame]:
         asked = [_message("user", "x"), _message("assistant", "y")]
-        return self._frame_behind_an_answer("system", [*asked, _message("system", _PROBE)])
+        return self._frame_after_answer("system", [*asked, _message("system", _PROBE)])
 
-    def _frame_behind_an_answer(self, role: str, messages: list[dict[str, Any]]) -> list[_Frame]:
-        """Return no frame where the template does not take such messages behind an answer."""
+    def _frame_after_answer(self, role: str, messages: list[dict[str, Any]]) -> list[_Frame]:
+        """Return no frame if the template does not accept such messages after an answer."""
         try:
             text = self._written(messages)
         except InvalidRequest:
@@ -147,7 +150,7 @@ class PromptReader:
         return [_Frame(role=role, header=header, end=end.rstrip(), separator=separator)]
 
     def _written(self, messages: list[dict[str, Any]]) -> str:
-        """Return the rendered text as prompts are decoded: a tokenizer may write white space in another way."""
+        """Return the rendered text after encoding and decoding, which may change white space, as prompts have it."""
         text = self._template.render(messages, None, generation_prompt=False)
         return self._template.decode(self._template.encode(text))
 
@@ -170,7 +173,7 @@ def _count(ids: list[int], mark: Sequence[int]) -> int:
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule by its number from 1, and the values of the placeholders that it uses."""
+    """The rule for an answer, its number from 1, and the values of its placeholders."""
 
     number: int
     rule: Rule
@@ -183,7 +186,7 @@ class NoRule(Exception):
 
 
 class Rules:
-    """The script at work: it counts how often each rule has answered."""
+    """Chooses rules of a script; `used` counts the answers of each rule."""
 
     def __init__(self, script: Script, reader: PromptReader) -> None:
         self._reader = reader
@@ -194,7 +197,7 @@ class Rules:
         ]
 
     def choose(self, ids: Sequence[int]) -> Chosen:
-        """The first rule that matches and is not used up. Raises NoRule."""
+        """Return the first rule that matches and has uses left. Raises NoRule."""
         message = self._reader.read(ids)
         turn: int | None = None
         for index, (rule, pattern, placeholders) in enumerate(self._rules):
@@ -231,7 +234,7 @@ def _placeholders(rule: Rule) -> tuple[str, ...]:
 
 
 def _value(name: str, message: str, found: re.Match[str] | None) -> str | None:
-    """None for braces that are no placeholder."""
+    """Return the value of a placeholder; None for braces that are not one."""
     if name == MESSAGE:
         return message
     if found is None:

@@ -1,6 +1,5 @@
-"""The script: rules in order, each of which says what it answers and how. Read and checked whole before any call.
-
-A fault names the file, the rule by its number, and the key.
+"""The script: an ordered list of rules, which say which messages they answer and how. It is checked as a whole before
+any call; an error names the file, the number of the rule, and the key.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ import msgspec
 from proxy.settings import ConfigurationError
 
 BUILT_IN = Path(__file__).parent / "built_in.toml"
-"""What is answered where no script is named."""
+"""The default script."""
 MODEL = Path(__file__).parent / "model"
-"""The tokenizer and the chat template that are used where no model is named; `make_model.py` makes it."""
+"""The default tokenizer and chat template, made by `make_model.py`."""
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*|\d+)\}")
 MESSAGE = "message"
-"""The placeholder that every rule has: the text of the prompt's last message."""
+"""The placeholder that every rule may use: the text of the prompt's last message."""
 
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=86_400_000)]
 
 
 class Match(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the prompt's last message must be; everything that is not set matches. `turn` counts the answers that the
-    conversation has already, plus one. A raw prompt, that is no conversation, has the role `prompt`."""
+    """Conditions on the prompt's last message; a condition that is not set always holds. `turn` is the number of the
+    answer in its conversation, from 1. A raw prompt without a conversation has the role `prompt`."""
 
     contains: str | None = None
     regex: str | None = None
@@ -46,15 +45,15 @@ _ANYTHING = Match()
 
 
 class ScriptedCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A tool call. `arguments` as an object, in whose texts placeholders are filled in; or as the JSON text of one,
-    in which they may stand for numbers too."""
+    """A tool call. `arguments` is an object, with placeholders in its texts; or an object's JSON text, in which
+    placeholders may stand for numbers too."""
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
     arguments: dict[str, Any] | str = {}
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The engine fails with this status, after so many tokens of the answer."""
+    """A failure of the engine with this status, after `after_tokens` tokens of the answer."""
 
     status: Annotated[int, msgspec.Meta(ge=400, le=599)] = 500
     message: str = "the script says so"
@@ -62,8 +61,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`text`, `echo`, `json` and `raw` exclude each other; `raw` is the very text that the model writes, without what
-    the template would make of it. `finish = "length"` repeats the answer until the caller's bound on tokens."""
+    """One rule. `text`, `echo`, `json` and `raw` exclude each other; `raw` is sent as it is, without the template.
+    `finish = "length"` repeats the answer until the caller's bound on tokens."""
 
     match: Match = _ANYTHING
     text: str | None = None
@@ -80,25 +79,28 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For rules that do not say it themselves."""
+    """The pace of rules that do not set one."""
 
     delay_ms: Milliseconds = 0
     ms_per_token: Milliseconds = 0
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole script."""
+
     rule: tuple[Rule, ...]
     defaults: Pace = Pace()
 
 
 def read_script(path: Path) -> Script:
-    """A TOML file, or a JSON one by the end of its name. Raises ConfigurationError with one line per fault."""
+    """Read a TOML file, or a JSON file if its name ends in `.json`. Raises ConfigurationError with a line per
+    fault."""
     try:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigurationError(f"cannot read the script {path}: {error.strerror or error}") from error
-    except ValueError as error:  # of TOML, of JSON, and of text that is not UTF-8
+    except ValueError as error:  # raised for TOML, for JSON, and for text that is not UTF-8
         raise ConfigurationError(f"{path}: {error}") from error
     faults, rules = [], []
     try:
@@ -123,7 +125,7 @@ def read_script(path: Path) -> Script:
 
 
 def texts_of(rule: Rule) -> Iterator[tuple[str, str]]:
-    """(key, text) of every text in which placeholders are filled in."""
+    """Yield (key, text) for every text that may hold placeholders."""
     for key in ("text", "raw", "reasoning"):
         if (text := getattr(rule, key)) is not None:
             yield key, text
@@ -135,12 +137,12 @@ def texts_of(rule: Rule) -> Iterator[tuple[str, str]]:
 
 
 def fill(text: str, values: dict[str, str]) -> str:
-    """Placeholders replaced by their values; braces around anything else stay."""
+    """Replace placeholders by their values; braces around anything else stay."""
     return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
 
 
 def fill_all(value: Any, values: dict[str, str]) -> Any:
-    """`fill` in every text of a JSON value; keys stay as they are."""
+    """Replace placeholders in every text of a JSON value; keys stay as they are."""
     if isinstance(value, str):
         return fill(value, values)
     if isinstance(value, list):
@@ -158,11 +160,11 @@ def _faults(rule: Rule) -> Iterator[str]:
         yield f"{' and '.join(sorted(answers))}: only one of them can be the answer"
     if rule.raw is not None and (rule.reasoning is not None or rule.tool_calls):
         yield "raw: is the whole answer, so neither reasoning nor tool_calls can stand beside it"
-    speaks = bool(answers or rule.tool_calls or rule.reasoning)
-    if rule.error is not None and rule.error.after_tokens > 0 and not speaks:
+    has_answer = bool(answers or rule.tool_calls or rule.reasoning)
+    if rule.error is not None and rule.error.after_tokens > 0 and not has_answer:
         yield "error.after_tokens: there is no answer whose tokens could come before"
-    if not speaks and rule.error is None:
-        yield "it says no answer: text, echo, json, raw, tool_calls or error"
+    if not has_answer and rule.error is None:
+        yield "it has no answer: set text, echo, json, raw, tool_calls or error"
     yield from _regex_faults(rule)
     yield from _argument_faults(rule)
     try:
@@ -192,7 +194,7 @@ def _argument_faults(rule: Rule) -> Iterator[str]:
             if not isinstance(call.arguments, str):
                 json.dumps(call.arguments, allow_nan=False)
             elif not isinstance(json.loads(PLACEHOLDER.sub("0", call.arguments)), dict):
-                yield f"{key}: is no JSON object"
+                yield f"{key}: is not a JSON object"
         except (TypeError, ValueError) as error:
             yield f"{key}: {error}"
 
@@ -216,7 +218,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _words(error: msgspec.ValidationError) -> str:
-    """msgspec names the place last, as a path from `$`; here it comes first, as the key."""
+    """Return msgspec's message with the key in front; msgspec puts it at the end, as a path from `$`."""
     what, found, place = str(error).rpartition(" - at `$")
     if not found:
         return str(error)

@@ -60,7 +60,7 @@ def test_the_built_in_script_is_sound() -> None:
         ("rule = 3", "there is no rule"),
         ("[[rule]", "script.toml: "),
         ("[[rule]]\ntext = 'a'\n[[rules]]\n", "rules"),
-        ("[[rule]]\n", "rule 1: it says no answer"),
+        ("[[rule]]\n", "rule 1: it has no answer"),
         ("[[rule]]\ntext = 'a'\ncolour = 'red'", "rule 1: .*colour"),
         ("[[rule]]\ntext = 4", "rule 1: text: Expected `str"),
         ("[[rule]]\ntext = 'a'\njson = {}", "rule 1: json and text: only one"),

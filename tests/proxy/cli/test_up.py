@@ -70,5 +70,5 @@ async def test_the_run_that_is_served_is_one_of_those_that_are_trained(tmp_path:
 
 async def test_a_wrong_script_is_said_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "script.toml").write_text("[[rule]]\n")
-    with pytest.raises(ConfigurationError, match="rule 1: it says no answer"):
+    with pytest.raises(ConfigurationError, match="rule 1: it has no answer"):
         await dry({"engine": {"kind": "scripted", "script": tmp_path / "script.toml"}})
