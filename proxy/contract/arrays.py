@@ -1,4 +1,4 @@
-"""Packed arrays, as they are stored and handed to trainers: token ids, float32 log-probabilities; little-endian."""
+"""Packed token ids and float32 log-probabilities, as they are stored and sent to trainers; little-endian."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PAIR = 0b11
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Int32 ids as a byte that says how, and
+    """Pack int32 ids into a byte that names the layout, followed by the ids in that layout:
 
-    - 2: where all are below 2^18, as in the vocabularies that are in use: the lower 16 bits of each, then the upper
-      two bits, of four ids in a byte, the first lowest;
-    - 3: below 2^24, three bytes each;
+    - 2, if all ids are below 2^18, as in the vocabularies in use: the lower 16 bits of each id, then the upper two
+      bits of all, four ids to a byte with the first id lowest;
+    - 3, if all are below 2^24: three bytes each;
     - 4: four bytes each.
 
-    Nothing for none.
+    No ids are packed into no bytes.
     """
     packed = struct.pack(f"<{len(ids)}i", *ids)
     if not packed:
@@ -36,28 +36,28 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 
 
 def count_ids(blob: bytes) -> int:
-    """How many `pack_ids` packed. Raises ValueError for what it did not make."""
+    """Return the number of ids in the output of `pack_ids`. Raise ValueError for other bytes."""
     if not blob:
         return 0
-    how, size = blob[:1], len(blob) - 1
-    if how == _SPLIT and size and size % 9 in _SPLIT_RESTS:
+    layout, size = blob[:1], len(blob) - 1
+    if layout == _SPLIT and size and size % 9 in _SPLIT_RESTS:
         return 4 * (size // 9) + _SPLIT_RESTS[size % 9]
-    width = {_NARROW: 3, _WIDE: _WIDTH}.get(how)
+    width = {_NARROW: 3, _WIDE: _WIDTH}.get(layout)
     if width is None or not size or size % width:
-        raise ValueError(f"{len(blob)} bytes that begin with {how!r} are no packed token ids")
+        raise ValueError(f"{len(blob)} bytes that begin with {layout!r} are not packed token ids")
     return size // width
 
 
 def widened_ids(blob: bytes) -> bytes:
-    """What `pack_ids` made as plain int32. Raises ValueError for anything else."""
+    """Return the output of `pack_ids` as plain int32. Raise ValueError for other bytes."""
     count = count_ids(blob)
-    how, body = blob[:1], blob[1:]
-    if how == _SPLIT:
+    layout, body = blob[:1], blob[1:]
+    if layout == _SPLIT:
         wide = bytearray(_WIDTH * count)
         wide[0::_WIDTH], wide[1::_WIDTH] = body[0 : 2 * count : 2], body[1 : 2 * count : 2]
         wide[2::_WIDTH] = _unfolded(body[2 * count :], count)
         return bytes(wide)
-    if how == _NARROW:
+    if layout == _NARROW:
         wide = bytearray(_WIDTH * count)
         for place in range(3):
             wide[place::_WIDTH] = body[place::3]
@@ -65,21 +65,21 @@ def widened_ids(blob: bytes) -> bytes:
     return body
 
 
+# Four ids take nine bytes. The ids in an incomplete group of four, by the bytes that the group takes.
 _SPLIT_RESTS = {0: 0, 3: 1, 5: 2, 7: 3}
-"""Four ids take nine bytes; by the bytes beyond whole fours, the ids beyond them."""
 
 
 def _fourfold(values: bytes) -> bytes:
-    """Bytes below four, four of them in one."""
+    """Pack bytes below four, four to a byte."""
     size = -(-len(values) // 4)
     number = 0
-    for place in range(4):  # as numbers, all bytes at once: none has a carry
+    for place in range(4):  # as one number, all bytes at once: no sum exceeds a byte
         number |= int.from_bytes(values[place::4], "little") << 2 * place
     return number.to_bytes(size, "little")
 
 
 def _unfolded(folded: bytes, count: int) -> bytes:
-    """`count` bytes below four."""
+    """Return the first `count` bytes that `_fourfold` packed."""
     return b"".join([_FOURS[byte] for byte in folded])[:count]
 
 
@@ -87,20 +87,20 @@ _FOURS = [bytes((byte & 3, byte >> 2 & 3, byte >> 4 & 3, byte >> 6)) for byte in
 
 
 def unpack_ids(blob: bytes) -> tuple[int, ...]:
-    """Raises ValueError for what `pack_ids` did not make."""
+    """Unpack the output of `pack_ids`. Raise ValueError for other bytes."""
     wide = widened_ids(blob)
     return struct.unpack(f"<{len(wide) // _WIDTH}i", wide)
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """Rounds to float32, which is what engines compute in."""
+    """Pack as float32, the precision that engines report."""
     return struct.pack(f"<{len(logprobs)}f", *logprobs)
 
 
 def count_logprobs(blob: bytes) -> int:
-    """How many `pack_logprobs` packed. Raises ValueError for what it did not make."""
+    """Return the number of values in the output of `pack_logprobs`. Raise ValueError for other bytes."""
     if len(blob) % _WIDTH:
-        raise ValueError(f"{len(blob)} bytes are no packed log-probabilities")
+        raise ValueError(f"{len(blob)} bytes are not packed log-probabilities")
     return len(blob) // _WIDTH
 
 

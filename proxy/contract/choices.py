@@ -1,7 +1,7 @@
-"""Which of several answers to one prompt the agent went on with, and which it left behind. Pure.
+"""Superseded turns: answers that the agent replaced by another answer to the same prompt. Pure.
 
-A call with `n` > 1 makes a turn of every choice, and a call that is sent again makes another turn of the same prompt.
-What the session did afterwards, and so its reward, is about the answers that it went on with.
+A call with `n` > 1 records a turn for every choice, and a call that is sent again records another turn of the same
+prompt. The rest of the session, and so its reward, follows from the answers that the agent continued from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.contract.turn import Continuation
 
 
 class Prompt(NamedTuple):
-    """The prompt of a turn: the first `shared` tokens of its parent's path, and then its `own`, `tokens` in all.
+    """The prompt of a turn: the first `shared` tokens of its parent's path, then its `own`; `tokens` in total.
 
     `parent` is an index into the prompts beside it. `own` is the turn's own prompt ids, or any other value that
     differs where these do.
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
 
 
 def prompts_alike(prompts: Sequence[Prompt]) -> list[int]:
-    """Return for each prompt the place of the first one that is the same: its own where there is none before it."""
+    """Return for each prompt the index of the first equal one: its own if no earlier prompt is equal."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for place, prompt in enumerate(prompts):
         by_length[prompt.tokens].append(place)
@@ -52,16 +52,16 @@ def prompts_alike(prompts: Sequence[Prompt]) -> list[int]:
 
 
 def superseded_turns(turns: Sequence[Asked]) -> frozenset[str]:
-    """Return the turns of one session that the agent did not go on with, having gone on with another answer to the
-    same prompt.
+    """Return the ids of one session's turns that were superseded: the agent continued from another answer to the same
+    prompt instead.
 
-    That other answer is a choice of the same call, or the answer to a later call with the same prompt, which began
-    when this one had ended: a retry. Calls that ran at the same time do not supersede each other, because agents
-    that work in parallel may ask the same. Where no answer to a prompt was gone on with, as at the end of a session,
-    none is superseded.
+    That other answer is another choice of the same call, or the answer to a retry: a call with the same prompt that
+    began after this one had ended. Calls that ran at the same time do not supersede each other, because agents that
+    work in parallel may send equal prompts. If the agent continued from no answer to a prompt, as at the end of a
+    session, none is superseded.
     """
     prompts = [turn.prompt for turn in turns]
-    gone_on = {turn.prompt.parent for turn in turns if _goes_on(turn, prompts)}
+    continued = {turn.prompt.parent for turn in turns if _continues_parent(turn, prompts)}
     answers: dict[int, list[int]] = defaultdict(list)
     for place, first in enumerate(prompts_alike(prompts)):
         answers[first].append(place)
@@ -69,13 +69,14 @@ def superseded_turns(turns: Sequence[Asked]) -> frozenset[str]:
         turns[place].id
         for places in answers.values()
         for place in places
-        if place not in gone_on and any(each in gone_on and _replaces(turns[each], turns[place]) for each in places)
+        if place not in continued
+        and any(each in continued and _replaces(turns[each], turns[place]) for each in places)
     )
 
 
-def _goes_on(turn: Asked, prompts: Sequence[Prompt]) -> bool:
-    """Return whether the turn goes on from its parent's answer: its prompt keeps a token of it, or the template wrote
-    the recognised conversation anew. A parent that shares only its prompt is no past of the turn."""
+def _continues_parent(turn: Asked, prompts: Sequence[Prompt]) -> bool:
+    """Return whether the turn continues its parent's answer: its prompt reuses a token of the answer, or the template
+    rendered the recognised conversation differently. A parent that shares only its prompt does not count."""
     parent, shared, _, _ = turn.prompt
     return parent is not None and (turn.continuation is Continuation.RETEMPLATED or shared > prompts[parent].tokens)
 

@@ -1,7 +1,9 @@
-"""Claims: leases of trajectories to a trainer, which end in a commit or expire. Bodies are MessagePack."""
+"""Claims: leases of trajectories to a trainer, which end in a commit, are released or expire. Bodies are
+MessagePack."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,9 +21,10 @@ _Message = TypeVar("_Message")
 class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for about `want` trajectories, in whole groups.
 
-    The answer comes as soon as `want` are there. After `wait_s` seconds it holds what is there, if that is `at_least`
-    many, or an empty batch. Trajectories with a token older than `max_staleness` versions are marked stale.
-    `process` names the claiming process: when it has died, another may give back what it held.
+    The proxy answers as soon as `want` are claimable. After `wait_s` seconds it answers with the claimable ones if
+    they are `at_least` so many, otherwise with an empty batch. Trajectories with a token older than `max_staleness`
+    versions are marked stale. `process` names the claiming process: after its death, another process may release its
+    claims.
     """
 
     trainer: str
@@ -33,8 +36,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that a process of the proxy has run, and how much of it a generation was at the engine. Two readings
-    of the same `process` say how busy the engine was in between, with the calls of that process."""
+    """The seconds that a process of the proxy has run, and those in which it had a generation at the engine. Two
+    readings of the same `process` give the share of time in which its calls kept the engine busy."""
 
     process: str
     seconds: float
@@ -42,9 +45,12 @@ class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """`claim_id` None: there was nothing to claim. `base_version` is the head at the time of the claim. `engine` is
-    as of the answer; None where nobody looks at one. `max_new_tokens` is the run's bound on one answer at that time;
-    None: the proxy does not say."""
+    """The answer to a claim. `claim_id` is None if there was nothing to claim.
+
+    `base_version` is the run's head at the time of the claim. `engine` is the engine's reading at the time of the
+    answer; None if the proxy measures none. `max_new_tokens` is the run's bound on one answer at that time; None from
+    proxies that do not send it.
+    """
 
     claim_id: ClaimId | None
     lease_expires_at: float
@@ -66,34 +72,66 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AbandonedProcess(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A notice that a trainer's process is dead or ends, so that what it claimed is claimable at once."""
+    """A notice that a trainer's process has died or is about to end, so that its trajectories become claimable at
+    once."""
 
     process: str
 
 
 class ReleasedClaims(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims that were leased and are not any more."""
+    """The claims that a request released."""
 
     claim_ids: tuple[ClaimId, ...]
 
 
-class MaskedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that was not trained although it was drawn from the policy, and the reason.
+class MaskReason(StrEnum):
+    """The reason why an answer was not trained.
 
-    The trainer's reasons are `length` and `interrupted` (the answer was cut), `sampling` (top-p, top-k or min-p cut
-    the distribution that it was drawn from), `repetition` and `gibberish` (a filter caught it), `superseded` (the
-    agent went on with another answer to the same prompt, and this one has no reward of its own).
+    `length` and `interrupted`: it was cut. `sampling`: top-p, top-k or min-p cut the distribution that it was drawn
+    from. `repetition` and `gibberish`: a filter caught it. `superseded`: the agent continued from another answer to
+    the same prompt, and this one has no reward of its own.
     """
+
+    LENGTH = "length"
+    INTERRUPTED = "interrupted"
+    SAMPLING = "sampling"
+    REPETITION = "repetition"
+    GIBBERISH = "gibberish"
+    SUPERSEDED = "superseded"
+
+
+class SkipReason(StrEnum):
+    """The reason why a consumed trajectory was not trained."""
+
+    STALE = "stale"
+    NO_REWARD = "no_reward"
+    NOTHING_TRAINABLE = "nothing_trainable"
+    TRUNCATED = "truncated"
+    SAMPLING = "sampling"
+    REPETITION = "repetition"
+    GIBBERISH = "gibberish"
+    MALFORMED = "malformed"
+    NO_SIGNAL = "no_signal"
+    NON_FINITE_GRADIENT = "non_finite_gradient"
+    EXPLODED_GRADIENT = "exploded_gradient"
+    FILTERED = "filtered"
+    USER_FUNCTION_FAILED = "user_function_failed"
+
+
+class MaskedTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer of the policy that was not trained. `reason` is a `MaskReason`, or another word of a newer
+    trainer."""
 
     turn_id: TurnId
     reason: str
 
 
 class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one trajectory in a step. Ratios are train over engine probability per trained token.
+    """The record of one trajectory in a step. Ratios are the trainer's over the engine's probability, per trained
+    token.
 
-    `trained_tokens` 0 with a `skipped` reason: the trajectory was consumed and taught nothing. `masked` are the
-    answers that were left out of it; audits of older trainers have none.
+    A trajectory that was consumed without being trained has `trained_tokens` 0 and a `skipped` reason, a
+    `SkipReason`. `masked` are its answers that were not trained; older trainers do not report them.
     """
 
     session_id: SessionId
@@ -115,8 +153,8 @@ class TrajectoryAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The record of one training step, kept with the version that it made. `tokens` are of a few of its trajectories;
-    `inputs` is what replaying the step needs."""
+    """The record of one training step, stored with the version that it made. `tokens` are audits of a few of its
+    trajectories; `inputs` are what a replay of the step needs."""
 
     config_hash: str
     seed: int
@@ -127,8 +165,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Publishes a version and consumes the claims' trajectories, in one transaction. There are none where the step's
-    inputs say what it was fitted to instead."""
+    """A request to publish a version and consume the claims' trajectories, in one transaction. A version that was
+    fitted to chosen data (`StepInputs.fit`) has no claims."""
 
     claim_ids: tuple[ClaimId, ...]
     parent_version: int
@@ -137,7 +175,7 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class CommitReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`repeated`: this very commit had been made before; nothing changed."""
+    """The answer to a commit. `repeated`: this very commit was already made, and nothing changed."""
 
     version: int
     repeated: bool
@@ -151,6 +189,6 @@ def encode(message: Any) -> bytes:
 def decode(body: bytes, kind: type[_Message]) -> _Message:
     """Decode MessagePack to a contract message.
 
-    Raises msgspec.DecodeError (msgspec.ValidationError for a well-formed body of the wrong shape).
+    Raise msgspec.DecodeError; for a well-formed body of the wrong shape its subclass msgspec.ValidationError.
     """
     return msgspec.msgpack.decode(body, type=kind)

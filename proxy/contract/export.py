@@ -1,6 +1,6 @@
-"""The lines of an export: what can be learnt from of a session, or of a preference. Token ids are as recorded.
+"""The lines of an export: the trainable part of a session or of a preference, with token ids as recorded.
 
-What else an export says of them is the proxy's (`proxy/transfer`), whose records extend these.
+The records that the proxy writes (`proxy/transfer`) extend these by descriptive fields.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ PREFERENCE_FORMAT = "base-rl-preference/1"
 
 
 class ExportedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A model call, in the words of `contract.turn.Turn`. `parent` is an index into the line's turns, smaller than
-    its own. `logprobs` belong to `output_ids` one to one, `versions` are [version, start, end) over them.
-    `masked` are [start, end) over `prompt_ids` followed by `output_ids`: redacted."""
+    """A model call, with the fields of `contract.turn.Turn`.
+
+    `parent` is an index into the line's turns, smaller than the turn's own. `logprobs` belong to `output_ids` one to
+    one; `versions` are [version, start, end) over these. `masked` are redacted spans, [start, end) over `prompt_ids`
+    followed by `output_ids`.
+    """
 
     id: str
     parent: int | None
@@ -33,8 +36,8 @@ class ExportedTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportedSessionTurn(ExportedTurn, frozen=True, kw_only=True):
-    """A model call of a session, with what tells whether the agent used its answer. Lines that other programs wrote
-    may leave these fields out."""
+    """A model call of a session. The added fields show whether the agent used its answer; lines written by other
+    programs may omit them."""
 
     continuation: Continuation = Continuation.NEW
     started_at: float = 0.0
@@ -53,13 +56,13 @@ class ExportedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportedSideTurn(ExportedTurn, frozen=True, kw_only=True):
-    """`preferred`: its output is what the preference is about; of other calls it is context."""
+    """A model call of one side. `preferred`: the preference is about its output; other calls are context."""
 
     preferred: bool
 
 
 class ExportedSide(msgspec.Struct, frozen=True, kw_only=True):
-    """A session, or one of its turns with those that it goes on from. `reward` is the session's."""
+    """A session, or one of its turns with the turns before it. `reward` is the session's."""
 
     session_id: str
     purpose: Purpose
@@ -68,7 +71,7 @@ class ExportedSide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportedPreference(msgspec.Struct, frozen=True, kw_only=True):
-    """That `chosen` went better than `rejected`."""
+    """A statement that `chosen` is better than `rejected`."""
 
     format: str
     id: str
@@ -79,7 +82,7 @@ class ExportedPreference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plain_spans(turn: dict[str, Any]) -> None:
-    """Makes the spans of a turn in a Parquet file, whose columns have names, those of its line. Raises KeyError and
-    TypeError for what is none."""
+    """Convert, in place, the spans of a turn from a Parquet file, which have named fields, to the tuples of an export
+    line. Raise KeyError or TypeError for anything that is not a span."""
     turn["versions"] = [(span["version"], span["start"], span["end"]) for span in turn["versions"]]
     turn["masked"] = [(span["start"], span["end"]) for span in turn["masked"]]

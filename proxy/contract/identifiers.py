@@ -20,17 +20,18 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
 _TIME_BITS = 48
 _RANDOM_BYTES = 10
+# Ten characters of five bits hold the time; the random ones follow.
 _TIME_CHARACTERS = 10
-"""Of five bits; the random ones begin after them."""
 _SHIFTS = tuple(range(120, -10, -10))
+# Random parts fetched at once: every system call lets other threads run first.
 _FETCHED = 256
 _SESSION_ID = re.compile(f"ses_[{_ALPHABET}]{{26}}")
 _PART_OF_A_TURN = re.compile(rf"(?:call|msg|rs|fc|ctc|turn)_([{_ALPHABET}]{{26}})(?:_\d+)?(?:_verbatim)?")
 
 
 class _Randomness:
-    """The system's random bytes, fetched for many identifiers at once: every fetch lets other threads run first. A
-    forked process starts with its own."""
+    """The system's random bytes, fetched for many identifiers at once. A forked process discards its copy, so that
+    two processes never use the same bytes."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -68,7 +69,7 @@ def new_session_id() -> SessionId:
 
 
 def is_session_id(name: str) -> bool:
-    """Whether a name has the form of our session ids, so that it can only be one."""
+    """Return whether a name has the form of our session ids, so that it can only be one."""
     return _SESSION_ID.fullmatch(name) is not None
 
 
@@ -81,32 +82,30 @@ def new_turn_id() -> TurnId:
 
 
 def part_id(kind: str, turn_id: str, number: int | None = None) -> str:
-    """Name a part of a turn's answer, such as its second tool call (`call`), by an id that carries the turn's id.
+    """Return an id for a part of a turn's answer, such as its second tool call (`call`), that contains the turn's id.
 
-    Clients send these ids back, so `turn_of_part` finds the turn without a table. They have at most 40 characters out
-    of [a-z0-9_], which every provider's clients accept.
+    Clients send these ids back, so that `turn_of_part` finds the turn without a table. They have at most 40
+    characters of [a-z0-9_], which every provider's clients accept.
     """
     own = f"{kind}_{turn_id.removeprefix('turn_')}"
     return own if number is None else f"{own}_{number}"
 
 
 def turn_of_part(identifier: Any) -> TurnId | None:
-    """Return the turn whose id this is, or of whose answer it names a part; None for any other value.
-
-    Whether there is such a turn is not known yet: anybody can write an id of this form.
-    """
+    """Return the turn's id in `identifier`, a turn's id itself or that of a part of its answer; None for any other
+    value. The turn need not exist: anybody can write an id of this form."""
     found = _PART_OF_A_TURN.fullmatch(identifier) if isinstance(identifier, str) else None
     return TurnId(f"turn_{found[1]}") if found else None
 
 
 def least_turn_id(created_at: float) -> TurnId:
-    """No turn whose id was made at that time (seconds since the epoch) or later has a smaller one."""
+    """Return the least id of a turn that was made at `created_at` (seconds since the epoch) or later."""
     milliseconds = max(0, int(created_at * 1000))
     return TurnId(f"turn_{_encode(milliseconds << (8 * _RANDOM_BYTES))}")
 
 
 def created_at(identifier: str) -> float:
-    """When an identifier was made, in seconds since the epoch: the times of two are in their order."""
+    """Return when an identifier was made, in seconds since the epoch. Identifiers sort by this time."""
     number = 0
     for character in identifier.rpartition("_")[2][:_TIME_CHARACTERS]:
         number = number << 5 | _ALPHABET.index(character)

@@ -10,8 +10,8 @@ from proxy.contract.identifiers import RunId
 
 
 class VersionState(StrEnum):
-    """The life of a version, from its commit to its retirement. A `rejected` one is never served (again): its files
-    are damaged, or engines died of it."""
+    """The life of a version, from its commit to its retirement. A `rejected` version is never served (again): its
+    files are damaged, or engines died while loading or serving it."""
 
     COMMITTED = "committed"
     SERVING = "serving"
@@ -20,26 +20,30 @@ class VersionState(StrEnum):
 
 
 class WeightsFormat(StrEnum):
-    """`huggingface`: a directory that `from_pretrained` reads, with `config.json` and safetensors. `adapter`: one
-    that peft's reads over the run's base model, with `adapter_config.json` and `adapter_model.safetensors`."""
+    """The layout of a version's directory.
+
+    `huggingface`: `config.json` and safetensors, as `from_pretrained` reads them. `adapter`: `adapter_config.json`
+    and `adapter_model.safetensors`, as peft reads them over the run's base model.
+    """
 
     HUGGINGFACE = "huggingface"
     ADAPTER = "adapter"
 
 
 STATE_DIRECTORY = "trainer_state"
-"""Folder of a version that only trainers read, and that they remove from old versions."""
+"""The folder of a version that only trainers read. They remove it from old versions."""
 STATE_INDEX = f"{STATE_DIRECTORY}/state.json"
-"""The one file of it that `WeightsReference.files` lists: it has the checksums of the others."""
+"""The only file of that folder in `WeightsReference.files`; it has the checksums of the others."""
 UNCOMMITTED_MARK = ".uncommitted"
-"""Empty file of a directory whose commit is not known yet; the only file that is never listed."""
+"""An empty file in a directory whose commit is not yet confirmed; never listed in `WeightsReference.files`."""
 
 
 class WeightsReference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where a version's weights are. `sha256` and `bytes` are of the safetensors files in order of their names.
+    """The location and checksums of a version's weights. `sha256` and `bytes` cover the safetensors files in order of
+    their names.
 
-    `files` has the SHA-256 of every file of the directory by its path in it, so nothing is read that is not checked.
-    It is empty for versions that were committed before base-rl kept it.
+    `files` maps the path of every file in the directory to its SHA-256, so that only verified files are read. It is
+    empty for versions that were committed before base-rl recorded it.
     """
 
     uri: str
@@ -50,23 +54,26 @@ class WeightsReference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class PruneRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Asks which of the `present` weights (their uris) may be deleted when the newest `keep` versions stay."""
+    """A question which of the `present` weights (uris) may be deleted while the newest `keep` versions stay."""
 
     keep: int
     present: tuple[str, ...]
 
 
 class PruneReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`remove`: those of the `present` weights that the proxy has marked as removed. Nothing refers to them any more;
-    whoever asked deletes them, and may die before: it is told the same again."""
+    """The answer to a `PruneRequest`. `remove` are the `present` weights that the proxy has marked as removed and
+    that nothing refers to. The trainer deletes them; if it dies before, the next request returns them again."""
 
     remove: tuple[str, ...]
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """The version to train from. `weights` is None for version 0: the base model at `base_model`. `formats` are those
-    that the run's engine loads; None where it has not said so, as while it starts. `max_new_tokens` bounds one answer
-    of the run, `context_length` a prompt with its answer; None: the proxy does not say."""
+    """The version to train from. `weights` is None for version 0, the base model at `base_model`.
+
+    `formats` are those that the run's engine loads; None while the engine has not reported them, for example while it
+    starts. `max_new_tokens` bounds one answer of the run, `context_length` a prompt with its answer; None from
+    proxies that do not send them.
+    """
 
     run_id: RunId
     run_name: str
@@ -81,17 +88,17 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 MAX_VERSION = 2**31 - 1
 """Versions are stored as 32-bit integers."""
 
+# The longest number read as a version in a label: labels come from engines, which may report anything.
 _VERSION_DIGITS = 9
-"""Longest number read as a version in a label: labels come from engines, which may say anything."""
 
 
 def weight_label(run_id: RunId, version: int) -> str:
-    """The name under which an engine holds a version: unique across runs and stores."""
+    """Return the name of a version at an engine, unique across runs and stores."""
     return f"{run_id}@{version}"
 
 
 def parse_weight_label(label: str) -> tuple[RunId, int] | None:
-    """The run and version behind an engine's label; None for a label that base-rl did not give."""
+    """Return the run and version that an engine's label names; None for a label that is not base-rl's."""
     run_id, separator, version = label.rpartition("@")
     is_number = version.isascii() and version.isdigit() and len(version) <= _VERSION_DIGITS
     if not separator or not is_number:

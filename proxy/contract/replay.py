@@ -1,4 +1,4 @@
-"""A committed step as its trainer saw it, to be made again."""
+"""A committed step with the inputs of its trainer, for a replay."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from proxy.contract.step import StepInputs
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The step that made `version`.
 
-    `claims` are those it consumed, in the order of the commit, with turns and rewards as they were handed out.
-    `missing` are sessions whose turns or rewards are not all there any more: what stands in `claims` for them is not
-    what was trained on. `inputs` is None for a step of a trainer that did not tell. `parent_removed`, `removed`: the
-    weights of that version have been deleted to save space.
+    `claims` are the consumed claims in the order of the commit, with turns and rewards as the trainer received them.
+    `missing` are sessions some of whose turns or rewards have been deleted since: `claims` does not show what was
+    trained of them. `inputs` is None for steps of trainers that did not report them. `parent_removed` and `removed`:
+    the weights of the parent, or of the version itself, have been deleted to save space.
     """
 
     version: int

@@ -1,4 +1,4 @@
-"""Rewards: append-only statements about a session or one of its turns, and how a run makes one number of them."""
+"""Rewards: append-only statements about a session or one of its turns, and the rules that combine them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DEFAULT_SOURCE = "api"
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of the ledger. `turn_id` None means the whole session.
+    """One entry of the ledger. `turn_id` is None if it is about the whole session.
 
-    A later entry with the same (session, turn, name, source) supersedes an earlier one; both stay.
+    A later entry with the same session, turn, name and source supersedes an earlier one; both stay in the ledger.
     """
 
     id: RewardId
@@ -34,7 +34,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NameRule(StrEnum):
-    """How the values of several names become one. `first_of`: that of the first name in an order that is there."""
+    """The rule that combines the values of several names. `first_of` takes the value of the first name, in a given
+    order, that has one."""
 
     WEIGHTED_SUM = "weighted_sum"
     MEAN = "mean"
@@ -45,16 +46,18 @@ class NameRule(StrEnum):
 
 
 class SourceRule(StrEnum):
-    """How the latest values of several sources of one name become one."""
+    """The rule that combines the latest values of several sources of one name."""
 
     SUM = "sum"
     MEAN = "mean"
 
 
 class RewardRules(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run combines entries about the same thing. Each name's value is multiplied by its weight, which is 1
-    where `weights` has none; a name of weight 0 takes no part. `order` belongs to `first_of`. `low` and `high` bound
-    the result."""
+    """A run's rules for combining rewards of the same session or turn.
+
+    Each name's value is multiplied by its weight: 1 if `weights` has none; names of weight 0 are ignored. `order` is
+    used by `first_of`. `low` and `high` bound the result.
+    """
 
     weights: dict[str, float] = {}
     combine: NameRule = NameRule.WEIGHTED_SUM

@@ -1,4 +1,4 @@
-"""What a training step was made with and what it saw of single tokens: enough to make it again and to explain it."""
+"""The inputs of a training step and its audit of single tokens, for replaying and explaining it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from proxy.contract.identifiers import ClaimId, PreferenceId, SessionId, TurnId
 
 
 class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a step was computed. The same batch from the same state gives the same bits only where these are equal.
+    """The environment of a step. Equal batches and states give equal bits only in equal environments.
 
-    `trainer` is the version of this program; `machine` the processor's architecture with its vector instructions;
-    `device` is `cpu` or `cuda`, `device_name` which GPU. `threads` are those of torch in each of `ranks` processes.
+    `trainer` is this program's version. `machine` is the processor's architecture with its vector instructions.
+    `device` is `cpu` or `cuda`, and `device_name` the model of the GPU. `threads` counts torch's threads in each of
+    `ranks` processes.
     """
 
     trainer: str
@@ -28,8 +29,8 @@ class StepConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FittedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that a version was fitted to: its name without folders, its SHA-256, and how many rows it has,
-    including those that were left out or held out."""
+    """A file that a version was fitted to: its name without folders, its SHA-256, and the number of its rows,
+    including rows that were skipped or held out."""
 
     name: str
     sha256: str
@@ -37,10 +38,13 @@ class FittedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version was fitted to that no claim handed out. `kind` is `sft`, `dpo` or `kto`, `options` what it was
-    told. `sessions` are all that it learnt from, those of its `preferences` included; what came from an export may be
-    of another run. `files` are those whose rows it learnt from in their place. It went `epochs` times through them,
-    in `steps` optimiser steps of an optimiser of its own."""
+    """The data that a version was fitted to without a claim, and how.
+
+    `kind` is `sft`, `dpo` or `kto`, and `options` are the command's. `sessions` are all sessions that were learnt
+    from, including those of `preferences`; sessions from an export may belong to another run. `files` are the files
+    that were learnt from instead of sessions. The fit took `steps` optimiser steps in `epochs` passes over the data,
+    with an optimiser of its own.
+    """
 
     kind: str
     options: dict[str, Any]
@@ -52,15 +56,17 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a step depends on besides its batch, its seed and its parent's weights.
+    """The inputs of a step other than its batch, its seed and its parent's weights.
 
-    `config` is the trainer's configuration without addresses, keys and names; `algorithm` its preset with what the
-    configuration changes in it. `trained_claim` began the batch whose gradient made the step; the other batches
-    taught nothing, were kept, and only moved the running means, in the order of `claim_ids`. None: all were.
-    `taken_together` names the claims of each batch that consisted of several, in the order in which they were joined;
-    any other claim was a batch of its own. `optimizer_steps` were taken before the step. `fresh_optimizer`: the
-    optimiser was new, as the parent is the base model or its trainer state was not there. `fit`: the version was
-    fitted to what somebody chose, and no claim made it; the optimiser of the steps was not touched.
+    - `config`: the trainer's configuration without addresses, keys and names.
+    - `algorithm`: the preset with the configuration's changes.
+    - `trained_claim`: the first claim of the batch whose gradient made the step. The other batches had nothing to
+      learn from and only moved the running means, in the order of `claim_ids`. None if no batch was trained.
+    - `taken_together`: the claims of each batch that joined several, in the order of joining. Any other claim was a
+      batch of its own.
+    - `optimizer_steps`: the number of optimiser steps before this step.
+    - `fresh_optimizer`: the optimiser was new, because the parent is the base model or has no trainer state.
+    - `fit`: the version was fitted to chosen data instead of claims, and the optimiser of the steps was not used.
     """
 
     config: dict[str, Any]
@@ -74,8 +80,8 @@ class StepInputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """A trained turn token by token, in the order of its output. `logprobs` are the trainer's before the step,
-    `engine_logprobs` those recorded when the turn was drawn; their difference is the logarithm of the ratio."""
+    """The audit of a trained turn, one value for each output token. `logprobs` are the trainer's before the step,
+    `engine_logprobs` those recorded at generation; their difference is the logarithm of the ratio."""
 
     session_id: SessionId
     turn_id: TurnId

@@ -1,4 +1,4 @@
-"""Token ids of a whole conversation, which grows at its end: as they are stored and as they are sent."""
+"""Token ids of a conversation that grows at its end, with their stored and their sent form."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _WIDTH = 4
 class TokenIds(Sequence[int]):
     """An immutable sequence of int32 ids. `packed` is little-endian, `json` a JSON array.
 
-    To append costs what is appended, and a copy: ids that were sent once are not written again. It equals any
-    sequence of the same ids.
+    Appending costs a copy of the bytes and the work for the appended ids: ids that were once written as JSON are not
+    written again. It equals any sequence of the same ids.
     """
 
     __slots__ = ("_absent", "_written", "packed")
@@ -22,10 +22,11 @@ class TokenIds(Sequence[int]):
         self.packed = packed
         self._absent = absent
         self._written = (0, b"")
-        """How many ids from the first were written as text before, and that text."""
+        """The number of leading ids that have been written as text, and that text."""
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> TokenIds:
+        """Return `ids` as TokenIds. Raise struct.error for an id that is no int32."""
         if isinstance(ids, TokenIds):
             return ids
         values = ids if isinstance(ids, tuple) else tuple(ids)
@@ -37,7 +38,7 @@ class TokenIds(Sequence[int]):
 
     @property
     def unwritten(self) -> int:
-        """How many ids `json` would write as text for the first time."""
+        """The number of ids that `json` would write as text for the first time."""
         return len(self) - self._written[0]
 
     def _comma_separated(self) -> bytes:
@@ -74,15 +75,15 @@ class TokenIds(Sequence[int]):
         return iter(struct.unpack(f"<{len(self)}i", self.packed))
 
     def __contains__(self, token: object) -> bool:
-        """That an id is not there is remembered, also of what is appended to: it is asked of every turn."""
+        # Absent ids are cached, also for sequences that extend this one: every turn searches for the same few tokens.
         if not isinstance(token, int) or token in self._absent:
             return False
         try:
             searched = struct.pack("<i", token)
-        except struct.error:  # no int32, so none of these
+        except struct.error:  # no int32
             return False
         at = self.packed.find(searched)
-        while at % _WIDTH and at >= 0:  # across two ids
+        while at % _WIDTH and at >= 0:  # a match across two ids is none
             at = self.packed.find(searched, at + 1)
         if at < 0:
             self._absent |= {token}
@@ -115,7 +116,7 @@ class TokenIds(Sequence[int]):
         return f"TokenIds.of({list(self)!r})"
 
     def common_prefix(self, other: TokenIds) -> int:
-        """How many ids both begin with."""
+        """Return the length of the longest common beginning."""
         bound = min(len(self.packed), len(other.packed))
         if self.packed[:bound] == other.packed[:bound]:
             return bound // _WIDTH

@@ -1,4 +1,4 @@
-"""A session as the trainer sees it: its token tree and its rewards."""
+"""A session in the trainer's form: its token tree and its rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.contract.turn import Cut, FinishReason, LogprobConvention, TurnState,
 
 
 class Purpose(StrEnum):
-    """`eval` sessions are recorded and scored, never trained."""
+    """The purpose of a session. `eval` sessions are recorded and scored, never trained."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -23,14 +23,14 @@ class Purpose(StrEnum):
 class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A node of the token tree. `parent` is an index into `Trajectory.turns`, always smaller than the node's own.
 
-    The node's prompt is the first `prefix_tokens` ids of its parent's path followed by `prompt_ids`. `logprobs`
-    belong to `output_ids` one to one, taken at `temperature`. These three travel packed (`contract.arrays`), as the
-    store has them, and are unpacked at the first access; construction raises ValueError for bytes that are not
-    packed values. `trainable` is false for turns that teach nothing: greedy, failed and abandoned ones. `masked` are
-    redacted spans, [start, end) over `prompt_ids` followed by `output_ids`: placeholders stand there, which teach
-    nothing. `finish_reason` None: a proxy sent the turn that does not tell it yet, and `state` is then unknown too.
-    `superseded` answers are those that the agent did not go on with, having gone on with another answer to the same
-    prompt (`contract.choices`): no reward of the session is about them.
+    - The prompt is the first `prefix_tokens` ids of the parent's path followed by `prompt_ids`. `logprobs` belong to
+      `output_ids` one to one, at `temperature`. These three are sent packed (`contract.arrays`), as stored, and
+      unpacked at the first access; construction raises ValueError for bytes that are not packed values.
+    - `trainable` is false for greedy, failed and abandoned turns.
+    - `masked` are redacted spans, [start, end) over `prompt_ids` followed by `output_ids`. The placeholders in them
+    are not trained. - `finish_reason` is None from a proxy that does not send it yet; `state` is unknown then too. -
+    `superseded`: the agent continued from another answer to the same prompt (`contract.choices`), so that no reward
+    of the session is about this answer.
     """
 
     id: TurnId
@@ -68,7 +68,7 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def cut(self) -> Cut | None:
-        """The reason why the answer was cut; None for a whole one, and where the finish reason is unknown."""
+        """The reason why the answer was cut; None for a complete answer, and if the finish reason is unknown."""
         return cut_of(self.finish_reason, self.state)
 
     @property
@@ -82,7 +82,7 @@ class TrajectoryTurn(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Trajectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A rewarded session. `reward` combines the session's entries; None when only turns were rewarded."""
+    """A rewarded session. `reward` combines the session's entries; None if only turns were rewarded."""
 
     session_id: SessionId
     group_id: GroupId | None

@@ -12,7 +12,7 @@ from proxy.contract.identifiers import SessionId, TurnId
 
 
 class FinishReason(StrEnum):
-    """The reason why the engine stopped, in the words of the OpenAI wire."""
+    """The reason why the engine stopped, in the terms of OpenAI's API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -21,10 +21,10 @@ class FinishReason(StrEnum):
 
 
 class Cut(StrEnum):
-    """The reason why an answer did not end by itself.
+    """The reason why an answer is incomplete.
 
-    `length`: it reached its bound on tokens, or the context's. `interrupted`: the client left, or the engine or the
-    proxy ended the generation.
+    `length`: it reached its bound on tokens or the end of the context. `interrupted`: the client left, or the engine
+    or the proxy ended the generation.
     """
 
     LENGTH = "length"
@@ -32,8 +32,11 @@ class Cut(StrEnum):
 
 
 class TurnState(StrEnum):
-    """`truncated`: the client left, or the engine or the proxy ended the generation, before the client had the whole
-    answer; the tokens generated so far are kept. `failed`: there is no answer; nothing of it is trained."""
+    """The result of a call.
+
+    `truncated`: the client left, or the engine or the proxy ended the generation, before the client had the whole
+    answer; the tokens generated so far are recorded. `failed`: there is no answer, and nothing is trained.
+    """
 
     COMPLETE = "complete"
     TRUNCATED = "truncated"
@@ -41,10 +44,10 @@ class TurnState(StrEnum):
 
 
 def cut_of(finish_reason: FinishReason | None, state: TurnState) -> Cut | None:
-    """Return what cut the answer; None for a whole one, and where the finish reason is unknown.
+    """Return the reason why an answer is incomplete; None for a complete answer, and if the finish reason is unknown.
 
-    An answer that ended by itself is whole even if its client had left by then: such a turn is `truncated` with the
-    finish reason `stop` or `tool_calls`.
+    An answer that ended by itself is complete even if its client had left by then: such a turn is `truncated` with
+    the finish reason `stop` or `tool_calls`.
     """
     if finish_reason is not FinishReason.LENGTH:
         return None
@@ -52,10 +55,10 @@ def cut_of(finish_reason: FinishReason | None, state: TurnState) -> Cut | None:
 
 
 class Continuation(StrEnum):
-    """How a turn's prompt relates to its parent's tokens.
+    """The relation of a turn's prompt to its parent's tokens.
 
-    `exact`: the parent's whole path is reused and only the new suffix was tokenised. `retemplated`: the chat
-    template changed the past. `edited`: the client changed the past. `new`: there is no parent.
+    `exact`: the parent's whole path is reused and only the new suffix was tokenised. `retemplated`: the chat template
+    rendered earlier messages differently. `edited`: the client changed earlier messages. `new`: there is no parent.
     """
 
     EXACT = "exact"
@@ -67,11 +70,12 @@ class Continuation(StrEnum):
 class LogprobConvention(StrEnum):
     """The distribution that the recorded log-probabilities belong to.
 
-    `sampled`: the temperature-scaled distribution that was sampled from, the policy's own. `adjusted`: the one that
-    was sampled from, which penalties or a logit bias had made another than the policy's. `constrained`: of the tokens
-    that a constraint left alone, renormalised over them; the policy's own log-probability is lower, by the logarithm
-    of what it gave to them all, and the engine does not say how much. `untruncated`: the one before top-p, top-k or
-    min-p cut it; the tokens were drawn from what was left, and the engine does not say how much that was.
+    - `sampled`: the policy's own, scaled by the temperature, from which the tokens were drawn.
+    - `adjusted`: the one from which the tokens were drawn; penalties or a logit bias changed the policy's.
+    - `constrained`: the policy's, renormalised over the tokens that a constraint allowed. The policy's own
+      log-probability is lower by the logarithm of their total probability, which the engine does not report.
+    - `untruncated`: the one before top-p, top-k or min-p. The tokens were drawn from the remaining part, whose
+      probability the engine does not report.
     """
 
     SAMPLED = "sampled"
@@ -89,7 +93,7 @@ class VersionSpan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ConstraintKind(StrEnum):
-    """The languages in which a constraint can be written; the words are SGLang's."""
+    """The language of a constraint; the names are SGLang's."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -98,15 +102,15 @@ class ConstraintKind(StrEnum):
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer must match: a token that would break it is never drawn. `text` is the schema, the pattern, the
-    grammar, or the structural tag as JSON."""
+    """A form that an answer must match: the engine never draws a token that would violate it. `text` is the schema,
+    the pattern, the grammar, or the structural tag as JSON."""
 
     kind: ConstraintKind
     text: str
 
 
 class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the tokens of a turn were drawn. `top_k` -1 means no cut; `temperature` 0 means greedy."""
+    """The sampling of a turn's tokens. `top_k` -1 means no cut; `temperature` 0 means greedy."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -127,7 +131,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, kw_only=True, omit_default
 
     @property
     def logprob_convention(self) -> LogprobConvention:
-        """Where several apply, the one that a trainer can correct for least."""
+        """The convention of the log-probabilities; if several apply, the one that a trainer can correct for least."""
         if self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0:
             return LogprobConvention.UNTRUNCATED
         if self.constraint is not None:
@@ -141,8 +145,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     The full prompt is the first `prefix_tokens` ids of the parent's path (its prompt and output) followed by
     `prompt_ids`; nothing is stored twice along a path. `output_ids` and `output_logprobs` have equal length, and
-    `spans` cover exactly that length in order. `masked` are [start, end) over `prompt_ids` followed by `output_ids`:
-    what was there was redacted, and placeholders stand in its place.
+    `spans` cover exactly that length in order. `masked` are redacted spans, [start, end) over `prompt_ids` followed
+    by `output_ids`, whose content was replaced by placeholders.
     """
 
     id: TurnId
@@ -186,7 +190,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnPlace(NamedTuple):
-    """Where a turn stands in its session's token tree. `prompt_tokens` counts the full prompt."""
+    """The place of a turn in its session's token tree. `prompt_tokens` counts the full prompt."""
 
     id: str
     parent_id: str | None
@@ -196,10 +200,10 @@ class TurnPlace(NamedTuple):
 
 
 def abandoned_turns(turns: Iterable[TurnPlace]) -> frozenset[str]:
-    """The truncated turns whose answer is in no other turn's prompt.
+    """Return the ids of truncated turns whose answer is in no other turn's prompt.
 
-    A client that times out has seen nothing of the answer, or has thrown it away: nothing in the session was done
-    because of it, so no reward of the session is about it. A client that uses what it had read sends it back with its
+    A client that times out has received nothing of the answer, or has discarded it: nothing in the session followed
+    from it, so no reward of the session is about it. A client that uses the part it received sends it back with its
     next call, and so continues the turn.
     """
     turns = list(turns)

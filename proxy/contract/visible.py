@@ -1,8 +1,8 @@
-"""Text of others on a terminal: control characters are shown, never sent.
+"""Escaping of control characters in foreign text that is printed on a terminal.
 
-A reward's comment, a tool's result or another server's error may hold `ESC ] 0 ;`, by which a terminal changes its
-title, or sequences that move the cursor, overwrite lines or write to the clipboard. Marks of direction reorder what
-is read.
+A reward's comment, a tool's result or another server's error may hold `ESC ] 0 ;`, with which a terminal changes its
+title, or sequences that move the cursor, overwrite lines or write to the clipboard. Direction marks reorder the text
+that a person reads.
 """
 
 from __future__ import annotations
@@ -22,16 +22,14 @@ _ONE_LINE = re.compile(f"[{_INVISIBLE}\n]")
 
 
 def visible(text: str, *, one_line: bool = False) -> str:
-    """Write every control character as JSON does, `\\u001b`; tab and line feed stay, the latter not in `one_line`.
-
-    What is a JSON document stays one with the same content.
-    """
+    """Return `text` with control characters escaped as in JSON, `\\u001b`. Tabs stay, and so do line feeds unless
+    `one_line`. A JSON document stays one with the same content."""
     return (_ONE_LINE if one_line else _MANY_LINES).sub(_escaped, text)
 
 
 def visible_values(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Make every text of a log event visible; a structlog processor. Only `exception`, a traceback, has lines:
-    elsewhere a line feed would let a message forge the next line of the log."""
+    """Escape every text of a log event; a structlog processor. Line feeds stay only in `exception`, a traceback:
+    elsewhere they would let a message forge the next line of the log."""
     for name, value in event.items():
         if isinstance(value, str):
             event[name] = visible(value, one_line=name != "exception")

@@ -34,7 +34,7 @@ def test_numbers_arrive_as_they_were_sent() -> None:
 @pytest.mark.parametrize("field", ["packed_prompt_ids", "packed_output_ids", "packed_logprobs"])
 def test_bytes_that_are_nothing_packed_are_refused(field: str) -> None:
     sent = msgspec.to_builtins(SENT, builtin_types=(bytes,))
-    with pytest.raises(msgspec.ValidationError, match="no packed"):
+    with pytest.raises(msgspec.ValidationError, match="not packed"):
         decode(msgspec.msgpack.encode({**sent, field: b"\x09\x01"}), TrajectoryTurn)
 
 
