@@ -15,13 +15,12 @@ from typing import Any
 import torch
 
 from benchmarks.learning.tasks import GROUPS, MEMBERS, TASKS
-from proxy.contract.claim import ClaimedBatch
+from proxy.contract.claim import ClaimedBatch, SkipReason
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import TrajectoryGroup
 from trainer.algorithm.presets import resolve
 from trainer.algorithm.running import RunningMeans
 from trainer.batching.preparation import prepare
-from trainer.batching.staleness import Skip
 from trainer.config import TrainerSettings
 from trainer.loading import load_critic, load_reference, load_trained
 from trainer.parallel.mesh import Ranks
@@ -90,7 +89,7 @@ def learn(run: Run) -> Curve:
         claimed = claim_of(groups, head)
         prepared = prepare(claimed, head, settings.batch, algorithm, means, model.vocabulary)
         reasons = {reason for _, reason in prepared.dropped}
-        assert reasons <= {Skip.TRUNCATED}, "trajectories that are dropped would not be as stale as was asked"
+        assert reasons <= {SkipReason.TRUNCATED}, "trajectories that are dropped would not be as stale as was asked"
         means = prepared.advantages.means
         if prepared.advantages.all_zero or not prepared.batch.trajectories:
             continue

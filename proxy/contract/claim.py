@@ -84,12 +84,11 @@ class ReleasedClaims(msgspec.Struct, frozen=True, kw_only=True):
     claim_ids: tuple[ClaimId, ...]
 
 
-class MaskReason(StrEnum):
-    """The reason why an answer was not trained.
+class AnswerFault(StrEnum):
+    """A property of an answer for which it is not trained.
 
     `length` and `interrupted`: it was cut. `sampling`: top-p, top-k or min-p cut the distribution that it was drawn
-    from. `repetition` and `gibberish`: a filter caught it. `superseded`: the agent continued from another answer to
-    the same prompt, and this one has no reward of its own.
+    from. `repetition` and `gibberish`: a filter caught it.
     """
 
     LENGTH = "length"
@@ -97,7 +96,11 @@ class MaskReason(StrEnum):
     SAMPLING = "sampling"
     REPETITION = "repetition"
     GIBBERISH = "gibberish"
-    SUPERSEDED = "superseded"
+
+
+SUPERSEDED = "superseded"
+"""The reason for not training an answer without a fault: the agent continued from another answer to the same prompt,
+and this one has no reward of its own."""
 
 
 class SkipReason(StrEnum):
@@ -119,8 +122,8 @@ class SkipReason(StrEnum):
 
 
 class MaskedTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer of the policy that was not trained. `reason` is a `MaskReason`, or another word of a newer
-    trainer."""
+    """An answer of the policy that was not trained. `reason` is an `AnswerFault`, `SUPERSEDED`, or a reason that a
+    newer trainer introduced."""
 
     turn_id: TurnId
     reason: str

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from proxy.contract.claim import SUPERSEDED, AnswerFault, SkipReason
 from proxy.contract.states import EndReason, Outcome, SessionState, TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import TurnPlace, TurnState, abandoned_turns
@@ -120,13 +121,15 @@ def untrained_turns(
     return found
 
 
-_MASKED = {
-    "length": "it was cut by its bound on tokens",
-    "interrupted": "it was cut when its client left, or when the generation was ended",
-    "repetition": "a filter found it repetitive",
-    "gibberish": "a filter found it to be gibberish",
-    "sampling": "it was drawn with top_p, top_k or min_p, and the engine does not say how much they cut off",
-    "superseded": "the agent went on with another answer to this prompt, and this one has no reward of its own",
+_MASKED: Mapping[str, str] = {
+    AnswerFault.LENGTH: "it was cut by its bound on tokens",
+    AnswerFault.INTERRUPTED: "it was cut when its client left, or when the generation was ended",
+    AnswerFault.REPETITION: "a filter found it repetitive",
+    AnswerFault.GIBBERISH: "a filter found it to be gibberish",
+    AnswerFault.SAMPLING: (
+        "it was drawn with top_p, top_k or min_p, and the engine does not say how much they cut off"
+    ),
+    SUPERSEDED: "the agent went on with another answer to this prompt, and this one has no reward of its own",
 }
 """Explanations of the trainer's reasons for leaving a turn out (`contract.claim.MaskedTurn`)."""
 
@@ -186,12 +189,12 @@ def explanation(standing: SessionStanding) -> str:
 
 _NO_TURN = "No turn of it can be trained: the calls failed, were abandoned by the agent, or were drawn greedily."
 
-_SKIPPED = {
-    "truncated": "its answers were cut",
-    "repetition": "a filter found its answers repetitive",
-    "gibberish": "a filter found its answers to be gibberish",
-    "sampling": "its answers were drawn with top_p, top_k or min_p, which no engine says the effect of",
-    "no_signal": "nothing in its batch was better or worse than the rest",
+_SKIPPED: Mapping[str, str] = {
+    SkipReason.TRUNCATED: "its answers were cut",
+    SkipReason.REPETITION: "a filter found its answers repetitive",
+    SkipReason.GIBBERISH: "a filter found its answers to be gibberish",
+    SkipReason.SAMPLING: "its answers were drawn with top_p, top_k or min_p, which no engine says the effect of",
+    SkipReason.NO_SIGNAL: "nothing in its batch was better or worse than the rest",
 }
 """Explanations of the trainer's reasons for skipping a session; any other reason is shown as it is."""
 

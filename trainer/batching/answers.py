@@ -16,27 +16,24 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.contract.claim import MaskedTurn
+from proxy.contract.claim import SUPERSEDED, AnswerFault, MaskedTurn, SkipReason
 from proxy.contract.identifiers import SessionId
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import Cut, LogprobConvention
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.parts import Algorithm
-from trainer.batching.filters import Fault, caught_by
+from trainer.batching.filters import caught_by
 from trainer.batching.grouping import Batch
-from trainer.batching.staleness import Skip, is_trained
+from trainer.batching.staleness import is_trained
 from trainer.config import FilterAction, Truncated, TruncatedSampling
 
-SUPERSEDED = "superseded"
-"""The reason for not training an answer: the agent went on with another answer to the same prompt."""
-
-_CUT = {Cut.LENGTH: Fault.LENGTH, Cut.INTERRUPTED: Fault.INTERRUPTED}
+_CUT = {Cut.LENGTH: AnswerFault.LENGTH, Cut.INTERRUPTED: AnswerFault.INTERRUPTED}
 _SKIPS = {
-    Fault.LENGTH: Skip.TRUNCATED,
-    Fault.INTERRUPTED: Skip.TRUNCATED,
-    Fault.SAMPLING: Skip.SAMPLING,
-    Fault.REPETITION: Skip.REPETITION,
-    Fault.GIBBERISH: Skip.GIBBERISH,
+    AnswerFault.LENGTH: SkipReason.TRUNCATED,
+    AnswerFault.INTERRUPTED: SkipReason.TRUNCATED,
+    AnswerFault.SAMPLING: SkipReason.SAMPLING,
+    AnswerFault.REPETITION: SkipReason.REPETITION,
+    AnswerFault.GIBBERISH: SkipReason.GIBBERISH,
 }
 
 
@@ -52,13 +49,15 @@ class JudgedAnswers:
 
     batch: Batch
     compared: tuple[Trajectory, ...]
-    faults: tuple[Mapping[int, Fault], ...]
-    dropped: tuple[tuple[Trajectory, Skip], ...]
+    faults: tuple[Mapping[int, AnswerFault], ...]
+    dropped: tuple[tuple[Trajectory, SkipReason], ...]
     masked: Mapping[SessionId, tuple[MaskedTurn, ...]]
     answers: int
     cut: int
 
-    def without_masked(self, advantages: Advantages) -> tuple[Batch, Advantages, tuple[tuple[Trajectory, Skip], ...]]:
+    def without_masked(
+        self, advantages: Advantages
+    ) -> tuple[Batch, Advantages, tuple[tuple[Trajectory, SkipReason], ...]]:
         """Return the batch with its answers masked, its advantages, and the trajectories without any trained answer.
 
         The running means in the advantages include every compared trajectory.
@@ -82,7 +81,7 @@ class JudgedAnswers:
         return {
             "answers": float(self.answers),
             "cut_answer_share": self.cut / self.answers if self.answers else 0.0,
-            **{f"masked_{fault.value}": float(reasons[fault.value]) for fault in Fault},
+            **{f"masked_{fault.value}": float(reasons[fault.value]) for fault in AnswerFault},
         }
 
 
@@ -90,8 +89,8 @@ def judge(batch: Batch, algorithm: Algorithm) -> JudgedAnswers:
     """Find the answers with faults, and sort the trajectories by what the algorithm does about these."""
     kept: list[int] = []
     compared: list[Trajectory] = []
-    faults: list[Mapping[int, Fault]] = []
-    dropped: list[tuple[Trajectory, Skip]] = []
+    faults: list[Mapping[int, AnswerFault]] = []
+    dropped: list[tuple[Trajectory, SkipReason]] = []
     masked: dict[SessionId, tuple[MaskedTurn, ...]] = {}
     answers = cut = 0
     for index, trajectory in enumerate(batch.trajectories):
@@ -135,9 +134,9 @@ def _left_behind(trajectory: Trajectory) -> list[int]:
     ]
 
 
-def _faults(trajectory: Trajectory, algorithm: Algorithm) -> dict[int, Fault]:
+def _faults(trajectory: Trajectory, algorithm: Algorithm) -> dict[int, AnswerFault]:
     """Return the faults of the turns that would be trained otherwise, by number of the turn."""
-    found: dict[int, Fault] = {}
+    found: dict[int, AnswerFault] = {}
     leaves_out_cut = algorithm.truncated in (Truncated.MASK, Truncated.DROP)
     leaves_out_sampling = algorithm.truncated_sampling is TruncatedSampling.MASK
     for number, turn in enumerate(trajectory.turns):
@@ -146,17 +145,17 @@ def _faults(trajectory: Trajectory, algorithm: Algorithm) -> dict[int, Fault]:
         if turn.cut is not None and leaves_out_cut:
             found[number] = _CUT[turn.cut]
         elif turn.convention is LogprobConvention.UNTRUNCATED and leaves_out_sampling:
-            found[number] = Fault.SAMPLING
+            found[number] = AnswerFault.SAMPLING
         elif (caught := caught_by(turn, algorithm.filters)) is not None:
             found[number] = caught
     return found
 
 
-def _drops(fault: Fault, algorithm: Algorithm) -> bool:
+def _drops(fault: AnswerFault, algorithm: Algorithm) -> bool:
     """Whether an answer with this fault drops its whole trajectory."""
-    if _SKIPS[fault] is Skip.TRUNCATED:
+    if _SKIPS[fault] is SkipReason.TRUNCATED:
         return algorithm.truncated is Truncated.DROP
-    if fault is Fault.SAMPLING:
+    if fault is AnswerFault.SAMPLING:
         return False
     return algorithm.filters.action is FilterAction.DROP
 
@@ -176,7 +175,7 @@ def _as_compared(trajectory: Trajectory, algorithm: Algorithm) -> Trajectory:
     return msgspec.structs.replace(trajectory, reward=reward, turns=turns)
 
 
-def _with_masked(trajectory: Trajectory, faults: Mapping[int, Fault]) -> Trajectory:
+def _with_masked(trajectory: Trajectory, faults: Mapping[int, AnswerFault]) -> Trajectory:
     if not faults:
         return trajectory
     turns = tuple(
@@ -186,6 +185,6 @@ def _with_masked(trajectory: Trajectory, faults: Mapping[int, Fault]) -> Traject
     return msgspec.structs.replace(trajectory, turns=turns)
 
 
-def _skip(faults: Mapping[int, Fault]) -> Skip:
+def _skip(faults: Mapping[int, AnswerFault]) -> SkipReason:
     """Return why a trajectory is skipped: the fault of its last faulty answer, because there it ended."""
     return _SKIPS[faults[max(faults)]]

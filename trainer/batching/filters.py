@@ -7,28 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from enum import StrEnum
 from itertools import accumulate, groupby
 
+from proxy.contract.claim import AnswerFault
 from proxy.contract.trajectory import TrajectoryTurn
 from proxy.contract.turn import LogprobConvention
 from trainer.config import FilterSettings
 
 
-class Fault(StrEnum):
-    """The reason why an answer is not trained: it was cut, its distribution was cut, or a filter caught it.
-
-    Audits name it.
-    """
-
-    LENGTH = "length"
-    INTERRUPTED = "interrupted"
-    SAMPLING = "sampling"
-    REPETITION = "repetition"
-    GIBBERISH = "gibberish"
-
-
-def caught_by(turn: TrajectoryTurn, filters: FilterSettings) -> Fault | None:
+def caught_by(turn: TrajectoryTurn, filters: FilterSettings) -> AnswerFault | None:
     """Return the fault for which a filter catches the turn's answer; None if none does.
 
     Redacted tokens are placeholders and are not measured. In a constrained answer a token without an alternative has
@@ -42,11 +29,11 @@ def caught_by(turn: TrajectoryTurn, filters: FilterSettings) -> Fault | None:
         logprobs = [turn.logprobs[position] for position in turn.learnt]
     share, certain, unlikely = filters.repeated_share, filters.certain_tokens, filters.gibberish_logprob
     if share is not None and repeated_share(ids, filters.repeated_ngram) > share:
-        return Fault.REPETITION
+        return AnswerFault.REPETITION
     if certain is not None and longest_certain_run(logprobs, filters.certain_probability) >= certain:
-        return Fault.REPETITION
+        return AnswerFault.REPETITION
     if unlikely is not None and logprobs and lowest_mean_logprob(logprobs, filters.gibberish_window) < unlikely:
-        return Fault.GIBBERISH
+        return AnswerFault.GIBBERISH
     return None
 
 

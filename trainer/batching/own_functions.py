@@ -6,19 +6,20 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from proxy.contract.claim import SkipReason
 from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.advantages import Advantages, Fallbacks, session_rewards, shaped
 from trainer.algorithm.custom import Session, Turn
 from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.user_functions import call_advantage, call_filter
 from trainer.batching.grouping import Batch
-from trainer.batching.staleness import Skip, is_trained
+from trainer.batching.staleness import is_trained
 from trainer.config import RewardSettings
 
 _AS_POSTED = RewardSettings()
 
 
-def without_filtered(batch: Batch, algorithm: Algorithm) -> tuple[Batch, list[tuple[Trajectory, Skip]]]:
+def without_filtered(batch: Batch, algorithm: Algorithm) -> tuple[Batch, list[tuple[Trajectory, SkipReason]]]:
     """Return the batch without the trajectories that the user's filter drops, and the dropped ones with the reason.
 
     Without a filter the batch is returned whole. Raises UserFunctionFailed.
@@ -27,7 +28,9 @@ def without_filtered(batch: Batch, algorithm: Algorithm) -> tuple[Batch, list[tu
         return batch, []
     rewards = [trajectory.reward for trajectory in batch.trajectories]
     kept = call_filter(algorithm.filter, sessions_of(batch.trajectories, batch.groups, rewards, _AS_POSTED))
-    dropped = [(each, Skip.FILTERED) for each, is_kept in zip(batch.trajectories, kept, strict=True) if not is_kept]
+    dropped = [
+        (each, SkipReason.FILTERED) for each, is_kept in zip(batch.trajectories, kept, strict=True) if not is_kept
+    ]
     return batch.only([index for index, is_kept in enumerate(kept) if is_kept]), dropped
 
 

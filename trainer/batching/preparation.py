@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
+from proxy.contract.claim import ClaimedBatch, SkipReason, TrajectoryAudit
 from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.advantages import Advantages, assign
 from trainer.algorithm.parts import Algorithm
@@ -21,7 +21,7 @@ from trainer.batching.grouping import Batch, flatten
 from trainer.batching.own_functions import with_own_advantages, without_filtered
 from trainer.batching.packing import MiniBatch, mini_batches
 from trainer.batching.sequences import linearise
-from trainer.batching.staleness import Skip, drop_unusable
+from trainer.batching.staleness import drop_unusable
 from trainer.config import BatchSettings, Packing
 from trainer.errors import UserFunctionFailed
 
@@ -39,7 +39,7 @@ class Prepared:
     """
 
     batch: Batch
-    dropped: tuple[tuple[Trajectory, Skip], ...]
+    dropped: tuple[tuple[Trajectory, SkipReason], ...]
     advantages: Advantages
     judged: JudgedAnswers
     left_out: tuple[Trajectory, ...] = ()
@@ -97,10 +97,10 @@ def prepare(
 
 
 def _failed(
-    whole: Batch, dropped: Mapping[int, Skip], algorithm: Algorithm, means: RunningMeans, failure: str
+    whole: Batch, dropped: Mapping[int, SkipReason], algorithm: Algorithm, means: RunningMeans, failure: str
 ) -> Prepared:
     """Return a batch from which nothing is trained, because a user's own function failed on it."""
-    reasons = {**dict.fromkeys(range(len(whole.trajectories)), Skip.USER_FUNCTION_FAILED), **dropped}
+    reasons = {**dict.fromkeys(range(len(whole.trajectories)), SkipReason.USER_FUNCTION_FAILED), **dropped}
     return Prepared(
         batch=whole.only([]),
         judged=judge(whole.only([]), algorithm),

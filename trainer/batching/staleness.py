@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 
+from proxy.contract.claim import SkipReason
 from proxy.contract.trajectory import Trajectory, TrajectoryTurn
 from trainer.batching.grouping import Batch
 
 
-class Skip(StrEnum):
-    """The reason why a consumed trajectory was not learnt from; `skipped` in its audit."""
-
-    STALE = "stale"
-    NO_REWARD = "no_reward"
-    NOTHING_TRAINABLE = "nothing_trainable"
-    TRUNCATED = "truncated"
-    SAMPLING = "sampling"
-    REPETITION = "repetition"
-    GIBBERISH = "gibberish"
-    MALFORMED = "malformed"
-    NO_SIGNAL = "no_signal"
-    NON_FINITE_GRADIENT = "non_finite_gradient"
-    EXPLODED_GRADIENT = "exploded_gradient"
-    FILTERED = "filtered"
-    USER_FUNCTION_FAILED = "user_function_failed"
-
-
-def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Batch, dict[int, Skip]]:
+def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Batch, dict[int, SkipReason]]:
     """Return the batch without the trajectories that cannot be trained, and their reasons by index.
 
     The proxy checks staleness when it hands out a claim. The trainer checks it again, because it may have committed
@@ -42,17 +24,17 @@ def drop_unusable(batch: Batch, max_staleness: int, vocabulary: int) -> tuple[Ba
     return batch.only(kept), skipped
 
 
-def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, vocabulary: int) -> Skip | None:
+def unusable(trajectory: Trajectory, base_version: int, max_staleness: int, vocabulary: int) -> SkipReason | None:
     """Return why a trajectory cannot be trained; None if it can. `vocabulary` is the model's number of token ids."""
     oldest = trajectory.oldest_version
     if oldest is not None and oldest < base_version - max_staleness:
-        return Skip.STALE
+        return SkipReason.STALE
     if trajectory.reward is None and all(turn.reward is None for turn in trajectory.turns):
-        return Skip.NO_REWARD
+        return SkipReason.NO_REWARD
     if not well_formed(trajectory, vocabulary):
-        return Skip.MALFORMED
+        return SkipReason.MALFORMED
     if not any(is_trained(turn) for turn in trajectory.turns):
-        return Skip.NOTHING_TRAINABLE
+        return SkipReason.NOTHING_TRAINABLE
     return None
 
 

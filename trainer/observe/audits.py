@@ -7,12 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.claim import SkipReason, TrajectoryAudit
 from proxy.contract.trajectory import Trajectory
 from trainer.algorithm.advantages import Advantages
 from trainer.batching.grouping import Batch
 from trainer.batching.preparation import Prepared
-from trainer.batching.staleness import Skip
 from trainer.update import Outcome, TokenRecord
 
 
@@ -23,7 +22,7 @@ def combined_reward(trajectory: Trajectory) -> float:
     return sum(turn.reward for turn in trajectory.turns if turn.reward is not None)
 
 
-def audit_skipped(trajectory: Trajectory, reason: Skip) -> TrajectoryAudit:
+def audit_skipped(trajectory: Trajectory, reason: SkipReason) -> TrajectoryAudit:
     """Return the audit of a trajectory that was consumed and not trained."""
     return TrajectoryAudit(
         session_id=trajectory.session_id,
@@ -45,17 +44,17 @@ def audit_skipped(trajectory: Trajectory, reason: Skip) -> TrajectoryAudit:
 def audit_untrained(prepared: Prepared) -> list[TrajectoryAudit]:
     """Return one audit per trajectory that was claimed and is not in the batch."""
     dropped = [audit_skipped(trajectory, reason) for trajectory, reason in prepared.dropped]
-    return [*dropped, *(audit_skipped(trajectory, Skip.NO_SIGNAL) for trajectory in prepared.left_out)]
+    return [*dropped, *(audit_skipped(trajectory, SkipReason.NO_SIGNAL) for trajectory in prepared.left_out)]
 
 
-def why_skipped(outcome: Outcome) -> Skip:
+def why_skipped(outcome: Outcome) -> SkipReason:
     """Return why a batch whose update took no step taught nothing."""
     if outcome.failure is not None:
-        return Skip.USER_FUNCTION_FAILED
-    return Skip.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else Skip.NON_FINITE_GRADIENT
+        return SkipReason.USER_FUNCTION_FAILED
+    return SkipReason.EXPLODED_GRADIENT if math.isfinite(outcome.gradient_norm) else SkipReason.NON_FINITE_GRADIENT
 
 
-def audit_all_skipped(batch: Batch, reason: Skip) -> list[TrajectoryAudit]:
+def audit_all_skipped(batch: Batch, reason: SkipReason) -> list[TrajectoryAudit]:
     return [audit_skipped(trajectory, reason) for trajectory in batch.trajectories]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import structlog
 
+from proxy.contract.claim import AnswerFault
 from trainer.batching.answers import JudgedAnswers
-from trainer.batching.filters import Fault
 from trainer.claims.leased import LeasedClaims
 from trainer.config import MismatchSettings
 from trainer.parallel.mesh import Ranks
@@ -71,7 +71,7 @@ def _in_a_row(count: int, gap: float, bound: float) -> int:
 def warn_of_cut_sampling(judged: JudgedAnswers) -> None:
     """Say that answers are not trained because their sampling parameters cut the distribution."""
     reasons = [turn.reason for turns in judged.masked.values() for turn in turns]
-    if count := reasons.count(Fault.SAMPLING.value):
+    if count := reasons.count(AnswerFault.SAMPLING.value):
         _log.warning(
             "answers drawn with top_p, top_k or min_p are not trained: the engine does not say how much they cut off."
             ' Set run.sampling.mode = "override" to sample from the whole distribution, or'

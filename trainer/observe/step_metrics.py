@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from proxy.contract.claim import TrajectoryAudit
+from proxy.contract.claim import SkipReason, TrajectoryAudit
 from proxy.contract.turn import LogprobConvention
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.divergence import divergence
@@ -16,7 +16,7 @@ from trainer.algorithm.value_loss import explained_variance
 from trainer.batching.grouping import Batch
 from trainer.batching.packing import MiniBatch
 from trainer.batching.preparation import Prepared
-from trainer.batching.staleness import Skip, is_trained
+from trainer.batching.staleness import is_trained
 from trainer.batching.teaching import Taught, taught_of
 from trainer.config import Divergence
 from trainer.observe.audits import combined_reward, comparable, quantile
@@ -75,7 +75,7 @@ def consumption(audits: Sequence[TrajectoryAudit]) -> dict[str, float]:
     return {
         "trajectories": float(len(audits)),
         "tokens": float(sum(audit.trained_tokens for audit in audits)),
-        **{f"skipped_{reason.value}": float(reasons[reason.value]) for reason in Skip},
+        **{f"skipped_{reason.value}": float(reasons[reason.value]) for reason in SkipReason},
     }
 
 

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 import structlog
 
-from proxy.contract.claim import ClaimedBatch, TrajectoryAudit
+from proxy.contract.claim import ClaimedBatch, SkipReason, TrajectoryAudit
 from proxy.contract.step import TokenAudit
 from trainer.algorithm.parts import Algorithm
 from trainer.batching.packing import MiniBatch
 from trainer.batching.preparation import Prepared
-from trainer.batching.staleness import Skip
 from trainer.batching.teaching import Taught
 from trainer.claims.leased import LeasedClaims
 from trainer.config import TrainerSettings
@@ -75,7 +74,7 @@ class StepReporter:
                 " algorithm.reward.low and high, raise overlong_tokens, or lower overlong_factor",
                 groups=prepared.levelled,
             )
-        return _all_skipped(prepared, Skip.NO_SIGNAL)
+        return _all_skipped(prepared, SkipReason.NO_SIGNAL)
 
     def not_stepped(self, prepared: Prepared, outcome: Outcome) -> list[TrajectoryAudit]:
         """Return the audits of a batch whose update took no step."""
@@ -113,5 +112,5 @@ class StepReporter:
         self._gap.stepped(version, report.metrics.get("logprob_gap_fresh"))
 
 
-def _all_skipped(prepared: Prepared, reason: Skip) -> list[TrajectoryAudit]:
+def _all_skipped(prepared: Prepared, reason: SkipReason) -> list[TrajectoryAudit]:
     return prepared.explained([*audit_untrained(prepared), *audit_all_skipped(prepared.batch, reason)])

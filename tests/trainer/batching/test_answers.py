@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contract.claim import ClaimedBatch, MaskedTurn
+from proxy.contract.claim import ClaimedBatch, MaskedTurn, SkipReason
 from proxy.contract.identifiers import ClaimId
 from proxy.contract.trajectory import Purpose, Trajectory, TrajectoryTurn
 from proxy.contract.turn import LogprobConvention, TurnPlace, TurnState
@@ -33,7 +33,6 @@ from trainer.algorithm.presets import PRESETS
 from trainer.algorithm.running import SESSION, Observation, RunningMeans
 from trainer.batching.preparation import Prepared, prepare
 from trainer.batching.sequences import linearise
-from trainer.batching.staleness import Skip
 from trainer.config import (
     BatchSettings,
     Denominator,
@@ -117,7 +116,7 @@ def test_a_masked_answer_is_context_and_the_others_keep_their_advantages(
     )
     emptied = {member.session_id for member in members} - {session for session, _ in uncut}
     assert {(each.session_id, reason) for each, reason in masked.dropped} == {
-        (session, Skip.TRUNCATED) for session in emptied
+        (session, SkipReason.TRUNCATED) for session in emptied
     }
 
 
@@ -128,7 +127,7 @@ def test_answers_from_a_cut_distribution_are_masked_with_the_reason_unless_they_
     whole = trajectory(turn([5], convention=LogprobConvention.ADJUSTED), reward=0.5, group="grp")
     found = prepared([both, only, whole], PRESETS["grpo"])
     assert trained_turns(found) == {(both.session_id, 0), (whole.session_id, 0)}
-    assert found.dropped == ((only, Skip.SAMPLING),)
+    assert found.dropped == ((only, SkipReason.SAMPLING),)
     assert found.judged.masked[both.session_id] == (MaskedTurn(turn_id=both.turns[1].id, reason="sampling"),)
     assert found.judged.metrics()["masked_sampling"] == 2.0
     trained = prepared([both, only, whole], PRESETS["grpo"], truncated_sampling=TruncatedSampling.TRAIN)
@@ -183,7 +182,9 @@ def test_answers_are_counted_with_their_reasons() -> None:
         ),
         second.session_id: (MaskedTurn(turn_id=second.turns[0].id, reason="interrupted"),),
     }
-    assert [(each.session_id, reason) for each, reason in found.dropped] == [(first.session_id, Skip.REPETITION)]
+    assert [(each.session_id, reason) for each, reason in found.dropped] == [
+        (first.session_id, SkipReason.REPETITION)
+    ]
     assert found.judged.metrics() == {
         "answers": 5.0,
         "cut_answer_share": 2 / 5,
@@ -202,7 +203,9 @@ def test_a_filter_may_drop_while_cut_answers_are_masked() -> None:
     gibberish = trajectory(cut(turn([1, 2])), turn([3, 4], logprobs=[-9.0, -9.0]), reward=1.0, group="grp")
     other = trajectory(cut(turn([1, 2])), turn([3, 4], reward=1.0), reward=0.0, group="grp")
     found = prepared([gibberish, other], filters=filters)
-    assert [(each.session_id, reason) for each, reason in found.dropped] == [(gibberish.session_id, Skip.GIBBERISH)]
+    assert [(each.session_id, reason) for each, reason in found.dropped] == [
+        (gibberish.session_id, SkipReason.GIBBERISH)
+    ]
     assert trained_turns(found) == {(other.session_id, 1)}
 
 

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from proxy.contract.claim import AnswerFault
 from proxy.contract.turn import LogprobConvention
 from tests.trainer.tiny import turn
-from trainer.batching.filters import Fault, caught_by, longest_certain_run, lowest_mean_logprob, repeated_share
+from trainer.batching.filters import caught_by, longest_certain_run, lowest_mean_logprob, repeated_share
 from trainer.config import FilterSettings
 
 ids = st.lists(st.integers(0, 6), max_size=40)
@@ -79,17 +80,17 @@ PLAIN = turn(range(12), logprobs=[-1.0] * 12)
     ("given_filters", "loop", "noise"),
     [
         ({}, None, None),
-        ({"repeated_share": 0.6, "repeated_ngram": 3}, Fault.REPETITION, None),
+        ({"repeated_share": 0.6, "repeated_ngram": 3}, AnswerFault.REPETITION, None),
         ({"repeated_share": 0.7, "repeated_ngram": 3}, None, None),  # 3 of 10 are distinct: just 0.7, and not above
-        ({"certain_tokens": 12}, Fault.REPETITION, None),
+        ({"certain_tokens": 12}, AnswerFault.REPETITION, None),
         ({"certain_tokens": 13}, None, None),
         ({"certain_tokens": 12, "certain_probability": 0.9995}, None, None),
         ({"gibberish_logprob": -6.5}, None, None),  # over the whole answer the mean is −6.25
-        ({"gibberish_logprob": -6.5, "gibberish_window": 4}, None, Fault.GIBBERISH),
+        ({"gibberish_logprob": -6.5, "gibberish_window": 4}, None, AnswerFault.GIBBERISH),
     ],
 )
 def test_each_bound_catches_what_it_is_for(
-    given_filters: dict[str, Any], loop: Fault | None, noise: Fault | None
+    given_filters: dict[str, Any], loop: AnswerFault | None, noise: AnswerFault | None
 ) -> None:
     filters = FilterSettings(**given_filters)
     assert (caught_by(LOOP, filters), caught_by(NOISE, filters), caught_by(PLAIN, filters)) == (loop, noise, None)
@@ -99,7 +100,7 @@ def test_what_a_constraint_left_is_not_taken_for_certainty() -> None:
     constrained = msgspec.structs.replace(LOOP, convention=LogprobConvention.CONSTRAINED)
     assert caught_by(constrained, FilterSettings(certain_tokens=2)) is None
     assert caught_by(constrained, FilterSettings(gibberish_logprob=-1e-9)) is None
-    assert caught_by(constrained, FilterSettings(repeated_share=0.1, repeated_ngram=2)) is Fault.REPETITION
+    assert caught_by(constrained, FilterSettings(repeated_share=0.1, repeated_ngram=2)) is AnswerFault.REPETITION
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_what_a_constraint_left_is_not_taken_for_certainty() -> None:
 )
 def test_placeholders_are_not_the_models_words(filters: FilterSettings) -> None:
     answer = turn([1, 2, 9, 9, 9, 9], logprobs=[-1.0, -1.0, 0.0, 0.0, 0.0, 0.0], prompt=(1, 2))
-    assert caught_by(answer, filters) is Fault.REPETITION
+    assert caught_by(answer, filters) is AnswerFault.REPETITION
     assert caught_by(msgspec.structs.replace(answer, masked=((4, 8),)), filters) is None
 
 

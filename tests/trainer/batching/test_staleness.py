@@ -3,11 +3,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from proxy.contract.claim import SkipReason
 from proxy.contract.trajectory import Trajectory
 from proxy.contract.turn import VersionSpan
 from tests.trainer.tiny import group_of, trajectory, turn
 from trainer.batching.grouping import flatten
-from trainer.batching.staleness import Skip, drop_unusable, unusable
+from trainer.batching.staleness import drop_unusable, unusable
 
 
 @pytest.mark.parametrize(("version", "dropped"), [(10, False), (6, False), (5, True)])
@@ -15,7 +16,7 @@ def test_staleness_counts_from_the_oldest_token(version: int, dropped: bool) -> 
     node = turn([4, 5], version=10)
     spans = (VersionSpan(version=version, start=0, end=1), VersionSpan(version=10, start=1, end=2))
     tree = trajectory(msgspec.structs.replace(node, spans=spans))
-    assert (unusable(tree, 10, 4, 64) is Skip.STALE) is dropped
+    assert (unusable(tree, 10, 4, 64) is SkipReason.STALE) is dropped
 
 
 @pytest.mark.parametrize(
@@ -33,16 +34,16 @@ def test_staleness_counts_from_the_oldest_token(version: int, dropped: bool) -> 
     ],
 )
 def test_what_does_not_hold_together_is_not_trained(tree: Trajectory) -> None:
-    assert unusable(tree, 0, 4, 64) is Skip.MALFORMED
+    assert unusable(tree, 0, 4, 64) is SkipReason.MALFORMED
 
 
 def test_rewards_of_turns_are_rewards() -> None:
-    assert unusable(trajectory(turn([4]), reward=None), 0, 4, 64) is Skip.NO_REWARD
+    assert unusable(trajectory(turn([4]), reward=None), 0, 4, 64) is SkipReason.NO_REWARD
     assert unusable(trajectory(turn([4], reward=0.0), reward=None), 0, 4, 64) is None
 
 
 def test_greedy_turns_teach_nothing() -> None:
-    assert unusable(trajectory(turn([4], temperature=0.0)), 0, 4, 64) is Skip.NOTHING_TRAINABLE
+    assert unusable(trajectory(turn([4], temperature=0.0)), 0, 4, 64) is SkipReason.NOTHING_TRAINABLE
 
 
 def test_what_is_dropped_is_named_and_the_rest_keeps_its_groups() -> None:
@@ -51,7 +52,7 @@ def test_what_is_dropped_is_named_and_the_rest_keeps_its_groups() -> None:
     batch, dropped = drop_unusable(flatten(groups, 0), 4, 64)
     assert batch.trajectories == tuple(usable)
     assert batch.groups == (0, 0, 1)
-    assert dropped == {1: Skip.MALFORMED}
+    assert dropped == {1: SkipReason.MALFORMED}
 
 
 def test_trajectories_of_no_group_are_compared_with_nobody() -> None:

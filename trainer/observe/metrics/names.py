@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.batching.filters import Fault
-from trainer.batching.staleness import Skip
+from proxy.contract.claim import AnswerFault, SkipReason
 
 _REWARD, _RATIO, _SHARE, _NATS, _COUNT, _SECONDS = "reward", "ratio", "share", "nats", "count", "seconds"
 
@@ -26,7 +25,7 @@ UNITS: Mapping[str, str] = {
     "groups": _COUNT,
     "answers": _COUNT,
     "cut_answer_share": _SHARE,
-    **{f"masked_{fault.value}": _COUNT for fault in Fault},
+    **{f"masked_{fault.value}": _COUNT for fault in AnswerFault},
     "untruncated_logprob_share": _SHARE,
     "constrained_turn_share": _SHARE,
     "superseded_turns": _COUNT,
@@ -54,7 +53,7 @@ UNITS: Mapping[str, str] = {
     "tokens_in_sequences": _COUNT,
     "tokens_computed": _COUNT,
     "micro_batches": _COUNT,
-    **{f"skipped_{reason.value}": _COUNT for reason in Skip},
+    **{f"skipped_{reason.value}": _COUNT for reason in SkipReason},
     "loss": "loss",
     "gradient_norm": "norm",
     "value_loss": "loss",
