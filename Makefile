@@ -7,7 +7,7 @@ SEED ?= 0
 ENGINE ?= embedded
 
 .PHONY: help demo test setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
-        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-trainer bench-gpu chaos checkpoint clean
+        sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-trainer bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ test-sglang: setup-dev sglang-cpu  ## the engine contract tests against the real
 
 demo-sglang: setup sglang-cpu  ## the demo on the real SGLang
 	@$(BIN)/base-rl demo --engine sglang --seed $(SEED)
+
+trace-call: setup-dev  ## one chat completion traced: the files of its trunk in order, and how many calls it makes
+	@$(BIN)/python -m scripts.trace_call
 
 bench-demo: setup  ## the demo with five seeds -> benchmarks/results/demo.json
 	$(BIN)/python -m benchmarks.demo
