@@ -38,7 +38,7 @@ class BodyReader:
 
         Raise what `parse` raises, and InvalidRequest for a body beyond the bounds.
         """
-        if not has_much_to_read(raw):
+        if not has_much_to_read(raw):  # most bodies: handing them to a thread would cost more than reading them
             return self._parse(raw, parse, runtime, prompt_ids)
         try:
             call = await self._workers.run(partial(self._parse, raw, parse, runtime, prompt_ids))
@@ -54,6 +54,7 @@ class BodyReader:
         return sha256(raw).digest()
 
     def _parse(self, raw: bytes, parse: Parse, runtime: ModelRuntime, prompt_ids: bool) -> ModelCall:
+        # First, on the raw bytes: decoding is what the bounds protect from.
         check_body(raw, self._bounds, prompt_ids=prompt_ids)
         body, warnings = _without_images(raw) if runtime.names_images else (raw, ())
         call = parse(body)

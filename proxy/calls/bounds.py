@@ -1,6 +1,6 @@
-"""Bounds on what one call may hold, checked before work is done on it, and which calls are large.
+"""Bounds on the size of one call, checked before any work is done on it, and the sizes from which a call is large.
 
-A large call is worked on by `proxy.http.workers`, so that the others do not wait for it.
+A worker thread (`proxy.http.workers`) reads and renders large calls, so that other calls do not wait for them.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from proxy.http.json_size import has_more_escapes, has_more_values
 from proxy.settings import RequestSettings
 
 LARGE_BYTES = 1 << 18
-"""Of a body: longer ones take more than a few milliseconds to read and hash."""
+"""Length of a body: a longer one takes more than a few milliseconds to read and hash."""
 LARGE_OBJECTS = 800
-"""Of a body: messages and schemas cost some ten microseconds each to read."""
+"""Objects in a body: messages and schemas take some ten microseconds each to read."""
 LARGE_LISTS = 1 << 13
-"""Commas of a body: ids of a prompt cost about a microsecond each."""
+"""Commas in a body: ids of a prompt take about a microsecond each to read."""
 LARGE_MESSAGES = 256
 LARGE_TOOLS = 100
-"""Of a call: each costs some ten microseconds to hash and render."""
+"""Messages and tools of a call: each takes some ten microseconds to hash and render."""
 LARGE_TEXT = 1 << 14
 """Bytes of new text: a tokenizer takes about a microsecond for each."""
 HUGE_BYTES = 1 << 20
-"""Of a body: memory of longer ones is given back to the operating system afterwards, and the JSON inside of their
-texts is counted."""
+"""Length of a body from which memory is given back to the operating system afterwards, and JSON inside of texts is
+counted."""
 
 DEFAULT_BOUNDS = RequestSettings()
 
 _MIB = 1 << 20
 _CONVERSATION = frozenset({"messages", "input", "prompt", "system", "instructions"})
-"""Fields that the context's length bounds. The others are `requests.max_options_mib`."""
+"""Fields that the context length bounds. `requests.max_options_mib` bounds all others together."""
 _LISTS = {"messages": "max_messages", "input": "max_messages", "tools": "max_tools", "functions": "max_tools"}
-"""Fields that are lists, and the keys of their bounds."""
+"""Fields that hold lists, each with the setting that bounds its length."""
 
 
 def has_much_to_read(raw: bytes) -> bool:
-    """Whether decoding and checking this body might take more than a few milliseconds."""
+    """Return whether decoding and checking this body might take more than a few milliseconds."""
     return len(raw) > LARGE_BYTES or raw.count(b"{") > LARGE_OBJECTS or raw.count(b",") > LARGE_LISTS
 
 
 def check_body(raw: bytes, bounds: RequestSettings, *, prompt_ids: bool = False) -> None:
-    """Raises InvalidRequest for a body that would take too much to decode, or has too much beside its conversation.
-    `prompt_ids`: the body may hold token ids, which have a bound of their own."""
+    """Raise InvalidRequest for a body that takes too much work or memory to decode, or has too much beside its
+    conversation. `prompt_ids`: the body may hold token ids, which have a bound of their own."""
     most = bounds.max_values + (bounds.max_prompt_ids if prompt_ids else 0)
     if has_more_values(raw, most):
         what = "messages, tools or token ids" if prompt_ids else "messages, tools or parts"
@@ -61,20 +61,19 @@ def check_body(raw: bytes, bounds: RequestSettings, *, prompt_ids: bool = False)
 
 
 def check_lists(value: Mapping[str, Any], bounds: RequestSettings) -> None:
-    """Raises InvalidRequest for too many messages, items or tools."""
-    for field, key in _LISTS.items():
-        listed = value.get(field)
-        if isinstance(listed, list):
-            _check_count(len(listed), field, key, bounds)
+    """Raise InvalidRequest for too many messages, items or tools."""
+    for field, listed in value.items():
+        if field in _LISTS and listed.__class__ is list:
+            _check_count(len(listed), field, _LISTS[field], bounds)
 
 
 def check_tools(count: int, bounds: RequestSettings) -> None:
-    """Raises InvalidRequest for too many tools, those in namespaces and in items included."""
+    """Raise InvalidRequest for too many tools, including those in namespaces and items."""
     _check_count(count, "tools", "max_tools", bounds)
 
 
 def check_parts(parts: Sequence[Any], where: str, most: int) -> None:
-    """Raises InvalidRequest for too many parts or calls in one message."""
+    """Raise InvalidRequest for too many parts or calls in one message."""
     if len(parts) > most:
         raise InvalidRequest(
             f"{where}: {len(parts)} are sent, and at most {most} are taken ({_named('max_parts')})", param=where
@@ -82,8 +81,8 @@ def check_parts(parts: Sequence[Any], where: str, most: int) -> None:
 
 
 def check_arguments(messages: Sequence[Mapping[str, Any]], bounds: RequestSettings) -> None:
-    """Raises InvalidRequest where the arguments of tool calls, which are JSON inside of strings, hold too many
-    values: templates are given them decoded."""
+    """Raise InvalidRequest if the arguments of tool calls, which are JSON inside of strings, hold too many values:
+    they are decoded for the template."""
     arguments = [
         function["arguments"].encode(errors="replace")
         for message in messages
@@ -101,7 +100,7 @@ def _check_options(raw: bytes, bounds: RequestSettings) -> None:
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except (ValueError, RecursionError):
-        return  # the reader says what is wrong
+        return  # the dialect's parser reports what is wrong
     sizes = {name: len(field) for name, field in fields.items() if name not in _CONVERSATION}
     if sum(sizes.values()) > bounds.max_options_mib * _MIB:
         largest = max(sizes, key=sizes.__getitem__)

@@ -1,4 +1,4 @@
-"""A model call in the words that all dialects share: what is asked, by whom, and what is answered."""
+"""The types of a model call that all dialects share: the request, its sender, and the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from proxy.tokens.formats import ToolCall
 
 
 class RequestedSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling that the client asks for; None where it says nothing."""
+    """The sampling that the client asks for; None for parameters that it leaves out."""
 
     max_new_tokens: int | None = None
     temperature: float | None = None
@@ -31,7 +31,7 @@ class RequestedSampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolUse(StrEnum):
-    """Whether the answer may hold tool calls. `required`: it is one, of any tool or of the one that is named."""
+    """Whether the answer may hold tool calls. `required`: it is a call of any tool, or of the tool that is named."""
 
     AUTO = "auto"
     NONE = "none"
@@ -39,15 +39,15 @@ class ToolUse(StrEnum):
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """`name` with `required` only: the one function to be called."""
+    """How tools may be used. `name` is the one function that must be called; only with `required`."""
 
     use: ToolUse = ToolUse.AUTO
     name: str | None = None
 
 
 class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What form the answer's text must have: any JSON object, or JSON of a schema. `where` in the request it is
-    asked for."""
+    """The form that the answer's text must have: any JSON object, or JSON that matches `schema`. `where` is the place
+    in the request that asks for it."""
 
     where: str = "response_format.json_schema"
     schema: dict[str, Any] | None = None
@@ -56,21 +56,23 @@ class AnswerFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreviousAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded answer that a call goes on from."""
+    """The recorded answer that a call continues (`previous_response_id`)."""
 
     turn_id: TurnId
 
 
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked. `messages` are in the shape of chat completions, whatever the dialect; `tools` are what the
-    template writes, `tool_places` where in the request they stand, by name, where that is not `tools[N].function`;
-    `template_arguments` is what else the template is given. `prompts` are those of a call without messages:
-    texts or token ids; `echoes` is what of each is said again before its answers, empty where nothing is. `n`
-    answers are generated to each prompt. `previous` is the answer that the client names instead of sending the
-    conversation; `messages` are whole all the same. `prefill` is what the answer begins with: prompt, which the model
-    goes on from. `body` is the request as it came, without its messages. `warnings` tell the client what of its
-    request has no effect. `is_large`: work on the call would keep others waiting, so that a worker thread does it.
-    `body_bytes` is the length of the body.
+    """A request, in no dialect.
+
+    `messages` have the shape of chat completions, whatever the dialect. `tools` are written by the template;
+    `tool_places` maps the names of tools to their places in the request, where these are not `tools[N].function`.
+    `template_arguments` are further arguments of the template. `prompts` are the texts or token ids of a call without
+    messages; `echoes` are the parts of them that are repeated before the answers, if any. `n` answers are generated
+    for each prompt. `previous` is the answer that the client names instead of sending the conversation; `messages`
+    hold the whole conversation in that case too. `prefill` is the beginning of the answer, which the client sent: it
+    is part of the prompt. `body` is the request as it came, without its messages. `warnings` tell the client which
+    parts of its request have no effect. `is_large`: a worker thread does the work on the call, which would keep
+    others waiting. `body_bytes` is the length of the body.
     """
 
     model: str
@@ -97,19 +99,22 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int = 0
 
     def warned(self, warnings: tuple[str, ...]) -> Self:
-        """The same, with more to warn of."""
+        """Return the call with further warnings."""
         return msgspec.structs.replace(self, warnings=(*self.warnings, *warnings)) if warnings else self
 
     @property
     def calls_allowed(self) -> bool:
-        """Whether tool calls are looked for in the answer."""
+        """Whether the answer may hold tool calls."""
         return bool(self.tools) and self.tool_choice.use is not ToolUse.NONE
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and what the request says of the session beside its body: the path, and the headers that
-    `sessions.identification` reads. `body_digest` tells equal requests, of callers that say that they may repeat one;
-    `retry_count` is what the client's SDK says of this one, None where it says nothing."""
+    """The sender of a request, and what its path and headers say about the session.
+
+    `session_headers` are the headers that `sessions.identification` reads. `body_digest` recognises equal requests;
+    it is empty unless the client announces that it may repeat requests. `retry_count` is the count of its SDK, None
+    if it sends none.
+    """
 
     principal: Principal
     path_session: str | None = None
@@ -120,15 +125,15 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A token that might have come: its bytes, and its log-probability."""
+    """One of the most probable tokens at a position: its bytes, and its log-probability."""
 
     token: bytes
     logprob: float
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """One shown token: its bytes, and its log-probability as sampled. `top`: the most probable ones in its place,
-    best first, as many as were asked for."""
+    """One shown token: its bytes, and its log-probability as sampled. `top`: the most probable tokens at its
+    position, best first, as many as the client asked for."""
 
     token: bytes
     logprob: float
@@ -136,7 +141,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """More of an answer's text, with the tokens that came since the last one where they were asked for."""
+    """More of an answer's text, with its tokens if the client asked for log-probabilities."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -144,14 +149,14 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """More of what the model thinks before it answers."""
+    """More of the reasoning that the model writes before its answer."""
 
     text: str
     choice: int = 0
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A whole tool call, under the id by which the client will answer it."""
+    """A whole tool call. The client sends its result under this id."""
 
     id: str
     call: ToolCall
@@ -162,10 +167,13 @@ Delta = TextDelta | ReasoningDelta | CallDelta
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the answers to a call, a turn of its own. `version` is the newest that produced one of its tokens;
-    None without tokens. `reasoning_tokens` are those of `completion_tokens` that are thought. `stopped_by` is the
-    client's stop string that ended it, `completed` when it did, in seconds since the epoch. `logprobs` is None where
-    they were not asked for. `failure` says why the turn failed, for operators: no dialect writes it."""
+    """One of the answers to a call, recorded as a turn of its own.
+
+    `version` is the newest policy version that produced one of its tokens; None without tokens. `reasoning_tokens` is
+    the part of `completion_tokens` that is reasoning. `stopped_by` is the client's stop string that ended the answer,
+    `completed` the time of its end in seconds since the epoch. `logprobs` is None if the client did not ask for them.
+    `failure` says why the turn failed, for operators: no dialect writes it.
+    """
 
     turn_id: TurnId
     text: str
@@ -187,19 +195,19 @@ STORE_UNAVAILABLE = "store_unavailable"
 
 
 def marks(unrecorded: str | None) -> dict[str, Any]:
-    """What every dialect adds to an answer that was not recorded; clients pass over what they do not know."""
+    """Return the field that every dialect adds to an answer that was not recorded; clients ignore unknown fields."""
     return {} if unrecorded is None else {"base_rl": {"unrecorded": unrecorded}}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An answer in no dialect: each dialect writes it in its own form, also when the request is sent again.
+    """An answer, in no dialect. A dialect writes it in its own form, again when the request is repeated.
 
-    `turn_id` is that of the first choice, and the answer's own. `created` is in seconds since the epoch. A prompt is
-    counted once, however many choices it has. `choices` are in order, those of the first prompt first. In the store
-    every turn has the answer with its own choice alone; the first one's names its `siblings`, the turns of the
-    others in order. `unrecorded` says why there are no such turns; nearly always there are. `attempt` is the
-    session's number among those of its name. `warnings` tell the client what of its sampling was changed, and that
-    its session has ended; they are recorded, so that a repeated request is told the same.
+    `turn_id` is the id of the first choice's turn, and of the answer. `created` is in seconds since the epoch. A
+    prompt is counted once, however many choices it has. `choices` are in order, those of the first prompt first. In
+    the store, every turn has the answer with its own choice only; the first turn's names in `siblings` the turns of
+    the other choices, in order. `unrecorded` is the reason if there are no such turns. `attempt` is the number of the
+    session among the sessions of its name. `warnings` tell the client which of its sampling parameters were changed,
+    and that its session has ended; they are recorded, so that a repeated request gets the same warnings.
     """
 
     turn_id: TurnId
@@ -225,12 +233,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def fingerprint(self) -> str | None:
-        """`run@version` of the newest version at work; None where there are no tokens."""
+        """`run@version` of the newest version that produced a token; None without tokens."""
         versions = [choice.version for choice in self.choices if choice.version is not None]
         return f"{self.run_name}@{max(versions)}" if versions else None
 
     def deltas(self) -> Iterator[Delta]:
-        """The answer as if it came in one piece: what a stream of it tells."""
+        """Yield the whole answer as deltas of a stream."""
         for index, choice in enumerate(self.choices):
             if choice.reasoning:
                 yield ReasoningDelta(choice.reasoning, index)
@@ -241,9 +249,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StreamHead(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an answer that is known when its stream begins. `choices` is how many there will be.
-    `unrecorded` says why it will not be recorded, where that is certain. `standings` are those of the run's limits,
-    if it has any. `attempt` and `warnings` are the answer's."""
+    """The part of an answer that is known when its stream begins.
+
+    `choices` is their number. `unrecorded` is the reason if it is certain that the answer will not be recorded.
+    `standings` are the standings of the run's limits, if it has any. `attempt` and `warnings` are those of the
+    answer.
+    """
 
     turn_id: TurnId
     session_id: SessionId
@@ -262,31 +273,31 @@ class StreamWriter(Protocol):
     """One stream of server-sent events in a dialect. Its methods are called in the order given here."""
 
     def opening(self) -> bytes:
-        """What the stream begins with."""
+        """Return the first bytes of the stream."""
         ...
 
     def delta(self, delta: Delta) -> bytes: ...
 
     def ping(self) -> bytes:
-        """Something that keeps the connection alive and that clients pass over."""
+        """Return bytes that keep the connection alive and that clients ignore."""
         ...
 
     def closing(self, answer: Answer) -> bytes:
-        """What the stream ends with, once the turn is recorded."""
+        """Return the last bytes of the stream, once the turn is recorded."""
         ...
 
     def failure(self, envelope: Mapping[str, Any]) -> bytes:
-        """An error in mid-stream, and the end."""
+        """Return the bytes of an error in mid-stream, and the end of the stream."""
         ...
 
 
 class Dialect(Protocol):
-    """A wire format. It is given answers and makes of them what its clients read."""
+    """A wire format: it writes answers as its clients read them."""
 
     name: str
 
     def response(self, call: ModelCall, answer: Answer) -> dict[str, Any]:
-        """The whole answer as JSON."""
+        """Return the whole answer as a JSON object."""
         ...
 
     def stream(self, call: ModelCall, head: StreamHead) -> StreamWriter: ...

@@ -1,4 +1,4 @@
-"""One answer as it is recorded and shown: the engine's ids kept as they came, text and tool calls derived."""
+"""Collect one answer: the engine's token ids unchanged, and the text, reasoning and tool calls that they spell."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from proxy.tokens.reasoning import Reasoning
 from proxy.tokens.stop_strings import StopTrimmer
 
 _LOWEST_LOGPROB = -9999.0
-"""JSON has no infinities; OpenAI writes this for a token without probability."""
-
+"""JSON has no infinities; OpenAI writes this for a token of probability zero."""
 
 _LONGEST_LABEL = 80
 """Characters of an engine's label that an error message repeats."""
@@ -31,8 +30,8 @@ _LONGEST_LABEL = 80
 class CallPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One answer that is ready to be generated: choice number `choice` of its call.
 
-    `in_reasoning`: the prompt has begun a thought. `one_call`: the answer ends with its first tool call; `watched`
-    says that no stop string does that, so that the generation is to be aborted then.
+    `in_reasoning`: the prompt ends inside of a thought. `one_call`: the answer ends with its first tool call.
+    `watched`: no stop string ends it there, so the generation is aborted after the call.
     """
 
     turn_id: TurnId
@@ -71,7 +70,7 @@ class Capture:
         self.reasoning_tokens = 0
         self.finish: EngineFinish | None = None
         self.failure: str | None = None
-        """Why there is no whole answer, and of which engine; for operators."""
+        """Why the answer is not whole, and which engine failed; for operators."""
         self.first_token_at: float | None = None
 
     @property
@@ -84,12 +83,12 @@ class Capture:
 
     @property
     def satisfied(self) -> bool:
-        """Whether the client has been shown everything it will be, though the engine may still generate."""
+        """Whether the client has received its whole answer, although the engine may still generate."""
         return self.plan.one_call and bool(self.calls)
 
     @property
     def stopped_by(self) -> str | None:
-        """The client's stop string that ended it."""
+        """The client's stop string that ended the answer."""
         return self._trimmer.stopped_by
 
     @property
@@ -97,13 +96,14 @@ class Capture:
         return len(self._ids)
 
     def feed(self, chunk: EngineChunk, now: float) -> list[Delta]:
-        """Take a chunk and return what the client is shown of it.
+        """Take a chunk and return its deltas for the client.
 
-        Raises InvalidEngineReply when ids and log-probabilities do not belong together, and at the last chunk when
-        the tokens cannot be attributed to versions of this run. A failed chunk is neither recorded nor shown.
+        Raise InvalidEngineReply if ids and log-probabilities differ in number, and at the last chunk if the tokens
+        cannot be attributed to versions of this run. A refused chunk is neither recorded nor shown.
         """
         if len(chunk.output_ids) != len(chunk.logprobs):
             raise InvalidEngineReply(f"{len(chunk.output_ids)} ids came with {len(chunk.logprobs)} log-probabilities")
+        # Checked before anything of the chunk is taken: what cannot be attributed must not be recorded or shown.
         spans = self._version_spans(chunk) if chunk.finish is not None else ()
         if chunk.output_ids and self.first_token_at is None:
             self.first_token_at = now
@@ -114,7 +114,7 @@ class Capture:
         return self._read(chunk)
 
     def flush(self) -> list[Delta]:
-        """Return the text that was held back; called once no more tokens come."""
+        """Return the deltas of text that was withheld as the possible beginning of a marker, after the last chunk."""
         text = self._trimmer.feed(self._detokenizer.finish()) + self._trimmer.finish()
         return self._shown([*self._parser.feed(text), *self._parser.finish()])
 
@@ -124,7 +124,7 @@ class Capture:
         return FinishReason.LENGTH
 
     def turn(self, state: TurnState, finished_at: float) -> Turn:
-        """The contract's turn."""
+        """Return the answer as a turn of the contract."""
         plan, prompt = self.plan, self.plan.prompt.plan
         return Turn(
             id=plan.turn_id,
@@ -145,9 +145,9 @@ class Capture:
         )
 
     def turn_without_tokens(self, state: TurnState, finished_at: float) -> Turn:
-        """The turn of an answer that was cut before the engine said which versions produced it.
+        """Return the turn of an answer that broke off before the engine reported which versions produced it.
 
-        An id without its version cannot be recorded: the turn says only that the call was made.
+        A token without its version cannot be recorded, so the turn records only that the call was made.
         """
         bare = Capture(self.plan, self._decoder, self._output)
         bare.finish, bare.first_token_at = self.finish, self.first_token_at
@@ -173,11 +173,12 @@ class Capture:
         return tuple(spans)
 
     def _read(self, chunk: EngineChunk) -> list[Delta]:
-        """Turn a chunk into deltas: token by token for as long as each must be told apart as thought or answer."""
-        ids, logprobs = chunk.output_ids, self._noted(chunk)
+        """Return the chunk's deltas. Read token by token while each token must be counted as reasoning or answer."""
+        ids, logprobs = chunk.output_ids, self._shown_logprobs(chunk)
         deltas: list[Delta] = []
         read = 0
         while read < len(ids) and (logprobs or self._parser.may_think):
+            # Both before and after the token: the markers around reasoning count as reasoning.
             thinking, stopped = self._parser.thinking, self._trimmer.stopped
             events = self._parser.feed(self._trimmer.feed(self._detokenizer.feed(ids[read : read + 1])))
             if thinking or self._parser.thinking:
@@ -189,8 +190,8 @@ class Capture:
         text = self._trimmer.feed(self._detokenizer.feed(ids[read:]))
         return [*deltas, *self._shown(self._parser.feed(text))]
 
-    def _noted(self, chunk: EngineChunk) -> list[list[TokenLogprob]]:
-        """The log-probabilities to show for each token; empty for hidden tokens, and where none were asked for."""
+    def _shown_logprobs(self, chunk: EngineChunk) -> list[list[TokenLogprob]]:
+        """Return the log-probabilities to show with each token: none for hidden tokens, [] if none were asked for."""
         if not self.plan.call.logprobs:
             return []
         asked = self.plan.call.top_logprobs
@@ -199,22 +200,22 @@ class Capture:
             raise InvalidEngineReply(
                 f"{len(chunk.output_ids)} ids came with {len(ranked)} lists of top log-probabilities"
             )
-        noted: list[list[TokenLogprob]] = []
+        shown: list[list[TokenLogprob]] = []
         for token, logprob, top in zip(chunk.output_ids, chunk.logprobs, ranked, strict=True):
             if self._decoder.is_hidden(token):
-                noted.append([])
+                shown.append([])
                 continue
             best = tuple(
                 TopLogprob(token=self._decoder.token_bytes(other), logprob=_finite(value))
                 for other, value in top[:asked]
             )
-            noted.append([TokenLogprob(token=self._decoder.token_bytes(token), logprob=_finite(logprob), top=best)])
-        return noted
+            shown.append([TokenLogprob(token=self._decoder.token_bytes(token), logprob=_finite(logprob), top=best)])
+        return shown
 
     def _shown(self, events: Iterable[Event]) -> list[Delta]:
         deltas: list[Delta] = []
         for event in events:
-            if self.satisfied:
+            if self.satisfied:  # text after the only allowed call is recorded as tokens and not shown
                 break
             if isinstance(event, str):
                 self._texts.append(event)
@@ -229,6 +230,7 @@ class Capture:
         return deltas
 
     def _called(self, call: ToolCall) -> CallDelta:
+        # The id names the turn, so that a client that sends it back names its session.
         made = CallDelta(part_id("call", self.plan.turn_id, len(self.calls)), call, self.plan.choice)
         self.calls.append(made)
         self._unshown.clear()

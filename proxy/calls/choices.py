@@ -65,6 +65,7 @@ class ChoicePlanner:
             )
             for prompt in prompts
         ]
+        # For each prompt and not for each choice: choices share their prompt, and reading its end takes time.
         in_reasoning = [self._begins_inside_thought(call, prompt) for prompt in prompts]
         if promised is not None:
             samplings = [

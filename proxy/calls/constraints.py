@@ -1,4 +1,4 @@
-"""What a call's answer is held to: from `response_format`, `tool_choice` and strict tools to one constraint."""
+"""Turn `response_format`, `tool_choice` and strict tools into the one constraint of a call's answer."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from proxy.tokens.output import OutputFormat
 from proxy.tokens.template import ChatTemplate
 
 MOST_CHARACTERS = 1 << 20
-"""Of a constraint: engines take no longer ones."""
+"""The longest constraint that engines accept."""
 
 _BRACKETED = re.compile("<.*>", re.DOTALL)
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_LEFT_OUT = UNENFORCED | {"pattern", "multipleOf"}
-_LET_GO = {"allOf", "oneOf", "patternProperties"}
+_NOT_ENFORCED = UNENFORCED | {"pattern", "multipleOf"}
+_ANY_VALUE = {"allOf", "oneOf", "patternProperties"}
 
 
 class PromisedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call's answer consists of, behind the model's thought. `where` in the request it is asked for; `tokens`
-    are the markers that are tokens of the model."""
+    """The form of a call's answer after the model's reasoning. `where` is the place in the request that asks for it;
+    `tokens` are the markers that are tokens of the model."""
 
     content: Node
     where: str
@@ -41,7 +41,10 @@ class PromisedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     tokens: Mapping[str, int]
 
     def constraint(self, *, in_reasoning: bool) -> Constraint:
-        """`in_reasoning`: the prompt has begun a thought. Raises UnsupportedParameter for one that is too long."""
+        """Return the constraint for the engine. `in_reasoning`: the prompt ends inside of a thought.
+
+        Raise UnsupportedParameter for a constraint that is too long.
+        """
         content = sequence(_thought(opened=in_reasoning), self.content) if self.thinks else self.content
         if content["type"] == "json_schema":
             kind, written = ConstraintKind.JSON_SCHEMA, json.dumps(content["json_schema"], ensure_ascii=False)
@@ -56,26 +59,29 @@ class PromisedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def place_of(call: ModelCall) -> str:
-    """Where in the request the promise stands that an engine refuses to keep."""
+    """Return the place in the request that asks for the form of the answer, to name it when an engine refuses the
+    form."""
     if call.answer_format is not None:
         return call.answer_format.where
     return "tool_choice" if call.tool_choice.use is ToolUse.REQUIRED else "tools"
 
 
 class AnswerConstraints:
-    """Of one model: its template says how it writes calls, its tokenizer which of the markers are tokens."""
+    """The constraints of one model, by the template's way to write calls and the markers that are tokens."""
 
     def __init__(self, template: ChatTemplate) -> None:
         added = template.tokenizer.get_added_tokens_decoder().items()
-        # Those that llguidance takes for special; others are texts like any.
+        # The tokens that llguidance treats as special; it matches others as text.
         self._tokens = {
             entry.content: token for token, entry in added if entry.special or _BRACKETED.fullmatch(entry.content)
         }
         self._single_calls = template.single_calls
 
     def of(self, call: ModelCall, output: OutputFormat) -> PromisedAnswer | None:
-        """None where nothing is promised. Raises UnsupportedParameter, which names the place of what cannot be
-        enforced and says why."""
+        """Return the form that the call's answer must have; None if it may have any.
+
+        Raise UnsupportedParameter, with the place and the reason, for a form that cannot be enforced.
+        """
         content = self._answer(call, output)
         if content is None:
             return None
@@ -112,7 +118,7 @@ class AnswerConstraints:
 
 
 def _thought(*, opened: bool) -> Node:
-    """Thinking comes first; where the prompt has not begun it, it need not."""
+    """Return the format of the reasoning before an answer. It is optional unless the prompt has opened it."""
     begin = "" if opened else reasoning.OPEN
     thought = sequence(
         tag(begin, any_text(reasoning.OPEN, reasoning.CLOSE), reasoning.CLOSE),
@@ -143,7 +149,7 @@ def _any_strict(call: ModelCall) -> bool:
 
 
 def _allowed_calls(call: ModelCall) -> list[AllowedCall]:
-    """The functions that may be called: the one that is named, or all of them."""
+    """Return the functions that may be called: the one that `tool_choice` names, or all."""
     calls = []
     for index, tool in enumerate(call.tools or ()):
         function = tool["function"]
@@ -154,8 +160,8 @@ def _allowed_calls(call: ModelCall) -> list[AllowedCall]:
 
 
 def _allowed_call(function: Mapping[str, Any], where: str) -> AllowedCall:
-    """Strict ones by the whole of their schema; of the others as much of it as can be enforced, for they promise
-    nothing."""
+    """Return a function with the schema that its calls must match: the whole schema of a strict function, and the
+    part that can be enforced of any other, which promises nothing."""
     name, schema = function["name"], function.get("parameters")
     if schema is None:
         return AllowedCall(name=name, schema=_NO_ARGUMENTS, strict=False)
@@ -182,30 +188,30 @@ def _is_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a schema can be enforced anywhere: whatever matches the schema matches this."""
+    """Return the part of a schema that every engine can enforce: all values that match the schema match it."""
     try:
-        kept: dict[str, Any] = _kept(schema)
-        check_schema(kept)
+        enforced: dict[str, Any] = _enforced(schema)
+        check_schema(enforced)
     except (SchemaRefused, RecursionError):
         return _ANY_OBJECT
-    return kept if _is_object(kept) else _ANY_OBJECT
+    return enforced if _is_object(enforced) else _ANY_OBJECT
 
 
-def _kept(schema: Any) -> Any:
+def _enforced(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_kept(each) for each in schema]
+        return [_enforced(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    if schema.keys() & _LET_GO:
+    if schema.keys() & _ANY_VALUE:
         return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    kept = {}
+    enforced = {}
     for keyword, value in schema.items():
-        if keyword in _LEFT_OUT or (keyword == "format" and value not in FORMATS):
+        if keyword in _NOT_ENFORCED or (keyword == "format" and value not in FORMATS):
             continue
         if keyword in ("$defs", "definitions", "properties") and isinstance(value, dict):
-            kept[keyword] = {name: _kept(each) for name, each in value.items()}
+            enforced[keyword] = {name: _enforced(each) for name, each in value.items()}
         elif keyword in ("items", "additionalProperties", "anyOf", "prefixItems"):
-            kept[keyword] = _kept(value)
+            enforced[keyword] = _enforced(value)
         else:
-            kept[keyword] = value
-    return kept
+            enforced[keyword] = value
+    return enforced

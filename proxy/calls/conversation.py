@@ -1,8 +1,8 @@
-"""A request's conversation at the cost of what is new in it.
+"""Read a request's conversation in the time that its new messages take.
 
-Clients send the whole conversation with every call, and write what they sent before in the same bytes. So of a
-request that goes on from an earlier one, the messages up to the last answer are recognised by a digest of their
-bytes; only that answer and what follows are decoded, checked and hashed.
+Clients send the whole conversation with every call, and write earlier messages in the same bytes as before. So in a
+request that continues an earlier one, the messages up to the last answer are recognised by a digest of their bytes;
+only that answer and the messages after it are decoded, checked and hashed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from proxy.tokens.canonical import EMPTY, extend_hash, text_of
 
 Message = dict[str, Any]
 ReadMessage = Callable[[msgspec.Raw, int], Message]
-"""Decodes and checks the message of that number. Raises InvalidRequest."""
+"""Decode and check the message at a position. Raise InvalidRequest."""
 
-_KEPT = 1 << 16
+_MOST_CONVERSATIONS = 1 << 16
+"""An entry takes about 300 bytes."""
 _LOOK_BACK = 64
-"""How many messages behind the last answer are looked at before the conversation is read from its beginning."""
+"""Messages at the end among which the last answer is searched. Without one there, the whole conversation is read."""
 
 
-_NAMED = 8
-"""How many of our turns a conversation is known to name, the newest: one query looks them up, and the newest decides
-unless it is unknown here."""
+_MOST_NAMED = 8
+"""The newest turns of ours that a conversation names are remembered, this many. One query reads them; the newest
+decides, and older ones matter only if it is unknown here."""
 
 _FLOATING = frozenset({"system", "developer", "user"})
 _ANSWERED = frozenset({"user", "tool", "function"})
@@ -38,7 +39,7 @@ _TEXT_PARTS = frozenset({"text", "input_text"})
 
 
 class WireMessages(Sequence[Message]):
-    """The messages of a body, each read when it is first looked at."""
+    """The messages of a body; each is decoded and checked when it is first used."""
 
     def __init__(self, raws: Sequence[msgspec.Raw], read: ReadMessage) -> None:
         self._raws = raws
@@ -55,15 +56,16 @@ class WireMessages(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
 
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        # Every step of a call reads messages: a known one must not cost more function calls than this.
+        known = self._known
         if isinstance(index, slice):
-            return [self._at(position) for position in range(*index.indices(len(self._raws)))]
-        return self._at(index if index >= 0 else range(len(self._raws))[index])
-
-    def _at(self, position: int) -> Message:
-        message = self._known.get(position)
-        if message is None:
-            message = self._known[position] = self._read(self._raws[position], position)
-        return message
+            return [self[position] for position in range(len(self._raws))[index]]
+        if index in known:
+            return known[index]
+        position = range(len(self._raws))[index]
+        if position not in known:
+            known[position] = self._read(self._raws[position], position)
+        return known[position]
 
     def digests(self, split: int) -> tuple[bytes, bytes]:
         """Return the SHA-256 of the bytes of the first `split` messages, and of all messages.
@@ -77,15 +79,15 @@ class WireMessages(Sequence[Message]):
 
 
 class KnownMessages(msgspec.Struct, frozen=True):
-    """The canonical hash of some messages, whether all of them are plain, and the turns of ours whose ids they hold,
-    newest first."""
+    """The beginning of a conversation: its canonical hash, whether all messages are plain, and the turns of ours that
+    they name by id, newest first."""
 
     hash: bytes = EMPTY
     plain: bool = True
     named: tuple[TurnId, ...] = ()
 
     def followed_by(self, messages: Iterable[Message]) -> KnownMessages:
-        """Return what is known of these messages with more behind them."""
+        """Return the knowledge about these messages with more messages after them."""
         current, plain, named = self.hash, self.plain, self.named
         for message in messages:
             current = extend_hash(current, message)
@@ -95,7 +97,7 @@ class KnownMessages(msgspec.Struct, frozen=True):
 
 
 class RememberedMessages(list[Message]):
-    """Messages of which the first `start` are `known`."""
+    """A conversation that was read before: its first `start` messages are `known`."""
 
     def __init__(self, messages: Iterable[Message], *, start: int, known: KnownMessages) -> None:
         super().__init__(messages)
@@ -104,10 +106,10 @@ class RememberedMessages(list[Message]):
 
 
 class ReadConversation:
-    """The messages of one request with their hash chain, which is made as far as somebody asks for it.
+    """The messages of one request with the chain of their hashes, which is computed as far as it is used.
 
-    `digest` is that of its bytes, None where they are not at hand. `plain`: no message holds reasoning, which
-    templates write differently once it is past.
+    `digest` is the SHA-256 of their bytes, None where the bytes are not at hand. `plain`: no message holds reasoning,
+    which templates write differently in earlier turns.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class ReadConversation:
         self._last_answered: bytes | None = None
         self._last_answer: int | None = None
         self._restored: dict[bytes, int] = {}
+        # At once and not on demand: every call needs the hashes of its new messages to find its session.
         current, plain, named = known.hash, known.plain, known.named
         for position, message in enumerate(messages[start:], start):
             current = extend_hash(current, message)
@@ -135,10 +138,10 @@ class ReadConversation:
 
     @property
     def settled_hash(self) -> bytes | None:
-        """The hash of the conversation without a reminder that ends it; None if there is none.
+        """The hash of the conversation without the reminder at its end; None if it ends with none.
 
-        Agents leave reminders out of the next request. One is the last message, if what stands before it is to be
-        answered as well, or the end of the last user message (`without_reminder`).
+        Agents append a reminder to the conversation and leave it out of the next request. It is the last message, if
+        the message before also asks for an answer, or the end of the last user message (`without_reminder`).
         """
         if not self._tail or self.messages[-1]["role"] not in _FLOATING:
             return None
@@ -152,7 +155,7 @@ class ReadConversation:
 
     @property
     def lone_message(self) -> tuple[bytes, str] | None:
-        """The hash of the system messages and the text behind them, if one user message of text is all the rest."""
+        """The hash of the system messages and the text of the only message after them; None unless it is a user's."""
         if self._start or not self.messages or self.messages[-1]["role"] != "user":
             return None
         content = self.messages[-1].get("content")
@@ -173,17 +176,17 @@ class ReadConversation:
 
     @property
     def last_answered(self) -> bytes | None:
-        """The hash behind the last answer; None in a conversation without one."""
+        """The hash of the conversation up to and with its last answer; None in a conversation without one."""
         if self._last_answered is None and self._start:
             self._last_answered = next(self.walk_answered(), None)
         return self._last_answered
 
     def prepare(self) -> None:
-        """Find the last answer now, which may mean to hash the conversation from its beginning: on the thread of the
-        caller, not where the answer is asked for."""
+        """Find the last answer now, on the caller's thread, as it may take hashing the whole conversation."""
         self._last_answered = self.last_answered
 
     def walk_answered(self) -> Iterator[bytes]:
+        """Yield the hash of the conversation up to and with each answer, the last answer first."""
         for position in range(len(self.messages) - 1, self._start - 1, -1):
             if self.messages[position]["role"] == "assistant":
                 yield self._tail[position - self._start]
@@ -195,9 +198,9 @@ class ReadConversation:
 
     @property
     def textless_answer(self) -> TurnId | None:
-        """The turn whose answer is the last one here, where that came back with its tool calls and without text.
+        """The turn whose answer is the last one here, if it came back with tool calls but without text.
 
-        Several clients cannot send text beside tool calls, and drop it.
+        Several clients cannot send text beside tool calls and drop it.
         """
         if self._last_answer is None:
             return None
@@ -207,7 +210,7 @@ class ReadConversation:
         return next(iter(_naming((), answer)), None)
 
     def restore(self, text: str) -> bytes:
-        """Return the hash behind the last answer as it would be with `text`; from now on the chain holds it too."""
+        """Return the hash up to the last answer as if the answer had `text`, and add this hash to the chain."""
         assert self._last_answer is not None, "there is a textless answer"
         tail = self._last_answer - self._start
         before = self._tail[tail - 1] if tail else self._known.hash
@@ -216,13 +219,13 @@ class ReadConversation:
         return digest
 
     def holds(self, digest: bytes) -> bool:
-        """Return whether that hash is in the chain."""
+        """Return whether the chain holds this hash."""
         return (
             digest in self._tail or digest == self._known.hash or digest in self._restored or digest in self._whole()
         )
 
     def length_at(self, digest: bytes) -> int:
-        """Return how many messages that hash is over. Raises ValueError for one that is not in the chain."""
+        """Return the number of messages that this hash covers. Raise ValueError if it is not in the chain."""
         if digest in self._restored:
             return self._restored[digest]
         if digest in self._tail:
@@ -241,10 +244,9 @@ class ReadConversation:
 
 
 class AnsweredHashes(Sequence[bytes]):
-    """The hashes behind every answer in a conversation, longest conversation first: where a recorded turn may have
-    ended.
+    """The hashes of a conversation up to each of its answers, the last answer first; a recorded turn may have each.
 
-    The first costs nothing; what lies before the recognised messages is read when it is asked for.
+    The first hash is at hand. Hashes of the recognised messages are computed when they are first used.
     """
 
     def __init__(self, conversation: ReadConversation) -> None:
@@ -280,19 +282,22 @@ class AnsweredHashes(Sequence[bytes]):
 
 
 class ConversationIndex:
-    """Which bytes have which canonical hash: nothing about clients, so that it is one for all. Bounded; what is
-    forgotten is computed again. Threads may share it."""
+    """Canonical hashes of conversations by the digest of their bytes. Bounded; a forgotten entry is computed again.
 
-    def __init__(self, kept: int = _KEPT) -> None:
-        self._lock = threading.Lock()  # an entry that is found may be dropped before it is counted as used
-        self._known: BoundedCache[bytes, KnownMessages] = BoundedCache(kept)
+    It holds nothing about clients, so all of them share it. Threads may share it.
+    """
+
+    def __init__(self, most: int = _MOST_CONVERSATIONS) -> None:
+        self._lock = threading.Lock()  # another thread may drop an entry between finding it and marking it as used
+        self._known: BoundedCache[bytes, KnownMessages] = BoundedCache(most)
 
     def read(self, messages: Sequence[Message]) -> ReadConversation:
-        """Check every message that was not checked before in these very bytes. Raises InvalidRequest."""
+        """Read a conversation, and check the messages whose bytes are not known. Raise InvalidRequest."""
         if isinstance(messages, RememberedMessages):
             return ReadConversation(messages, start=messages.start, known=messages.known, digest=None)
         if not isinstance(messages, WireMessages):
             return ReadConversation(messages, start=0, known=KnownMessages(), digest=None)
+        # The last answer is where the earlier request and its answer met: the messages before it were sent before.
         split = _last_answer(messages)
         before, whole = messages.digests(split)
         known = self._find(before) if split else None
@@ -301,7 +306,7 @@ class ConversationIndex:
         return ReadConversation(messages, start=split, known=known, digest=whole)
 
     def keep(self, conversation: ReadConversation) -> None:
-        """Remember the conversation, so that the request which goes on from it is recognised."""
+        """Remember the conversation, so that a request that continues it is recognised."""
         if conversation.digest is None:
             return
         with self._lock:
@@ -314,7 +319,7 @@ class ConversationIndex:
 
 
 def _last_answer(messages: Sequence[Message]) -> int:
-    """Return the position of the last message of the assistant; 0 where there is none near the end."""
+    """Return the position of the last message of the assistant; 0 if there is none near the end."""
     for position in range(len(messages) - 1, max(-1, len(messages) - _LOOK_BACK), -1):
         if messages[position]["role"] == "assistant":
             return position
@@ -322,7 +327,7 @@ def _last_answer(messages: Sequence[Message]) -> int:
 
 
 def _naming(named: tuple[TurnId, ...], message: Message) -> tuple[TurnId, ...]:
-    """Return the turns that are named with this message behind the others, newest first."""
+    """Return the turns that the conversation names with this message at its end, newest first."""
     if message["role"] == "assistant":
         ids = [message.get("id"), *(call.get("id") for call in message.get("tool_calls") or ())]
     elif message["role"] == "tool":
@@ -332,14 +337,14 @@ def _naming(named: tuple[TurnId, ...], message: Message) -> tuple[TurnId, ...]:
     for identifier in ids:
         turn = turn_of_part(identifier)
         if turn is not None and turn not in named[:1]:
-            named = (turn, *(other for other in named if other != turn))[:_NAMED]
+            named = (turn, *(other for other in named if other != turn))[:_MOST_NAMED]
     return named
 
 
 def without_reminder(message: Message) -> str | None:
-    """Return the text of a user's message without the reminder at its end; None if it has none.
+    """Return the text of a user's message without the reminder at its end; None if it has no reminder.
 
-    Agents add one to the message that they send last, as a part of its own or between tags.
+    Agents append reminders to their last message, as a part of its content or between tags.
     """
     content = message.get("content")
     if message["role"] != "user":
@@ -347,6 +352,7 @@ def without_reminder(message: Message) -> str | None:
     if isinstance(content, list):
         return text_of(content[:-1]) or None
     text = text_of(content).rstrip()
+    # By hand and not by a regular expression, which would backtrack on long texts.
     opening = text.rfind("</")
     if opening < 0 or not text.endswith(">"):
         return None

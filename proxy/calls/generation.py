@@ -1,6 +1,6 @@
-"""One model call on its way: generated, recorded, answered.
+"""Generate the choices of one model call, record them, and hand the answer to the requests that wait for it.
 
-Each call has a task of its own: a client that leaves must neither interrupt a commit nor take away the answer of a
+Each call has a task of its own: a client that disconnects must neither interrupt a commit nor end the answer of a
 repeated request.
 """
 
@@ -30,7 +30,7 @@ from proxy.errors import (
 from proxy.log import logger
 
 ABORT_SECONDS = 5.0
-"""How long an engine may take to end a generation that was aborted and say which versions produced it."""
+"""Seconds that an engine may take to end an aborted generation and to report which versions produced its tokens."""
 
 CHOICES_AT_ONCE = 32
 """How many choices of one call are at the engine together. Sending hundreds at once, as a list of prompts asks for,
@@ -43,10 +43,10 @@ _LOG = logger(__name__)
 
 
 class Generation:
-    """All choices of one call. `wait` returns the recorded answer; `deltas` what is shown meanwhile, to one reader.
+    """All choices of one call. `wait` returns the recorded answer; `deltas` the text as it comes, for one reader.
 
-    Every request that waits for it calls `hold` and, in the end, `release`; when the last one releases an unfinished
-    generation, it is aborted and recorded as truncated.
+    Every request that waits for the answer calls `hold` and, in the end, `release`. When the last one releases an
+    unfinished generation, it is aborted and recorded as truncated.
     """
 
     def __init__(
@@ -79,12 +79,13 @@ class Generation:
         self._vocabulary_size = vocabulary_size
         self._engine_lost = engine_lost
         self.holders = 0
-        """How many requests wait for it."""
+        """Requests that wait for the answer."""
         self._started: set[str] = set()
         self._limits: list[asyncio.Timeout] = []
         self._deltas: list[Delta] = []
         self._news = asyncio.Event()
         self._aborting: asyncio.Task[None] | None = None
+        # A task of its own, which no client's disconnection cancels.
         self._task = asyncio.create_task(self._run(), name=f"generation {head.turn_id}")
         self._task.add_done_callback(lambda task: _end(task, partial(ended, self)))
 
@@ -120,18 +121,18 @@ class Generation:
         self.abandoned = True
         now = asyncio.get_running_loop().time()
         for limit in self._limits:
-            with suppress(RuntimeError):  # the engine's part is over: only the commit is left
+            with suppress(RuntimeError):  # raised if the engine has finished: only the commit is left
                 limit.reschedule(now + ABORT_SECONDS if self._started else now)
         if self._started:
             self._aborting = asyncio.create_task(self._abort())
 
     async def wait(self) -> Answer:
         """Return the recorded answer, or raise the call's error. Cancelling the waiter does not stop it."""
-        return await asyncio.shield(self._task)
+        return await asyncio.shield(self._task)  # several requests may wait for one task
 
     async def ended_within(self, patience: float) -> bool:
-        """Whether it ends, well or not, before `patience` seconds have passed."""
-        if not self.done:  # as asyncio.wait does, for less than half of its cost
+        """Return whether the generation ends, well or not, within `patience` seconds."""
+        if not self.done:  # does what asyncio.wait does at less than half of its cost
             loop = asyncio.get_running_loop()
             wake = partial(_wake, waiter := loop.create_future())
             timer = loop.call_later(patience, wake)
@@ -144,12 +145,12 @@ class Generation:
         return self.done
 
     async def ended_before(self, other: asyncio.Future[None]) -> bool:
-        """Whether it ends, well or not, before `other` is done."""
+        """Return whether the generation ends, well or not, before `other` is done."""
         await asyncio.wait((self._task, other), return_when=asyncio.FIRST_COMPLETED)
         return self.done
 
     async def deltas(self, patience: float) -> list[Delta] | None:
-        """Return what came since the last call: empty if nothing did for `patience` seconds, None at the end."""
+        """Return the deltas since the last call: none after `patience` seconds without one, None at the end."""
         if not self._deltas and not self._news.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
@@ -164,12 +165,13 @@ class Generation:
     async def _run(self) -> Answer:
         try:
             states = await self._generate_or_record_failure()
-            if self.abandoned and self.holders <= 0:  # also where the engine was quicker: nobody is given the answer
+            # Also if the engine finished before the abort reached it: nobody receives this answer.
+            if self.abandoned and self.holders <= 0:
                 states = [TurnState.TRUNCATED] * len(states)
             if TurnState.TRUNCATED in states and not any(capture.token_count for capture in self._captures):
                 raise Unavailable("the call was ended before its first token")
             for capture in self._captures:
-                self._tell(capture.flush())
+                self._show(capture.flush())
             return await self._record(tuple(zip(self._captures, states, strict=True)))
         except BaseRlError:
             # Before the client sees the error: a session that the call opened must be gone by then.
@@ -186,14 +188,14 @@ class Generation:
             return await self._generate_all()
         except BaseRlError as error:
             if isinstance(error, EngineUnavailable):
-                self._engine_lost()
+                self._engine_lost()  # now, and not at the next health check: the next calls need not fail as well
             if isinstance(error, InvalidEngineReply):
                 self._faults.note(self._engine.name, error.reason)
             await self._record_failure(error)
             raise
 
     async def _record_failure(self, error: BaseRlError) -> None:
-        """Keep what was generated before the error; and of an invalid reply, that the call was made."""
+        """Record the tokens that came before the error; after an invalid reply, also a turn without tokens."""
         is_invalid = isinstance(error, InvalidEngineReply)
         begun = [
             capture
@@ -230,17 +232,18 @@ class Generation:
         limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
         try:
-            async with limit, self._own_slots, self._slots:  # its own first: a call that waits takes nobody's slot
-                if self.abandoned:  # while it waited
+            # Its own slots first: while a choice waits for one, it must not occupy a slot that other calls could use.
+            async with limit, self._own_slots, self._slots:
+                if self.abandoned:  # while it waited for a slot
                     return TurnState.TRUNCATED
                 self._started.add(plan.turn_id)
                 generated = cast("AsyncGenerator[EngineChunk, None]", self._engine.generate(request))
                 async with aclosing(generated) as chunks:
                     async for chunk in chunks:
-                        self._tell(capture.feed(chunk, self._clock()))
+                        self._show(capture.feed(chunk, self._clock()))
                         if plan.watched and capture.satisfied and not satisfied and capture.finish is None:
                             satisfied = True
-                            with suppress(BaseRlError):  # it ends by itself then
+                            with suppress(BaseRlError):  # without the abort, the generation ends at its bound
                                 await self._engine.abort(plan.turn_id)
         except UnsupportedParameter as error:
             raise UnsupportedParameter(error.message, param=place_of(plan.call)) from error
@@ -249,18 +252,18 @@ class Generation:
                 raise
             return TurnState.TRUNCATED
         if capture.finish is None:
-            raise EngineFailed("the engine's answer ended without its end")
+            raise EngineFailed("the engine's answer broke off: its last chunk never came")
         ended_whole = capture.finish is not EngineFinish.ABORT or capture.satisfied
         return TurnState.COMPLETE if ended_whole else TurnState.TRUNCATED
 
-    def _tell(self, deltas: list[Delta]) -> None:
+    def _show(self, deltas: list[Delta]) -> None:
         if deltas:
             self._deltas += deltas
             self._news.set()
 
     async def _abort(self) -> None:
         for turn_id in sorted(self._started):
-            with suppress(BaseRlError):  # it ends by itself then, or by the limit
+            with suppress(BaseRlError):  # without the abort, the generation ends by itself or by its time limit
                 await self._engine.abort(turn_id)
 
 
@@ -278,7 +281,7 @@ def _wake(waiter: asyncio.Future[None], *_: object) -> None:
 
 
 def _end(task: asyncio.Task[Answer], ended: Callable[[], None]) -> None:
-    """Retrieve the task's exception, or asyncio logs it as never retrieved when nobody waits for the answer."""
+    """Retrieve the task's exception, which asyncio would log as never retrieved if nobody waits for the answer."""
     if not task.cancelled():
         task.exception()
     ended()

@@ -1,7 +1,7 @@
-"""Images in the conversations of a model that reads text only: refused, or named where they stood.
+"""Images in requests to a model that reads text only: refused, or replaced by a text.
 
-The readers of every dialect refuse them. Where the run says so (`run.images`), a body's images become texts before it
-is read; what is recorded is what the model was told.
+The parsers of all dialects refuse images. With `run.images = "name"`, each image of a body is replaced by a text
+before the body is parsed, and the request is recorded with that text.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import msgspec
 PLACEHOLDER = "\n[image]\n"
 
 _TEXT_OF = {"image_url": "text", "image": "text", "input_image": "input_text"}
-"""Parts that are images, in chat completions, Messages and Responses, and the text parts of the same dialect."""
+"""The types of image parts in chat completions, Messages and Responses, and the text part of the same dialect."""
 _MARKS = tuple(f'"{kind}"'.encode() for kind in _TEXT_OF)
 
 
 def hint(kind: str) -> str:
-    """What a refusal of content of this kind says beside."""
+    """Return the advice that a refusal of this type of content adds, if there is any."""
     return ' (with run.images = "name" the model is told that there is one)' if kind in _TEXT_OF else ""
 
 
 def named(raw: bytes) -> tuple[bytes, int]:
-    """The body with a text in the place of every image, and how many there were. A body that cannot be read is left
-    to its reader, which says what is wrong with it."""
-    if not any(mark in raw for mark in _MARKS):
+    """Return the body with every image replaced by a text, and the number of images. A body that cannot be decoded is
+    returned as it is: the dialect's parser reports what is wrong."""
+    if not any(mark in raw for mark in _MARKS):  # saves decoding almost every body twice
         return raw, 0
     try:
         body = msgspec.json.decode(raw)
@@ -37,7 +37,7 @@ def named(raw: bytes) -> tuple[bytes, int]:
 
 
 def _name_in(holder: Any) -> int:
-    """In the content of a message, the output of a tool."""
+    """Replace the images in the content of a message or the output of a tool, in place, and return their number."""
     count = 0
     for key in ("content", "output"):
         parts = _list_at(holder, key)

@@ -1,4 +1,4 @@
-"""Which run a key asks for, by which names, and the version and engine that answer for it."""
+"""Find the run of a key, the names of its models, and the version and engine that answer for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FRESH_SECONDS = 1.0
 
 
 class ServingVersions(Protocol):
-    """Which engine serves which version of a run (`serving.reconciler.SwapController`)."""
+    """The serving side: engines and the versions that they hold (`serving.reconciler.SwapController`)."""
 
     @property
     def engine_ready(self) -> bool: ...
@@ -34,7 +34,7 @@ class ServingVersions(Protocol):
         ...
 
     def recheck_engine(self) -> None:
-        """Ask the engine at once what it holds: a call has lost its connection."""
+        """Ask the engine at once which version it holds, because a call has lost its connection."""
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +74,10 @@ class ModelCatalog:
 
         Raise ModelNotFound for another name, EngineUnavailable while no engine serves the run.
         """
+        # Asked for every call, and not remembered with the run's row: a swap must reach the next call.
         version = self._swaps.serving(run.id)
         if not self._swaps.engine_ready or version is None:
+            # A wrong name is a 404 even while the engine is down: waiting would not help that client.
             _check_name(run, name, run.serving_version)
             raise EngineUnavailable(f"no engine serves the run {run.name!r} now", retry_after=2.0)
         _check_name(run, name, version)
@@ -97,7 +99,7 @@ class ModelCatalog:
         async with self._reading:  # many calls find a row too old at the same time: one of them reads it
             run = self._fresh(run_id)
             if run is None:
-                now = self._clock()
+                now = self._clock()  # before the read: the row is at least as new as this
                 try:
                     run = await self._runs.by_id(run_id)
                 except StoreUnavailable:
@@ -119,6 +121,7 @@ def _check_name(run: RunView, name: str, version: int) -> None:
     if name in (run.name, f"{run.name}@latest", f"{run.name}@{version}"):
         return
     if name in (run.base_model, run.settings.model, Path(run.base_model).name):
+        # The base model's own name is version 0. A trained version under this name would mislead evaluations.
         if version == 0:
             return
         raise ModelNotFound(

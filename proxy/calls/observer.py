@@ -1,4 +1,4 @@
-"""Who wants to hear of finished turns: metrics."""
+"""The observer of turns, which counts them for metrics."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from proxy.contract.turn import Turn
 
 
 class TurnObserver(Protocol):
-    """`turn_finished` is called once per recorded turn, after its commit. Neither raises nor waits."""
+    """Counts turns. Its methods neither raise nor wait."""
 
     def tokens_redacted(self, tokens: int) -> None:
-        """So many of the turns that are about to be recorded."""
+        """Count tokens that were redacted in turns that are about to be recorded."""
         ...
 
     def turn_finished(self, turn: Turn, *, attributed_by: str, prompt_tokens: int, dialect: str) -> None:
-        """`prompt_tokens` counts the full prompt, shared tokens included; `dialect` is the wire format's name."""
+        """Count a turn, once, after its commit. `prompt_tokens` covers the whole prompt, shared tokens included;
+        `dialect` is the name of the wire format."""
         ...
 
     def call_unrecorded(self, *, reason: str, dialect: str) -> None:
-        """A call was answered, and its turns are not in the store."""
+        """Count a call that was answered although its turns are not in the store."""
         ...

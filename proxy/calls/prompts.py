@@ -1,4 +1,4 @@
-"""What a call gives the engine, in token ids: those of the recorded turn that it extends, and what is new."""
+"""Plan the token ids of a call's prompt: the ids of the recorded turn that it extends, and the new ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ from proxy.turns.service import ParentTurn, TrajectoryStore
 _Result = TypeVar("_Result")
 
 RECENT_TURNS = 8
-"""Where a call extends no recorded conversation, this many latest turns are looked at for common tokens."""
+"""A call that extends no recorded conversation is compared with this many of the latest turns for common tokens."""
 
 
 class PlannedPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt, and what is recorded of it: the messages that are not recorded along its parent's path, the hash of
-    its conversation, and that of what else the template writes. `raw` is a prompt that came without messages."""
+    """A prompt, and the facts that are recorded with it.
+
+    `messages` are those that are not recorded along the parent's path. `request_hash` is the hash of the
+    conversation, `tools_hash` the hash of tools and template arguments. `raw` is the prompt of a call without
+    messages.
+    """
 
     plan: PromptPlan
     messages: list[dict[str, Any]]
@@ -42,7 +46,7 @@ class PlannedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptPlanner:
-    """Plans the prompts of calls; those of large ones on `workers`."""
+    """Plans the prompts of calls; `workers` do it for large calls."""
 
     def __init__(self, template: ChatTemplate, trajectories: TrajectoryStore, workers: Workers) -> None:
         self._template = template
@@ -54,8 +58,8 @@ class PromptPlanner:
     def read(self, call: ModelCall) -> ReadConversation:
         """Return the call's conversation. Threads may call it.
 
-        Raises InvalidRequest for messages that are none, ContextLengthExceeded for one that alone is longer than the
-        context.
+        Raise InvalidRequest for invalid messages, ContextLengthExceeded for a message that is longer than the context
+        by itself.
         """
         if call.body_bytes > HUGE_BYTES:
             self._check_lengths(call)
@@ -66,23 +70,24 @@ class PromptPlanner:
         return asked
 
     async def lone_prompt(self, call: ModelCall, asked: ReadConversation) -> LonePrompt | None:
-        """Return the call's conversation if it is one user message, which may hold the steps of an agent."""
+        """Return the call's only user message, if there is one: agents may write all their steps into it."""
         lone = asked.lone_message
         text = lone[1].strip() if lone is not None and len(lone[1]) <= LONGEST_PROMPT else ""
         if lone is None or not text:
             return None
-        tools = await self._beside(call, lambda: tools_hash(call.tools, call.template_arguments))
+        tools = await self._work(call, lambda: tools_hash(call.tools, call.template_arguments))
         return LonePrompt(lone[0] + tools, text)
 
     async def plan(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> PlannedPrompt:
-        """Find the turn that the call goes on from, render what is new and tokenise it.
+        """Find the turn that the call continues, then render and tokenise the new messages.
 
-        Raises InvalidRequest when the template refuses the messages, ContextLengthExceeded.
+        Raise InvalidRequest when the template refuses the messages, ContextLengthExceeded.
         """
         parent = await self._parent(call, asked, session)
         recent: list[ParentTurn] = []
         if parent is None and not session.is_new:
             recent = await self._trajectories.recent_turns(session.id, RECENT_TURNS)
+        # Templates drop or move reasoning of earlier turns: such conversations are rendered whole.
         shortcuts = self._shortcuts if asked.plain else None
         plan = partial(self._plan, call, asked, parent, recent, shortcuts)
         if call.is_large or _has_much_new(call, asked, parent):
@@ -106,7 +111,7 @@ class PromptPlanner:
                 covered = extended
         else:
             known = [known_turn(turn) for turn in recent]
-            plan = off_its_owner(plan_branch(self._template, conversation, known), recent)
+            plan = off_the_owner(plan_branch(self._template, conversation, known), recent)
         return PlannedPrompt(
             plan=plan,
             messages=[*call.messages[covered:], *_begun(call)],
@@ -116,23 +121,23 @@ class PromptPlanner:
         )
 
     async def _parent(self, call: ModelCall, asked: ReadConversation, session: SessionContext) -> ParentTurn | None:
-        """Return the turn of the session that the call extends; of equal ones, the one whose id it sends back."""
-        if session.is_new:
+        """Find the turn of the session that the call extends; among equal turns, the one whose id it sends back."""
+        if session.is_new:  # it has no turns: saves the query
             return None
         named = asked.named if call.previous is None else (call.previous.turn_id, *asked.named)
         restored = await self._restored(asked)
         hashes: Sequence[bytes] = asked.answered
         if restored:
-            hashes = await self._beside(call, lambda: [*restored, *asked.answered])
-        tools = await self._beside(call, lambda: tools_hash(call.tools, call.template_arguments))
+            hashes = await self._work(call, lambda: [*restored, *asked.answered])
+        tools = await self._work(call, lambda: tools_hash(call.tools, call.template_arguments))
         return await self._trajectories.find_parent(session.id, hashes, tools_hash=tools, named=named)
 
-    async def _beside(self, call: ModelCall, work: Callable[[], _Result]) -> _Result:
-        """Return the result of `work`, which a worker does for a large call, because it takes long."""
+    async def _work(self, call: ModelCall, work: Callable[[], _Result]) -> _Result:
+        """Return the result of `work`, which a worker does for a large call: it would block the event loop."""
         return await self._workers.run(work) if call.is_large else work()
 
     async def _restored(self, asked: ReadConversation) -> tuple[bytes, ...]:
-        """Return the conversation's hash with the text of its last answer, where the client dropped that text."""
+        """Return the conversation's hash with the text of its last answer, if the client dropped that text."""
         turn_id = asked.textless_answer
         if turn_id is None:
             return ()
@@ -141,12 +146,12 @@ class PromptPlanner:
         return (asked.restore(text),) if text.strip() else ()
 
     async def count(self, call: ModelCall) -> int:
-        """Count the tokens that the prompt would have as the first of its session. Raises InvalidRequest."""
+        """Count the tokens that the prompt would have as the first of its session. Raise InvalidRequest."""
         return len(await self._workers.run(lambda: _conversation(call).encode(self._template)))
 
     def _check_lengths(self, call: ModelCall) -> None:
-        """Raises ContextLengthExceeded for a message that cannot fit the context by itself, before it is hashed and
-        rendered. Answers are left out: templates may drop the thoughts in them."""
+        """Raise ContextLengthExceeded for a message that does not fit the context by itself, before it is hashed and
+        rendered. Answers are not checked: templates may drop the reasoning in them."""
         for message in call.messages:
             content = message.get("content")
             if isinstance(content, str) and message["role"] != "assistant":
@@ -154,7 +159,7 @@ class PromptPlanner:
 
 
 def _has_much_new(call: ModelCall, asked: ReadConversation, parent: ParentTurn | None) -> bool:
-    """Return whether what `parent` does not hold takes more than a few milliseconds to render and tokenise."""
+    """Return whether the messages after `parent` take more than a few milliseconds to render and tokenise."""
     first = asked.length_at(parent.conversation_hash) if parent is not None else 0
     return sum(len(str(message.get("content"))) for message in call.messages[first:]) > LARGE_TEXT
 
@@ -170,14 +175,14 @@ def _conversation(call: ModelCall) -> Conversation:
 
 
 def _begun(call: ModelCall) -> list[dict[str, Any]]:
-    """Return the text that the answer is to begin with, as a message for people."""
+    """Return the prefill of the answer as a message, for people who read the record."""
     return [{"role": "assistant", "content": call.prefill}] if call.prefill else []
 
 
-def off_its_owner(plan: PromptPlan, turns: Sequence[ParentTurn]) -> PromptPlan:
-    """Return the plan of a branch with the turn as its parent in which the shared tokens end.
+def off_the_owner(plan: PromptPlan, turns: Sequence[ParentTurn]) -> PromptPlan:
+    """Return the plan of a branch with another parent: the turn in which the shared tokens end.
 
-    Later turns of the path have nothing in common with the branch.
+    Later turns of the path share nothing with the branch.
     """
     for turn in turns:
         if turn.id == plan.parent_id:

@@ -1,4 +1,4 @@
-"""Prompts without messages, in token ids: those of the recorded completion that they extend, and what is new."""
+"""Plan prompts without messages: the token ids of the recorded completion that each extends, and the new ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from proxy.calls.bounds import LARGE_TEXT
 from proxy.calls.call import Answer, ModelCall
-from proxy.calls.prompts import RECENT_TURNS, PlannedPrompt, known_turn, off_its_owner
+from proxy.calls.prompts import RECENT_TURNS, PlannedPrompt, known_turn, off_the_owner
 from proxy.contract.identifiers import RunId, TurnId
 from proxy.errors import ContextLengthExceeded
 from proxy.http.workers import Workers
@@ -28,28 +28,28 @@ from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import ParentTurn, TrajectoryStore
 
 _RECALLED = 4096
-"""Completions of a run that are known again after a restart."""
+"""Completions of a run that are read from the store after a restart."""
 
 
 class ReadPrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompts of one call, each with the digests of the completions that it extends, longest first."""
+    """The prompts of one call, each with the digests of the completions that it extends, the longest first."""
 
     prompts: tuple[RawPrompt, ...]
     extended: tuple[tuple[bytes, ...], ...]
 
     @property
     def named(self) -> tuple[TurnId, ...]:
-        """The turns whose ids come back: a bare prompt holds none."""
+        """The turns whose ids the call sends back: none, as a raw prompt holds no ids."""
         return ()
 
     @property
     def answered(self) -> tuple[bytes, ...]:
-        """What tells the session of the call: of the first prompt that extends anything."""
+        """The digests that identify the session: those of the first prompt that extends a completion."""
         return next(filter(None, self.extended), ())
 
 
 class RawPromptPlanner:
-    """Plans prompts of text and of ids."""
+    """Plans prompts of text and of token ids."""
 
     def __init__(
         self,
@@ -67,15 +67,18 @@ class RawPromptPlanner:
         self._recalled: set[RunId] = set()
 
     async def recall(self, run_id: RunId) -> None:
-        """To be called before `read`: takes in, once, what was completed in the run before this process began."""
+        """Read the run's completions from before this process started, once. Call it before `read`."""
         if run_id not in self._recalled:
             for digest in reversed(await self._trajectories.endings(run_id, NO_TOOLS, _RECALLED)):
                 self._completions.recall(digest)
             self._recalled.add(run_id)
 
     def read(self, call: ModelCall) -> ReadPrompts:
-        """The call's prompts. Raises InvalidRequest for ids that no vocabulary has, ContextLengthExceeded for more
-        ids than the context has. Threads may call it."""
+        """Return the call's prompts. Threads may call it.
+
+        Raise InvalidRequest for ids that no vocabulary has, ContextLengthExceeded for more ids than the context
+        holds.
+        """
         longest = max((len(prompt) for prompt in call.prompts if not isinstance(prompt, str)), default=0)
         if longest > self._template.context_length:
             raise ContextLengthExceeded(
@@ -85,9 +88,9 @@ class RawPromptPlanner:
         return ReadPrompts(prompts=prompts, extended=tuple(map(self._completions.extended_by, prompts)))
 
     async def plan(self, call: ModelCall, asked: ReadPrompts, session: SessionContext) -> tuple[PlannedPrompt, ...]:
-        """Find the completion that each prompt goes on from, and tokenise what is new.
+        """Find the completion that each prompt extends, and tokenise the rest.
 
-        Raises InvalidRequest for an empty prompt, and for ids of no token; ContextLengthExceeded.
+        Raise InvalidRequest for an empty prompt and for ids of no token, ContextLengthExceeded for too long a prompt.
         """
         recent = [] if session.is_new else await self._trajectories.recent_turns(session.id, RECENT_TURNS)
         planned = []
@@ -102,8 +105,11 @@ class RawPromptPlanner:
     async def _parent(
         self, prompt: RawPrompt, extended: tuple[bytes, ...], session: SessionContext, recent: list[ParentTurn]
     ) -> ParentTurn | None:
-        """The turn of the session whose completion is the longest that `prompt` extends. What this process has
-        forgotten, or never knew, is looked for among the session's latest turns."""
+        """Find the turn of the session with the longest completion that `prompt` extends.
+
+        The session's latest turns are searched too, for completions that this process has forgotten or never knew.
+        """
+        # By index first; the session's latest turns are compared only if it fails.
         found = await self._trajectories.find_parent(session.id, extended)
         if found is not None:
             return found
@@ -123,14 +129,14 @@ class RawPromptPlanner:
         turns = [parent, *recent] if parent is not None else recent
         known = list(map(known_turn, turns))
         if not isinstance(prompt.given, str):
-            plan = off_its_owner(plan_ids(self._template, prompt.given, known), turns)
+            plan = off_the_owner(plan_ids(self._template, prompt.given, known), turns)
             text = self._decoder.text(plan.new_ids)
         elif parent is not None and said is not None:
             text = prompt.data[length_of(parent.conversation_hash) :].decode()
             plan = plan_text_behind(self._template, self._decoder, known[0], said, text)
         else:
             text = prompt.given
-            plan = off_its_owner(plan_text(self._template, text, known), turns)
+            plan = off_the_owner(plan_text(self._template, text, known), turns)
         return PlannedPrompt(
             plan=plan,
             messages=[{"role": "user", "content": text}],

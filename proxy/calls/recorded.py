@@ -1,4 +1,4 @@
-"""Recorded answers, as clients name them later: read again, or gone on from."""
+"""Find recorded answers by the ids under which clients refer to them: to read one again, or to continue it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TURN_ID = re.compile(r"turn_[0-9a-hjkmnp-tv-z]{26}")
 
 
 class _Conversation(msgspec.Struct, frozen=True):
-    """One that ends with an answer. Nobody changes what it holds."""
+    """A conversation that ends with an answer. Immutable: it is shared."""
 
     messages: tuple[dict[str, Any], ...] = ()
     known: KnownMessages = KnownMessages()
@@ -33,14 +33,15 @@ class _Conversation(msgspec.Struct, frozen=True):
 
 
 class RecordedAnswers:
-    """What keys may see of the store. Conversations are kept in `remembered`, so that going on costs what is new."""
+    """Reads the answers that a key may see. Conversations stay in `remembered`, so that continuing one is cheap."""
 
     def __init__(self, conversations: Conversations, remembered: Remembered[Any]) -> None:
         self._conversations = conversations
         self._remembered = remembered
 
     async def find(self, principal: Principal, turn_id: str) -> RecordedTurn | None:
-        """A turn of the key's run, or session. None also for one that was asked with `store` false."""
+        """Find a turn of the key's run or session. None also for a turn that was requested with `store` false."""
+        # Any text may come as an id; what cannot be one does not reach the store.
         if _TURN_ID.fullmatch(turn_id) is None:
             return None
         turn = await self._conversations.turn(turn_id)
@@ -49,11 +50,11 @@ class RecordedAnswers:
         return turn
 
     async def asked(self, turn: RecordedTurn) -> list[dict[str, Any]]:
-        """The conversation that the turn answered."""
+        """Return the conversation that the turn answered."""
         return list((await self._up_to(turn)).messages[:-1])
 
     async def answered(self, turn: RecordedTurn) -> RememberedMessages:
-        """The conversation that the turn's answer ended."""
+        """Return the conversation up to and with the turn's answer."""
         conversation = await self._up_to(turn)
         return RememberedMessages(conversation.messages, start=len(conversation.messages), known=conversation.known)
 
@@ -61,6 +62,7 @@ class RecordedAnswers:
         known = self._recall(turn.id)
         if known is not None:
             return known
+        # Most clients continue the newest answer, whose predecessor is remembered: then only one turn is added.
         before = self._recall(turn.continues) if turn.continues is not None else _Conversation()
         if before is None:
             before = _Conversation()
@@ -76,12 +78,12 @@ class RecordedAnswers:
 
 
 def answer_of(response: dict[str, Any]) -> Answer:
-    """The answer as it was recorded."""
+    """Return the answer as it was recorded."""
     return msgspec.convert(response, Answer)
 
 
 def answer_message(answer: Answer) -> dict[str, Any]:
-    """An answer of one choice, as the message that goes on with the conversation."""
+    """Return an answer of one choice as a message of the conversation."""
     choice = answer.choices[0]
     message: dict[str, Any] = {"role": "assistant", "content": choice.text}
     if choice.reasoning:

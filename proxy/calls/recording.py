@@ -1,8 +1,8 @@
-"""Write the turns of a call into the store, one for every choice, and make its answer from them."""
+"""Record the turns of a call, one for every choice, and make the answer from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,12 +20,11 @@ from proxy.sessions.growing import LonePrompt
 from proxy.sessions.identification import SessionContext
 from proxy.sessions.service import SessionService
 from proxy.tokens.canonical import extend_hash, without_thought
-from proxy.tokens.prefix import PromptPlan
 from proxy.turns.service import TrajectoryStore, TurnRecord
 
 
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about a call that its turns are recorded with, beside their plans."""
+    """The facts about a call that its turns are recorded with, in addition to their plans."""
 
     dialect: Dialect
     served: ServedModel
@@ -41,7 +40,7 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TurnRecorder:
-    """Commits the turns of a call before its answer may leave."""
+    """Commits the turns of a call before its answer is sent."""
 
     def __init__(
         self,
@@ -101,10 +100,12 @@ class TurnRecorder:
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
         if context.runtime.redactor is not None:
             records = await context.runtime.redactor.redacted(records)
-        look = self._sessions.look()
+        seen_at = self._sessions.look()
         try:
             is_open = await self._trajectories.record(*records)
-        except Conflict:  # another process answered this Idempotency-Key meanwhile; these were generated as well
+        except Conflict:
+            # Another process answered this Idempotency-Key meanwhile. These turns were generated too, so they are
+            # recorded, without the key.
             records[0] = msgspec.structs.replace(records[0], idempotency_key=None)
             is_open = await self._trajectories.record(*records)
         for capture, record in zip(captures, records, strict=True):
@@ -116,7 +117,7 @@ class TurnRecorder:
                     lone_prompt=context.lone_prompt,
                     answer=without_thought(capture.text),
                     turn_id=record.turn.id,
-                    seen_open=look if is_open else None,
+                    seen_open=seen_at if is_open else None,
                 )
             if self._observer is not None:
                 self._observer.turn_finished(
@@ -130,17 +131,19 @@ class TurnRecorder:
 def stream_head(plans: Sequence[CallPlan], context: CallContext) -> StreamHead:
     """Return the part of the answer that is known before anything is generated."""
     first = plans[0]
-    if len(plans) == 1:
-        prompts: Iterable[PromptPlan] = (first.prompt.plan,)
-    else:
+    prompt_tokens, cached_tokens = len(first.prompt.plan.input_ids), first.prompt.plan.prefix_tokens
+    if len(plans) > 1:
+        # Choices of one prompt share it, and it is counted once.
         prompts = {id(plan.prompt): plan.prompt.plan for plan in plans}.values()
+        prompt_tokens = sum(len(prompt.input_ids) for prompt in prompts)
+        cached_tokens = sum(prompt.prefix_tokens for prompt in prompts)
     return StreamHead(
         turn_id=first.turn_id,
         session_id=first.session_id,
         model=first.call.model,
         created=int(first.started_at),
-        prompt_tokens=sum(len(prompt.input_ids) for prompt in prompts),
-        cached_tokens=sum(prompt.prefix_tokens for prompt in prompts),
+        prompt_tokens=prompt_tokens,
+        cached_tokens=cached_tokens,
         choices=len(plans),
         unrecorded=context.unrecorded,
         attempt=context.session.attempt,
@@ -186,13 +189,13 @@ def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, a
 
 
 def _settled(capture: Capture, turn: Turn) -> bytes | None:
-    """The hash of the conversation without its last message, where that may be missing from the next request."""
+    """Return the conversation hash without the last message, if the next request may leave that message out."""
     settled = capture.plan.prompt.settled_hash
     return extend_hash(settled, _reply(capture)) if settled is not None and turn.output_ids else None
 
 
 def _reply(capture: Capture) -> dict[str, Any]:
-    """The answer as the message that clients send back, its prefill included."""
+    """Return the answer as the message that clients send back, including its prefill."""
     calls = [{"function": {"name": made.call.name, "arguments": made.call.arguments}} for made in capture.calls]
     return {"role": "assistant", "content": capture.plan.call.prefill + capture.text, "tool_calls": calls}
 

@@ -1,8 +1,8 @@
-"""A turn without what the run's rules find, before it is recorded.
+"""Redact turns by the run's rules before they are recorded.
 
-What was sent to the client and to the engine stays what it was; only what is stored changes. This process goes on
-from the real token ids, which it has in memory; from the store alone, a conversation is gone on with up to its first
-redacted token, and rendered anew behind that.
+Only the stored turn changes, not what the client or the engine receives. This process continues a conversation from
+the real token ids, which it has in memory. From the store alone, the ids up to the first redacted token are reused,
+and the rest is rendered again.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TurnRecord
 
 _PLACEHOLDERS = ("█", "■", "□", "…", "\n")
-"""The first that is one token stands for what was redacted."""
+"""The first of these that is a single token replaces redacted tokens."""
 
 
 class TurnRedactor:
-    """Redacts records on a thread: rules may take long."""
+    """Redacts records on a thread, because rules may take long."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class TurnRedactor:
         self._observer = observer
 
     async def redacted(self, records: Sequence[TurnRecord]) -> list[TurnRecord]:
+        # Not on the workers for large requests: a slow rule of the operator's would hold them all.
         redacted = await asyncio.to_thread(lambda: [self._record(record) for record in records])
         if self._observer is not None:
             tokens = sum(end - start for record in redacted for start, end in record.turn.masked)
@@ -58,6 +59,7 @@ class TurnRedactor:
         ids, masked = masked_tokens(before, own, self._text, self._decoder, self._placeholder)
         count = len(turn.prompt_ids)
         of_output = {position - count for start, end in masked for position in range(start, end) if position >= count}
+        # Zero for masked tokens: a real log-probability would help to guess the token.
         logprobs = tuple(
             0.0 if position in of_output else logprob for position, logprob in enumerate(turn.output_logprobs)
         )
@@ -86,7 +88,8 @@ class TurnRedactor:
         return msgspec.structs.replace(sampling, stop=stop, constraint=constraint)
 
     def _response(self, response: dict[str, Any], masked: Spans) -> dict[str, Any]:
-        """Its texts; log-probabilities, which spell the answer token by token, only where nothing was redacted."""
+        """Return the response redacted. Log-probabilities spell the answer, so they stay only if no token was
+        redacted."""
         choices = [self._choice(choice, masked) for choice in response.get("choices") or ()]
         return {**response, "choices": choices} if choices else response
 

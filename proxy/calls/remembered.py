@@ -1,8 +1,8 @@
-"""What was read of the beginnings of lists, known by their bytes.
+"""Remember the state of a reader after the beginning of a list, by the bytes of that beginning.
 
-Clients send the whole conversation with every call, and write what they sent before in the same bytes. Where what an
-element stands for depends on those before it, the state in which a reader left a list is kept, and a longer list is
-read from there.
+Clients send the whole conversation with every call, and write earlier elements in the same bytes as before. Where the
+meaning of an element depends on the elements before it, the reader's state at the end of a list is remembered, and a
+longer list is read from there.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from proxy.bounded_cache import BoundedCache
 _State = TypeVar("_State")
 
 _LOOK_BACK = 64
-"""How many elements before the end a known beginning is looked for."""
+"""A known beginning is searched up to this many elements before the end of a list."""
 
 _LARGEST = 1 << 23
-"""Bytes that one state may stand for. A text may take four bytes in memory for one that was sent."""
+"""Bytes of the longest list whose state is remembered. In memory, a text may take four times its bytes."""
 
 
 class Beginning(msgspec.Struct, Generic[_State], frozen=True):
-    """Of a list, its first `count` elements, and the `state` behind them, None where none are known. `key` and `size`
-    are those of the whole list."""
+    """The known beginning of a list: its first `count` elements, and the reader's `state` after them, None if no
+    beginning is known. `key` and `size` are those of the whole list."""
 
     count: int
     state: _State | None
@@ -36,20 +36,24 @@ class Beginning(msgspec.Struct, Generic[_State], frozen=True):
 
 
 class Remembered(Generic[_State]):
-    """States by the bytes that led to them; nothing of who sent them. Bounded by the bytes that they stand for, the
-    least recently used leave first: what is forgotten is read again. Threads may share it."""
+    """States by the digest of the bytes that led to them, without who sent these bytes. Threads may share it.
+
+    Bounded by the bytes of the lists: the least recently used states are dropped first, and such lists are read
+    again.
+    """
 
     def __init__(self, most_bytes: int = 1 << 26) -> None:
         self._most_bytes = most_bytes
-        self._lock = threading.Lock()  # the states and their order change together
+        self._lock = threading.Lock()  # states and the order of their use change together
         self._states: BoundedCache[bytes, tuple[int, _State]] = BoundedCache(most_bytes, weigh=lambda entry: entry[0])
 
     def beginning(self, seed: bytes, elements: Sequence[msgspec.Raw]) -> Beginning[_State]:
-        """The longest beginning that is known. `seed` is what the reader began with."""
+        """Return the longest known beginning of a list. `seed` stands for the state in which the reader began."""
         count = max(0, len(elements) - _LOOK_BACK)
         text = b",".join((sha256(seed).digest(), *elements[:count]))
         hasher, size = sha256(text), len(text)
         known: tuple[int, _State | None] = (0, None)
+        # One pass: the digest of each longer beginning continues that of the one before.
         while True:
             key = hasher.digest()
             state = self.get(key)
@@ -72,8 +76,10 @@ class Remembered(Generic[_State]):
             self._states.clear()
 
     def put(self, key: bytes, state: _State, *, size: int) -> None:
-        """Remember the state of the list, or of what else the key stands for, unless one is known already; nobody may
-        change what it holds. A state of a very long list is not worth the many that it would push out."""
+        """Remember the state of a list unless it is known; nobody may change the state afterwards.
+
+        The state of a very long list is not remembered: it would displace many others.
+        """
         with self._lock:
             if key not in self._states and size <= min(self._most_bytes, _LARGEST):
                 self._states.put(key, (size, state))

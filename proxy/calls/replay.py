@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Collection, Hashable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -39,11 +38,12 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     answer: Answer
 
 
-class RequestMarks(NamedTuple):
+class RequestMarks(msgspec.Struct, frozen=True, kw_only=True):
     """The marks by which a request is recognised when it is sent again.
 
-    `by_key` stands for the client's Idempotency-Key before the session is known, `unnamed` for a call that names no
-    session; each is None where it does not apply. `retry_count` is the SDK's, None where it sends none.
+    `digest` is that of the body. `by_key` stands for the client's Idempotency-Key before the session is known,
+    `unnamed` for a call that names no session; each is None where it does not apply. `retry_count` is the SDK's, None
+    where it sends none.
     """
 
     by_key: Hashable | None
@@ -54,7 +54,7 @@ class RequestMarks(NamedTuple):
 
     @classmethod
     def of(cls, caller: Caller, hints: SessionHints, *, names_answer: bool) -> RequestMarks:
-        """`names_answer`: the call goes on from a recorded answer, and so names its session."""
+        """Return the marks of a request. `names_answer`: it continues a recorded answer, which names its session."""
         key_id, given = caller.principal.key_id, caller.idempotency_key
         names_session = names_answer or hints.name is not None or caller.principal.session_id is not None
         return cls(
@@ -94,6 +94,7 @@ class ReplayIndex:
         """By `by_key`, and by session and digest."""
         self._keys: dict[Generation, list[Hashable]] = {}
         """The keys in `_answers` of what still generates."""
+        # Weak: a lock goes with the last request that waits for it, so their number needs no bound.
         self._turnstiles: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
         self._attempts: BoundedCache[Hashable, list[_Attempt]] = BoundedCache(most)
         """Calls that named no session, oldest first, by `unnamed`."""
@@ -103,9 +104,9 @@ class ReplayIndex:
 
     def turnstile(self, marks: RequestMarks) -> AbstractAsyncContextManager[None]:
         """Let requests with one Idempotency-Key pass one at a time: otherwise two that arrive together would both
-        find nothing, and both generate. Enter it before `find_by_key` and leave it behind `keep`."""
+        find nothing and both generate. Enter it before `find_by_key`, and leave it after `keep`."""
         if marks.by_key is None:
-            return _NO_TURNSTILE
+            return _NO_TURNSTILE  # shared by all calls without a key: it has no state
         lock = self._turnstiles.get(marks.by_key)
         if lock is None:
             self._turnstiles[marks.by_key] = lock = asyncio.Lock()
@@ -116,17 +117,18 @@ class ReplayIndex:
         return None if marks.by_key is None else self._find(marks.by_key, marks.digest)
 
     def find_unnamed(self, marks: RequestMarks) -> Generation | Replayed | SessionContext | None:
-        """Find the call without a session's name that this one repeats: its answer or, where its client surely got
-        none, its session, in which the repetition is a new attempt.
+        """Find the call without a session's name that this one repeats. Return its answer or, if its client certainly
+        got none, its session: the repetition is a new attempt in it.
 
-        An agent's attempts at a task begin with equal calls. Which of them is repeated is certain where its client
-        got no answer, or where there is only one; otherwise nothing is found.
+        An agent's attempts at a task begin with equal calls. It is certain which of them is repeated if the client of
+        one got no answer, or if there is only one; otherwise nothing is found.
         """
         if marks.unnamed is None or not marks.retry_count:
             return None
         attempts = [one for one in self._recent(marks.unnamed) if one.retry_count < marks.retry_count]
         lost = next((one for one in attempts if one.is_lost), None)
         if lost is not None:
+            # Each lost attempt is repeated once: the next equal retry belongs to another attempt.
             others = [one for one in self._attempts.get(marks.unnamed) or () if one is not lost]
             self._attempts.put(marks.unnamed, others)
             if lost.session is None:
@@ -136,6 +138,7 @@ class ReplayIndex:
         if len(attempts) != 1:
             return None
         (attempt,) = attempts
+        # SDKs count up: a later retry of this attempt has a higher count, and an equal count is another client's.
         attempt.retry_count = marks.retry_count
         if isinstance(attempt.answer, Generation):
             attempt.answer.hold()
@@ -176,13 +179,15 @@ class ReplayIndex:
                 _Attempt(key=marks.unnamed, session=session, retry_count=marks.retry_count, answer=None, ended_at=now)
             )
         if session is not None:
+            # An equal call was answered in this session before; a retry now means the refused call.
             self._answers.drop((session.id, marks.digest))
 
     def withdraw(self, session_id: str) -> bool:
-        """Offer a session, which is about to be removed, to no repeated call any more. Return False if one goes on
-        in it already."""
+        """Stop offering a session to repeated calls, because it is about to be removed. Return False if a repeated
+        call has already begun in it."""
         if session_id in self._gone_on:
             return False
+        # Attempts that still end must not offer the session afterwards.
         for attempt in self._running.values():
             if attempt.session is not None and attempt.session.id == session_id:
                 attempt.session = None
@@ -194,7 +199,7 @@ class ReplayIndex:
         replayed = None if answer is None or generation.abandoned else Replayed(answer=answer)
         for key in self._keys.pop(generation, ()):
             known = self._answers.get(key)
-            if known is None or known.answer is not generation:
+            if known is None or known.answer is not generation:  # evicted, dropped, or taken by a newer call
                 continue
             if replayed is None:
                 self._answers.drop(key)
@@ -209,7 +214,7 @@ class ReplayIndex:
                 equal.remove(one)
 
     def forget(self, session_ids: Collection[str]) -> None:
-        """Forget everything that was asked and answered in these sessions, which were erased."""
+        """Forget all requests and answers of these sessions, which were erased."""
         for key in [key for key, known in self._answers.items() if _session_of(known.answer) in session_ids]:
             self._answers.drop(key)
         for key, attempts in list(self._attempts.items()):

@@ -1,9 +1,11 @@
-"""The parts of a model call that depend on the base model, made once for each model and loaded on demand."""
+"""Load, once for each base model and on demand, the parts of a model call that depend on the model."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from proxy.bounded_cache import BoundedCache
 from proxy.calls.choices import ChoicePlanner
@@ -87,11 +89,11 @@ class ModelRuntime:
 
     @property
     def system_anywhere(self) -> bool:
-        """Whether the template writes system messages behind the first message."""
+        """Whether the template writes system messages after the first message too."""
         return self.template.system_anywhere
 
 
-class RunModel(NamedTuple):
+class RunModel(msgspec.Struct, frozen=True):
     """The run that a call is for, and the runtime of the run's base model."""
 
     run: RunView

@@ -1,6 +1,8 @@
-"""From the sampling that a client asks for to the one that the engine is given."""
+"""Resolve the sampling that a client asks for into the sampling that the engine gets."""
 
 from __future__ import annotations
+
+from operator import attrgetter
 
 import msgspec
 
@@ -12,9 +14,10 @@ from proxy.settings import RunSettings, SamplingMode
 from proxy.tokens.template import ChatTemplate
 
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
+_numbers_of = attrgetter(*_NUMBERS)
 
 _HALF = 2**63
-"""Seeds are signed and of 64 bits."""
+"""Seeds are signed 64-bit integers."""
 
 
 def resolve_sampling(
@@ -27,13 +30,15 @@ def resolve_sampling(
     prompt_param: str = "messages",
     call_end: str | None = None,
 ) -> SamplingParameters:
-    """What is not asked for is OpenAI's default. The bound on new tokens is the least of the client's, the run's and
-    the context's. In training sessions the run's mode applies: `raise_greedy` samples where greedy was asked for,
-    `override` samples from the unaltered distribution at the run's temperature. `call_end` ends the answer with its
-    first tool call; `prompt_param` is where the prompt stands in the request.
+    """Return the sampling of one prompt; OpenAI's defaults apply where the client asks for nothing.
 
-    Raises ContextLengthExceeded, in the words of Anthropic's API, by which Claude Code knows to compact;
-    InvalidRequest for a bias on no token.
+    The bound on new tokens is the least of the client's, the run's and the context's. In training sessions the run's
+    mode applies: `raise_greedy` samples where the client asked for greedy decoding, `override` samples from the
+    unaltered distribution at the run's temperature. `call_end` is the text that ends the answer with its first tool
+    call; `prompt_param` names the prompt's place in the request.
+
+    Raise ContextLengthExceeded, in the words of Anthropic's API, by which Claude Code knows that it must compact, and
+    InvalidRequest for a bias on a token that does not exist.
     """
     room = template.context_length - prompt_tokens
     if room < 1:
@@ -41,7 +46,7 @@ def resolve_sampling(
             f"prompt is too long: {prompt_tokens} tokens > {template.context_length} maximum",
             param=prompt_param,
         )
-    for token in requested.logit_bias or ():
+    for token in requested.logit_bias or ():  # engines fail on these in the middle of a batch
         if int(token) >= template.vocabulary_size:
             raise InvalidRequest(f"there is no token {token}", param="logit_bias")
     plain = SamplingParameters(
@@ -61,21 +66,22 @@ def resolve_sampling(
 
 
 def changes(requested: RequestedSampling, given: SamplingParameters, run: RunSettings) -> list[str]:
-    """Name what the engine is given otherwise than the client asked, with the setting that is the reason. Defaults
-    for what the client left out are no changes."""
-    told = []
+    """Describe every parameter that differs from what the client asked for, with the setting that is the reason.
+
+    Defaults for parameters that the client left out are no changes.
+    """
+    changed = []
     if requested.max_new_tokens is not None and given.max_new_tokens < requested.max_new_tokens:
         reason = "run.max_new_tokens" if given.max_new_tokens == run.max_new_tokens else "the context's length"
-        told.append(f"at most {given.max_new_tokens} new tokens instead of {requested.max_new_tokens}: {reason}")
-    for name in _NUMBERS:
-        asked, got = getattr(requested, name), getattr(given, name)
+        changed.append(f"at most {given.max_new_tokens} new tokens instead of {requested.max_new_tokens}: {reason}")
+    for name, asked, got in zip(_NUMBERS, _numbers_of(requested), _numbers_of(given), strict=True):
         if asked is not None and asked != got:
-            told.append(f"{name} is {got:g} instead of {asked:g}: run.sampling.mode is {run.sampling.mode}")
-    return told
+            changed.append(f"{name} is {got:g} instead of {asked:g}: run.sampling.mode is {run.sampling.mode}")
+    return changed
 
 
 def for_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:
-    """The sampling of one choice of several: with one seed all of them would be the same answer."""
+    """Return the sampling of one choice of several: with one seed, all choices would be the same answer."""
     if sampling.seed is None or choice == 0:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice + _HALF) % (2 * _HALF) - _HALF)
@@ -84,6 +90,7 @@ def for_choice(sampling: SamplingParameters, choice: int) -> SamplingParameters:
 def _with_mode(asked: SamplingParameters, run: RunSettings) -> SamplingParameters:
     mode, temperature = run.sampling.mode, run.sampling.temperature
     if mode is SamplingMode.OVERRIDE:
+        # Penalties, top-p and the like are left out: they would change the distribution that is trained.
         return SamplingParameters(
             max_new_tokens=asked.max_new_tokens,
             temperature=temperature,

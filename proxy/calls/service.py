@@ -62,7 +62,8 @@ _UNUSED_SEED = "seed has no effect: the engine draws by seeds only with --enable
 
 
 class _NewCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that is no known repetition, with everything that the steps of its way need."""
+    """A call with everything that its steps need: its sender, its dialect, its model, and the marks of a
+    repetition."""
 
     call: ModelCall
     caller: Caller
@@ -150,9 +151,9 @@ class CallService:
     async def begin(
         self, call: ModelCall, caller: Caller, model: RunModel, dialect: Dialect
     ) -> Generation | Replayed:
-        """Begin to answer a call, or find the answer of the same request sent before.
+        """Begin to answer a call, or find the answer that the same request got before.
 
-        A generation comes held: `release` it. Raise what is wrong with the call before anything is generated.
+        A generation is returned held: `release` it. Every error of the call is raised before generation begins.
         """
         hints = session_hints(path=caller.path_session, headers=caller.session_headers, body=call.body)
         new = _NewCall(
@@ -185,7 +186,7 @@ class CallService:
                 generation.abandon()
 
     def forget_texts(self, _session_ids: Collection[str]) -> None:
-        """Forget all messages that were read: they are kept without the session that they came from."""
+        """Forget the remembered messages of all sessions: an entry does not record which session it came from."""
         self.remembered.clear()
 
     async def aclose(self) -> None:
@@ -201,6 +202,7 @@ class CallService:
         call, runtime = new.call, new.runtime
         if call.prompts:
             await runtime.raw_prompts.recall(new.served.run.id)
+        # Before the session is known: a request that the model cannot take must not open one.
         promised, asked = await self._understand(call, runtime)
         lone_prompt = await runtime.prompts.lone_prompt(call, asked) if isinstance(asked, ReadConversation) else None
         previous = () if call.previous is None else (call.previous.turn_id,)
@@ -228,7 +230,7 @@ class CallService:
                 lone_prompt=lone_prompt,
             )
             return await self._generate(new, context, prompts, promised)
-        except BaseException as error:  # also when the client leaves meanwhile: the call does not count
+        except BaseException as error:  # also a cancellation, when the client disconnects: the call does not count
             self._sessions.call_ended(session, recorded=False)
             if isinstance(error, BaseRlError):
                 await self._vacate(session)
@@ -273,6 +275,7 @@ class CallService:
                 session = await self._sessions.identify(new.caller.principal, run, hints, admission)
             else:
                 self._sessions.begun_again(session)
+            # Before the limits: an answer that is repeated costs the engine nothing.
             found = await self._replays.find_in_session(marks, session.id)
             if found is not None:
                 return found
@@ -325,7 +328,7 @@ class CallService:
             engine_lost=self._swaps.recheck_engine,
             ended=partial(self._ended, context),
         )
-        generation.hold()
+        generation.hold()  # for the request that began it, before anything else can release it
         self.running.add(generation)
         self._replays.keep(new.marks, context.session, generation)
         return generation
@@ -340,6 +343,7 @@ class CallService:
         return self._replays.withdraw(session.id) and await self._sessions.discard(session)
 
     def _ended(self, context: CallContext, generation: Generation) -> None:
+        # Called once, when the generation's task is done, so that nothing of the call stays in memory.
         run = context.served.run
         self._sessions.call_ended(
             context.session, recorded=generation.answer is not None and not generation.abandoned

@@ -93,7 +93,7 @@ async def _models(request: Request) -> list[ListedModel]:
     calls, who = calls_of(request), await principal(request)
     runs = await calls.models.visible_to(who)
     if who.run_id is not None:
-        # The context's length is told with the models. An admin's listing must not load the models of all runs.
+        # Anthropic's form lists the context length. An admin's listing must not load the models of all runs.
         await calls.runtimes.of(runs[0])
     return [
         ListedModel(name=name, created=int(run.created_at), context_length=calls.runtimes.context_length(run))
@@ -130,6 +130,7 @@ async def caller(request: Request) -> Caller:
     retry_count = int(retries) if retries.isdigit() and len(retries) <= _RETRY_DIGITS else None
     given = headers.get(b"idempotency-key")
     idempotency_key = given.decode("latin-1") if given is not None else None
+    # Hashing a body takes time, so it is done only for clients that may repeat the request.
     is_repeatable = retry_count is not None or idempotency_key is not None
     return Caller(
         principal=await principal(request),

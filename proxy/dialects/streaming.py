@@ -53,7 +53,7 @@ def unrecorded_header(known: Answer | StreamHead) -> dict[str, str]:
 
 
 def limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
-    """Return the headers that tell what is left of the run's limits, in OpenAI's words."""
+    """Return the headers with the rest of the run's limits, by the names that OpenAI uses."""
     headers = {}
     for standing in standings:
         unit = _UNITS[standing.kind]
@@ -63,8 +63,25 @@ def limit_headers(standings: Sequence[Standing]) -> dict[str, str]:
     return headers
 
 
+class JsonResponse(Response):
+    """A whole answer as JSON. Every call makes one, so the headers are encoded in one go: the base class takes some
+    thirty function calls for them."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = body
+        self.raw_headers = [
+            *[(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()],
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+        ]
+
+
 def json_response(value: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), 200, dict(headers or {}), "application/json")
+    return JsonResponse(msgspec.json.encode(value), headers or {})
 
 
 async def client_left(receive: Receive) -> None:
@@ -95,11 +112,11 @@ def whole_stream(writer: StreamWriter, answer: Answer) -> bytes:
 
 
 class EventStream(Response):
-    """A generation as server-sent events. `follows`: it was started for another request, whose deltas are that
-    one's; the answer then comes at once when it is there.
+    """A generation as server-sent events. `follows`: another request started the generation and reads its deltas, so
+    this one sends the whole answer at the end.
 
-    Nothing is sent until there is something to say or `ping_seconds` have passed, so that an early failure still has
-    its status. The last event leaves after the turn's commit. Releases the generation.
+    The response begins with the first delta, or after `ping_seconds` without one, so that an early failure still has
+    an error status. The last event is sent after the turn's commit. Releases the generation.
     """
 
     media_type = "text/event-stream"
@@ -122,22 +139,22 @@ class EventStream(Response):
         self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        telling = asyncio.ensure_future(self._tell(scope, receive, send))
+        sending = asyncio.ensure_future(self._stream(scope, receive, send))
         try:
-            await asyncio.wait((telling,), timeout=_UNWATCHED_SECONDS)
-            if not telling.done():
+            await asyncio.wait((sending,), timeout=_UNWATCHED_SECONDS)
+            if not sending.done():
                 leaving = asyncio.ensure_future(client_left(receive))
                 try:
-                    await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     leaving.cancel()
-            if telling.done():
-                telling.result()
+            if sending.done():
+                sending.result()
         finally:
-            telling.cancel()
+            sending.cancel()
             self._generation.release()
 
-    async def _tell(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await (self._relay_answer(send) if self._follows else self._relay_deltas(send))
             answer = await self._generation.wait()
@@ -153,8 +170,8 @@ class EventStream(Response):
     async def _relay_deltas(self, send: Send) -> None:
         while (deltas := await self._generation.deltas(self._ping_seconds)) is not None:
             opening = b"" if self._begun else self._writer.opening()
-            told = b"".join(map(self._writer.delta, deltas)) or self._writer.ping()
-            await self._send(send, opening + told)
+            events = b"".join(map(self._writer.delta, deltas)) or self._writer.ping()
+            await self._send(send, opening + events)
         if not self._begun and self._generation.answer is not None:
             await self._send(send, self._writer.opening())
 

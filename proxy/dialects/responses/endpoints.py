@@ -1,4 +1,4 @@
-"""The Responses API: answers, and what was answered before."""
+"""The endpoints of the Responses API: create a response, count its tokens, read recorded responses."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _MOST_LISTED = 100
 
 
 async def create_response(request: Request) -> Response:
-    """Answers items, streamed or whole."""
+    """Answer items, streamed or whole."""
     who = await caller(request)
     model = await calls_of(request).model_of(who.principal)
     return await answer(request, await _call(request, who.principal, model.runtime), who, model, _RESPONSES)
 
 
 async def count_input_tokens(request: Request) -> Response:
-    """How many tokens a request's prompt has. Nothing is generated or recorded."""
+    """Count the tokens of a request's prompt. Nothing is generated or recorded."""
     who = await principal(request)
     model = await calls_of(request).model_of(who)
     counted = await calls_of(request).count_tokens(await _call(request, who, model.runtime), model)
@@ -52,7 +52,7 @@ async def count_input_tokens(request: Request) -> Response:
 
 
 async def get_response(request: Request, response_id: str) -> Response:
-    """A response again, as it was recorded."""
+    """Return a response again, as it was recorded."""
     if request.query_params.get("stream") == "true":
         raise UnsupportedParameter("a recorded response is given whole", param="stream")
     turn = await _find(request, response_id)
@@ -60,7 +60,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """The items that a response answered, those of the responses before it included; the newest first."""
+    """List the items that a response answered, including those of the responses before it, the newest first."""
     turn = await _find(request, response_id)
     messages = await _recorded(request).asked(turn)
     if _begins_with_instructions(turn.request, messages):
@@ -70,19 +70,19 @@ async def list_input_items(request: Request, response_id: str) -> Response:
 
 
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Refused: responses are what is trained on."""
+    """Refuse to delete a response: responses are recorded turns, which are trained."""
     await _find(request, response_id)
     raise PermissionDenied("a response is a recorded turn that is trained on: it is not deleted by its client")
 
 
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Refused: there are no responses in the background."""
+    """Refuse to cancel a response: there are no responses in the background."""
     await _find(request, response_id)
     raise InvalidRequest("only a response in the background can be cancelled: to end a call, close its connection")
 
 
 async def compact_response(_request: Request) -> Response:
-    """Not there: the transcript of a run is not rewritten for its agent. Clients compact by themselves then."""
+    """Answer 404: the proxy does not rewrite conversations. Clients then compact them by themselves."""
     raise NotFound("conversations are not compacted here: compact them in the client")
 
 
@@ -136,7 +136,7 @@ async def _find(request: Request, response_id: str) -> RecordedTurn:
 
 
 async def _referenced(recorded: RecordedAnswers, who: Principal, item_ids: Sequence[str]) -> dict[str, Item]:
-    """Those of the items that there are."""
+    """Return the items that exist and that the key may see, by id."""
     found: dict[str, Item] = {}
     for turn_id in dict.fromkeys(turn_of_part(item_id) for item_id in item_ids):
         turn = await recorded.find(who, turn_id) if turn_id is not None else None
@@ -148,9 +148,9 @@ async def _referenced(recorded: RecordedAnswers, who: Principal, item_ids: Seque
 
 
 async def _go_on(recorded: RecordedAnswers, who: Principal, call: ModelCall, previous: PreviousAnswer) -> ModelCall:
-    """`call` with the conversation that its previous response ended. The instructions of that are not carried over.
+    """Return `call` with the conversation up to its previous response, without the instructions of that response.
 
-    Raises PreviousResponseNotFound.
+    Raise PreviousResponseNotFound.
     """
     turn = await recorded.find(who, previous.turn_id)
     if turn is None or turn.state is TurnState.FAILED:
@@ -174,7 +174,7 @@ def _begins_with_instructions(body: Mapping[str, Any], messages: Sequence[Mappin
 
 
 def _as_recorded(turn: RecordedTurn) -> dict[str, Any]:
-    """The response of a turn of any dialect."""
+    """Return the turn of any dialect as a response."""
     body = dict(turn.request)
     body["tools"] = [_flat(tool) for tool in body.get("tools") or ()]
     response = recorded_response(body, answer_of(turn.response))
@@ -185,13 +185,13 @@ def _as_recorded(turn: RecordedTurn) -> dict[str, Any]:
 
 
 def _flat(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool in the shape of chat completions, in that of the Responses API."""
+    """Return a tool of chat completions in the form of the Responses API."""
     function = tool.get("function")
     return {"type": "function", **function} if isinstance(function, dict) else tool
 
 
 def _page(items: list[Item], query: Mapping[str, str]) -> dict[str, Any]:
-    """Raises InvalidRequest for a page that cannot be."""
+    """Return the page of items that `query` asks for. Raise InvalidRequest for an invalid query."""
     if query.get("order", "desc") not in ("asc", "desc"):
         raise InvalidRequest("order is asc or desc", param="order")
     limit = query.get("limit", str(_LISTED))

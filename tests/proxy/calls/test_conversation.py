@@ -99,7 +99,7 @@ def test_reasoning_in_the_past_is_remembered() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    index = ConversationIndex(kept=2)
+    index = ConversationIndex(most=2)
     for turns in (1, 2, 3):
         index.keep(index.read(Wire([{"role": "system", "content": str(turns)}, *talk(turns)]).messages))
     wire = Wire([{"role": "system", "content": "1"}, *talk(2)])
