@@ -53,6 +53,7 @@ class KeyRepository:
             statement = statement.where(_valid(valid_at))
         if below is not None:
             at, key = below
+            # Keys of one transaction have the same time, so the id decides their order.
             same_time = and_(ApiKeyRow.created_at == at, ApiKeyRow.id < key)
             statement = statement.where(or_(ApiKeyRow.created_at < at, same_time))
         statement = statement.order_by(ApiKeyRow.created_at.desc(), ApiKeyRow.id.desc()).limit(limit)
@@ -67,6 +68,7 @@ class KeyRepository:
 
     def revoke(self, key_id: str, at: float) -> None:
         """Set the time from which a key is revoked, which may be in the future, unless an earlier one is set."""
+        # An earlier end stays: revoking a key in its grace period again must not extend that period.
         later = or_(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.revoked_at > at)
         self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id, later).values(revoked_at=at))
 

@@ -24,17 +24,18 @@ from proxy.settings import ConfigurationError
 BOOTSTRAP = "bootstrap"
 """Label of the keys in the configuration. No other key may have it: a new configured key revokes those that do."""
 
-_TEXT_BYTES = 32
-_PSEUDONYM_BYTES = 16
-_CACHED_KEYS = 8192
+_TEXT_BYTES = 32  # of randomness in a key, so that nobody can guess one
+_PSEUDONYM_BYTES = 16  # enough that two names never share one, and half the space of a whole digest
+_CACHED_KEYS = 8192  # each session may have a key of its own
+
+# How long a valid key is cached, so how long a key works here after another proxy has revoked it.
 _CACHED_SECONDS = 5.0
-"""How long a valid key is cached, so how long a key works here after another proxy has revoked it."""
 
+# How long a known key is accepted without asking an unavailable store again.
 _RETRY_STORE_SECONDS = 1.0
-"""How long a known key is accepted without asking an unavailable store again."""
 
+# `last_used_at` may lag by this much, so that a busy key costs one small write a minute.
 _USE_RESOLUTION_SECONDS = 60.0
-"""`last_used_at` may lag by this much, so that a busy key costs one small write a minute."""
 
 _LOG = logger(__name__)
 
@@ -121,6 +122,7 @@ class Credentials:
         digest = self._digest(token)
         known = self._known.get(digest)
         now = self._clock()
+        # Every model call is authenticated, so most of them must not wait for the store.
         if known is not None and now < known.until:
             return known.principal
         try:
@@ -134,7 +136,7 @@ class Credentials:
             self._known.drop(digest)
             raise AuthenticationFailed("the API key is unknown or was revoked: use a valid key of this installation")
         principal = _principal(row)
-        if principal.kind is not PrincipalKind.SESSION:
+        if principal.kind is not PrincipalKind.SESSION:  # thousands of keys, each for a short time
             self._used[principal.key_id] = now
         self._known.put(digest, _known(principal, row.revoked_at, now + _CACHED_SECONDS))
         return principal
@@ -289,7 +291,7 @@ class Credentials:
         """Write the times at which keys were used since the last write. To be called every few seconds."""
         if not self._used:
             return
-        used, self._used = self._used, {}
+        used, self._used = self._used, {}  # replaced before the wait, so that uses in the meantime are not lost
 
         def write(connection: Connection) -> None:
             KeyRepository(connection).note_used(used, resolution=_USE_RESOLUTION_SECONDS)

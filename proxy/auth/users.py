@@ -33,6 +33,7 @@ def _values(body: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _names(value: Any) -> Iterator[str]:
+    # Some agents send a database id as a number. Larger numbers take quadratic time to write as text.
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         value = str(value)
     if not isinstance(value, str) or not 0 < len(name := value.strip()) <= _LONGEST:

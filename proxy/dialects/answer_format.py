@@ -20,7 +20,7 @@ def read_answer_format(form: Any, where: str, nested: str | None = None) -> Answ
     kind = text_at(object_at(form, where).get("type"), f"{where}.type")
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object":  # any object: there is no schema to enforce
         return AnswerFormat(where=where)
     if kind != "json_schema":
         raise InvalidRequest(f"{where}.type must be text, json_object or json_schema", param=f"{where}.type")

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from proxy.errors import InvalidRequest
 
+# An escape of half a UTF-16 pair, which JavaScript writes for a string that was cut in the middle of a character.
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escape of half a UTF-16 pair, which JavaScript writes for a string that was cut in the middle of a character."""
 
 # Identification of sessions and users reads these fields in every dialect, so they never cause a warning.
 _READ_ELSEWHERE = frozenset({"metadata", "prompt_cache_key", "user", "safety_identifier"})

@@ -32,6 +32,7 @@ def _as_list(value: Any) -> Any:
 class SamplingFields(BaseModel):
     """OpenAI's sampling parameters, plus `top_k` and `min_p` from open inference engines. Null counts as absent."""
 
+    # Strict: a number as text, or 1 for true, is an error of the client that should not go unnoticed.
     model_config = ConfigDict(strict=True)
 
     temperature: float | None = Field(default=None, ge=0, le=2)
@@ -40,7 +41,7 @@ class SamplingFields(BaseModel):
     min_p: float | None = Field(default=None, ge=0, le=1)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)  # engines read it as a signed 64-bit integer
     stop: Annotated[list[str] | None, BeforeValidator(_as_list), WithJsonSchema(_STOP)] = Field(
         default=None, max_length=_MOST_STOPS
     )

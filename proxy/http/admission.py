@@ -17,8 +17,8 @@ FREE_BYTES = 1 << 16
 """Bodies up to this size are not counted, and are read without a key. uvicorn reads this much from each connection in
 any case, and `server.max_connections` bounds the number of connections."""
 
+# Retry-After of a refusal. It is short because most calls end within seconds.
 _RETRY_SECONDS = 1.0
-"""Retry-After of a refusal. It is short because most calls end within seconds."""
 
 Authenticate = Callable[[Scope], Awaitable[str | None]]
 """Function that returns the id of the request's key, None without one. It raises a BaseRlError for an invalid key."""

@@ -16,6 +16,7 @@ from starlette.types import Scope
 _PATH = re.compile(r"(?:/sessions/[^/]+)?(?:/v1)?/messages(?:/.*)?")
 _VERSION = "anthropic-version"
 
+# Anthropic's error types for ours, where they differ.
 _TYPES = {
     "server_error": "api_error",
     "upstream_error": "api_error",
@@ -23,10 +24,9 @@ _TYPES = {
     "requests": "rate_limit_error",
     "tokens": "rate_limit_error",
 }
-"""Anthropic's error types for ours, where they differ."""
 
+# Anthropic's error types for our error codes, which win over the types above.
 _CODES = {"payload_too_large": "request_too_large", "engine_timeout": "timeout_error"}
-"""Anthropic's error types for our error codes, which win over the types above."""
 
 
 def speaks_anthropic(scope: Scope) -> bool:

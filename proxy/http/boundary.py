@@ -19,8 +19,8 @@ _LOG = log.logger(__name__)
 _STANDARD_LOG = logging.getLogger(__name__)
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
+# Status in the metrics, borrowed from nginx, for a request whose client left before it was answered.
 _CLIENT_LEFT = 499
-"""Status in the metrics, borrowed from nginx, for a request whose client left before it was answered."""
 
 
 class RequestObserver(Protocol):

@@ -23,17 +23,17 @@ from proxy.log import logger
 
 _LOG = logger(__name__)
 
+# Bytes of a header line beyond its name and value: the colon, the space, and the end of the line.
 _LINE_BYTES = 4
-"""Bytes of a header line beyond its name and value: the colon, the space, and the end of the line."""
 
+# Requests that a client may send on one connection before their answers. No known client sends any.
 _MOST_PIPELINED = 16
-"""Requests that a client may send on one connection before their answers. No known client sends any."""
 
+# Bytes of body that may arrive for a pipelined request whose predecessors are not answered yet.
 _MOST_PIPELINED_BYTES = 1 << 20
-"""Bytes of body that may arrive for a pipelined request whose predecessors are not answered yet."""
 
+# Minimum time between two warnings of one kind, so that a flood of connections does not flood the log.
 _WARNING_SECONDS = 10.0
-"""Minimum time between two warnings of one kind, so that a flood of connections does not flood the log."""
 
 
 class ConnectionBounds(Protocol):

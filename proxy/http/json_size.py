@@ -8,12 +8,12 @@ text without them.
 
 from __future__ import annotations
 
+# Bytes per C call. The interpreter's lock is only released between calls, so other threads wait for at most one
+# piece, about a millisecond.
 _PIECE = 1 << 20
-"""Bytes per C call. The interpreter's lock is only released between calls, so other threads wait for at most one
-piece, about a millisecond."""
 
+# Characters of which one precedes every value: the first of a list or object follows a bracket, others a comma.
 _MARKS = (b",", b"{", b"[")
-"""Characters of which one precedes every value: the first of a list or object follows a bracket, others a comma."""
 
 
 def has_more_escapes(text: bytes, most: int) -> bool:

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 
+# Delay between a large request and the trim of memory. By then its last references are gone, and requests in quick
+# succession share one trim, which takes some milliseconds.
 _TRIM_SECONDS = 1.0
-"""Delay between a large request and the trim of memory. By then its last references are gone, and requests in quick
-succession share one trim, which takes some milliseconds."""
 
 
 class Workers:

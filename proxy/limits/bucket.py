@@ -18,8 +18,8 @@ the clocks differ."""
 _FRESH_SECONDS = 1.0
 _FRESH_SHARE = 0.1
 
+# Tolerance of comparisons, in seconds: four times the resolution of a float at the current date.
 _ROUNDING = 1e-6
-"""Tolerance of comparisons, in seconds: four times the resolution of a float at the current date."""
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,5 +60,5 @@ _MOVE = Prepared(
     .values(_LEVEL)
 )
 
+# If two proxies insert at once, the primary key fails one of them, and its transaction is run again.
 _INSERT = Prepared(insert(RateLimitRow).values({"run_id": bindparam("run"), "kind": bindparam("of"), **_LEVEL}))
-"""If two proxies insert at once, the primary key fails one of them, and its transaction is run again."""

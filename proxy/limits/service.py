@@ -24,14 +24,14 @@ from proxy.limits.share import Kind, Rates, Refusal, Share, Standing, Trade
 from proxy.runs.service import RunView
 from proxy.settings import LimitSettings
 
+# Delay after which used tokens are paid, and until which other proxies do not know of them.
 _PAY_SECONDS = 1.0
-"""Delay after which used tokens are paid, and until which other proxies do not know of them."""
 
+# How long a count of waiting trajectories is reused.
 _COUNT_SECONDS = 1.0
-"""How long a count of waiting trajectories is reused."""
 
+# Retry-After of a refused session. A trainer takes its trajectories in batches, so room comes in steps.
 _RETRY_OPENING_SECONDS = 5
-"""Retry-After of a refused session. A trainer takes its trajectories in batches, so room comes in steps."""
 
 
 class LimitObserver(Protocol):

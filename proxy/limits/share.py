@@ -9,8 +9,8 @@ import msgspec
 
 from proxy.limits.bucket import Level, Rate
 
+# Seconds. The minimum of a refusal, and of the time over which the rate of calls is estimated.
 _SOON = 1e-3
-"""Seconds. The minimum of a refusal, and of the time over which the rate of calls is estimated."""
 
 
 class Kind(StrEnum):

@@ -11,8 +11,8 @@ import regex
 
 from proxy.settings import ConfigurationError, RedactionSettings
 
+# Time-out for one pattern and one text. A pattern that needs longer backtracks exponentially.
 _MATCH_SECONDS = 0.2
-"""Time-out for one pattern and one text. A pattern that needs longer backtracks exponentially."""
 
 
 class Found(NamedTuple):

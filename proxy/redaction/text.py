@@ -8,10 +8,8 @@ from typing import Any
 
 from proxy.redaction.rules import Found, Rule, found_in
 
+# Rounds of replacement. The text around a replaced range may match anew; after these rounds all of it is replaced.
 _ROUNDS = 4
-"""Rounds of replacement. The text around a replaced range may match anew; after these rounds all of it is replaced.
-
-"""
 
 # Fields that connect messages and calls. A redacted id would disconnect a tool result from its call.
 _UNTOUCHED_KEYS = frozenset({"id", "tool_call_id", "call_id", "role", "type"})

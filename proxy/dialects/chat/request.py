@@ -82,6 +82,7 @@ def parse_chat_completion(
     arguments, unknown = read_template_arguments(body.reasoning_effort, body.chat_template_kwargs, known)
     return ModelCall(
         model=body.model,
+        # Read on access: the messages that continue a known conversation need no reading.
         messages=WireMessages(body.messages, partial(read_message, most_parts=bounds.max_parts)),
         tools=functions or None,
         tool_choice=choice,
@@ -95,7 +96,7 @@ def parse_chat_completion(
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
-        body={key: item for key, item in value.items() if key != "messages"},
+        body={key: item for key, item in value.items() if key != "messages"},  # messages are recorded as turns
         warnings=(*warnings, *unknown, *_without_effect(body), *unknown_fields(value, ChatCompletionBody)),
     )
 

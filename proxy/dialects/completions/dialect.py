@@ -44,6 +44,7 @@ class CompletionStream:
         self._offsets = [_Offset() for _ in range(head.choices)]
 
     def opening(self) -> bytes:
+        # Unlike chat completions, completions have no first chunk with a role.
         if not self._call.echoes:
             return b""
         return b"".join(self._chunk(index, _echo(self._call, index)) for index in range(self._head.choices))

@@ -28,8 +28,9 @@ _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLengt
 _PROMPT: dict[str, Any] = {
     "anyOf": [{"type": "string", "minLength": 1}, _TEXTS, _IDS, {"type": "array", "items": _IDS, "minItems": 1}]
 }
+
+# The end of msgspec's error messages, such as " - at `$[1][0]`".
 _ERROR_PLACE = re.compile(r" - at `\$((?:\[\d+\])*)`$")
-"""The end of msgspec's error messages, such as " - at `$[1][0]`"."""
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -102,6 +103,7 @@ def _prompts(value: Any, most_ids: int) -> tuple[str | tuple[int, ...], ...]:
         return (value,)
     if not isinstance(value, list) or not value:
         raise InvalidRequest(_PROMPT_FORMS, param="prompt")
+    # Counted before the conversion, which takes time in proportion to the number of ids.
     count = sum(len(prompt) if isinstance(prompt, list) else 1 for prompt in value)
     if count > most_ids:
         raise InvalidRequest(

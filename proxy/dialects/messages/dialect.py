@@ -28,9 +28,10 @@ _STOP_REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
 }
 
+# The `caller` of a tool: the model itself, not a program that Anthropic runs for it.
 _CALLER = {"type": "direct"}
-"""The `caller` of a tool: the model itself, not a program that Anthropic runs for it."""
 
+# Fields of `usage` that clients expect to exist and that have no meaning here.
 _EMPTY_USAGE = {
     "cache_creation": None,
     "inference_geo": None,
@@ -38,7 +39,6 @@ _EMPTY_USAGE = {
     "server_tool_use": None,
     "service_tier": "standard",
 }
-"""Fields of `usage` that clients expect to exist and that have no meaning here."""
 
 
 class Messages:
@@ -95,7 +95,7 @@ class MessagesStream:
         opened = b""
         if self._open != "thinking":
             opened = self._begin({"type": "thinking", "thinking": "", "signature": ""})
-        if not self._shows_thinking:
+        if not self._shows_thinking:  # the block is still written: clients expect one before the text
             return opened
         return opened + self._fill({"type": "thinking_delta", "thinking": delta.text})
 

@@ -29,14 +29,16 @@ from proxy.dialects.fields import object_at, text_at
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
 _ROLES = ("user", "assistant", "system")
+# The blocks that a message of each role may contain. Images and documents have no place in a text-only prompt.
 _BLOCKS = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
+
+# Prefix of a system block in which Claude Code reports itself to Anthropic. The block changes with every call, so it
+# is dropped: with it, no prompt would begin with the tokens of the previous call.
 _CLIENT_MARK = "x-anthropic-billing-header:"
-"""Prefix of a system block in which Claude Code reports itself to Anthropic. The block changes with every call, so it
-is dropped: with it, no prompt would begin with the tokens of the previous call."""
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +153,7 @@ def _read(value: Any, where: str, most_parts: int) -> Iterator[dict[str, Any]]:
     if role not in _ROLES:
         raise InvalidRequest(f"role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
     content = message.get("content")
-    if content is None and role == "assistant":
+    if content is None and role == "assistant":  # some clients send an empty answer back as null
         content = ""
     if isinstance(content, str):
         yield {"role": role, "content": content}
@@ -203,6 +205,7 @@ def _tool_message(block: dict[str, Any], where: str) -> dict[str, Any]:
     call_id = text_at(block.get("tool_use_id"), f"{where}.tool_use_id")
     content = block.get("content")
     text = "" if content is None else "\n".join(_texts(content, f"{where}.content"))
+    # Templates have no field for failed calls, so the text has to tell the model, unless it does already.
     if block.get("is_error") is True and not text.lower().startswith("error"):
         text = f"Error: {text}" if text else "Error"
     return {"role": "tool", "tool_call_id": call_id, "content": text}
@@ -224,6 +227,8 @@ def _prefill(messages: list[Any], start: int, most_parts: int) -> str:
                 )
             texts.append(part["content"])
     text = "".join(texts)
+    # As in Anthropic's API: the model was trained on tokens that begin with a space, so after one it would continue
+    # with unusual tokens.
     if text != text.rstrip():
         raise InvalidRequest(
             "a last message of the assistant must not end with white space",

@@ -17,11 +17,12 @@ from proxy.http.body import validated
 from proxy.settings import RequestSettings
 
 _MOST_STOPS = 16  # as in OpenAI's dialects: every new piece of text is searched for each of them
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""The effort that templates know for each of Anthropic's. Templates know nothing above "high"."""
 
+# The effort that templates know for each of Anthropic's. Templates know nothing above "high".
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+
+# Whether the template's thinking is switched on, by the type of `thinking`.
 _THINKING = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
-"""Whether the template's thinking is switched on, by the type of `thinking`."""
 
 Warn = Callable[[str], None]
 
@@ -57,7 +58,7 @@ class CountTokensBody(BaseModel):
 class MessagesBody(CountTokensBody):
     max_tokens: int = Field(ge=1)
     stop_sequences: list[str] | None = Field(default=None, max_length=_MOST_STOPS)
-    temperature: float | None = Field(default=None, ge=0, le=2)
+    temperature: float | None = Field(default=None, ge=0, le=2)  # as in the other dialects; Anthropic's bound is 1
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0, lt=2**31)
     metadata: Metadata | None = None
@@ -107,6 +108,7 @@ def _call(
     *,
     system_anywhere: bool,
 ) -> ModelCall:
+    # A count accepts the fields of a call: clients send the same body to both.
     warnings = unknown_fields(value, MessagesBody)
     history = read_history(body.system, body.messages, system_anywhere=system_anywhere, most_parts=bounds.max_parts)
     _refuse_unsupported(body, warnings.append)
@@ -123,6 +125,7 @@ def _call(
         template_arguments=_template_arguments(body, known, warnings.append),
         sampling=sampling,
         stream=bool(value.get("stream")),
+        # Messages and the system prompt are recorded as the converted messages.
         body={key: item for key, item in value.items() if key not in ("messages", "system")},
         warnings=tuple(warnings),
     )
@@ -244,6 +247,7 @@ def _thinking(thinking: dict[str, Any], known: Set[str], warn: Warn) -> dict[str
         budget = thinking["budget_tokens"]
         if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
             raise InvalidRequest("budget_tokens must be a positive integer", param="thinking.budget_tokens")
+        # Not enforced: cutting thinking off would force tokens that the policy did not sample.
         warn("thinking.budget_tokens is not enforced: max_tokens bounds thinking and answer together")
     if thinking.get("display") not in (None, "summarized", "omitted"):
         raise InvalidRequest("display must be summarized or omitted", param="thinking.display")

@@ -197,7 +197,7 @@ class ItemReader:
         output = item.get("output")
         if output is None:
             raise InvalidRequest("the output of a call must be text or a list of parts", param=f"{where}.output")
-        if item["type"] == "shell_call_output":
+        if item["type"] == "shell_call_output":  # its output is structured: one object for each command
             message: Message = {"role": "tool", "content": _json(output)}
         else:
             message = {"role": "tool", "content": self._text(output, f"{where}.output")}
@@ -227,7 +227,7 @@ class ItemReader:
                 self._answer_turn = turn or self._answer_turn
                 return last
         self._answer, self._answer_turn = {"role": "assistant", "content": None}, turn
-        if turn is not None:
+        if turn is not None:  # the id tells the search for the parent turn which recorded answer this is
             self._answer["id"] = part_id("msg", turn)
         self.messages.append(self._answer)
         self._unjoined.append(self._answer)

@@ -106,6 +106,7 @@ def input_items(turn_id: str, messages: Sequence[Message], special: SpecialTools
     custom_calls: set[str] = set()
     for message in messages:
         items += _items_of(message, special, custom_calls)
+    # Stored messages have no ids of items. Numbering makes them stable, so that they can serve as cursors.
     for position, item in enumerate(items):
         item["id"] = part_id("item", turn_id, position)
     return items

@@ -23,7 +23,7 @@ from proxy.dialects.responses.item_reader import (
     references,
 )
 from proxy.dialects.responses.items import Item
-from proxy.dialects.responses.tools import read_tool_choice, read_tools
+from proxy.dialects.responses.tools import OfferedTools, read_tool_choice, read_tools
 from proxy.dialects.template_arguments import read_template_arguments
 from proxy.errors import InvalidRequest, UnsupportedParameter
 from proxy.http.body import validated
@@ -120,16 +120,12 @@ def parse_response_request(
     body = validated(ResponseBody, value)
     _refuse_unsupported(body)
     reader = _read_input(body, referenced, memory, bounds)
-    declared = {"tools": body.tools or [], **reader.added_tools}
-    check_tools(sum(map(len, declared.values())), bounds)
-    offered = read_tools(declared)
-    check_tools(len(offered.functions), bounds)
     if not reader.messages and not body.previous_response_id:
         raise InvalidRequest("input is empty: send a text or at least one message", param="input")
+    declared = {"tools": body.tools or [], **reader.added_tools}
+    offered = _read_bounded_tools(declared, bounds)
     choice, functions = read_tool_choice(body.tool_choice, offered)
-    reasoning = body.reasoning or {}
-    effort = text_at(reasoning["effort"], "reasoning.effort") if reasoning.get("effort") is not None else None
-    arguments, unknown = read_template_arguments(effort, body.chat_template_kwargs, known)
+    arguments, unknown = read_template_arguments(_effort(body), body.chat_template_kwargs, known)
     return ModelCall(
         model=body.model,
         messages=reader.conversation,
@@ -144,6 +140,8 @@ def parse_response_request(
         stream=bool(body.stream),
         logprobs=_LOGPROBS in (body.include or ()) or bool(body.top_logprobs),
         top_logprobs=body.top_logprobs or 0,
+        # The input is recorded as messages. Tools that an item added are part of the request's tools, so that a
+        # response read from its record has the same ones.
         body={
             **{key: item for key, item in value.items() if key != "input"},
             "tools": [tool for tools in declared.values() for tool in tools],
@@ -156,6 +154,18 @@ def parse_response_request(
             *unknown_fields(value, ResponseBody),
         ),
     )
+
+
+def _read_bounded_tools(declared: Mapping[str, list[Any]], bounds: RequestSettings) -> OfferedTools:
+    check_tools(sum(map(len, declared.values())), bounds)
+    offered = read_tools(declared)
+    check_tools(len(offered.functions), bounds)  # again, since one namespace may contain thousands of functions
+    return offered
+
+
+def _effort(body: ResponseBody) -> str | None:
+    effort = (body.reasoning or {}).get("effort")
+    return text_at(effort, "reasoning.effort") if effort is not None else None
 
 
 def _refuse_unsupported(body: ResponseBody) -> None:
@@ -206,6 +216,7 @@ def _read_input(
         reader = _new_reader(body, referenced, bounds)
         reader.read(items)
         return reader
+    # Instructions are the first message, so a state only applies to a request with the same ones.
     known = memory.beginning(b"responses\n" + (body.instructions or "").encode(), items)
     continued = _continue(items, known.count, known.state, bounds) if known.state is not None else None
     reader = continued or _new_reader(body, referenced, bounds)

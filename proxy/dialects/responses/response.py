@@ -8,6 +8,7 @@ from typing import Any
 from proxy.calls.call import Answer, StreamHead, marks
 from proxy.dialects.responses.items import Item
 
+# The parameters that a response echoes, with the values for those that are absent from the request.
 _ECHOED: dict[str, Any] = {
     "background": False,
     "frequency_penalty": 0.0,
@@ -30,7 +31,6 @@ _ECHOED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""The parameters that a response echoes, with the values for those that are absent from the request."""
 
 
 def response_object(

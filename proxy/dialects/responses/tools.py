@@ -16,8 +16,8 @@ from proxy.calls.call import ToolChoice, ToolUse
 from proxy.dialects.fields import list_at, object_at, plain, text_at
 from proxy.errors import InvalidRequest, UnsupportedParameter
 
+# The namespace in which Codex puts functions that have none of their own.
 _BARE_NAMESPACE = "functions"
-"""The namespace in which Codex puts functions that have none of their own."""
 
 _INPUT = "input"
 
@@ -112,7 +112,7 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str | None:
     """Return the text in the JSON arguments of a custom tool's function; None if they have another form."""
     try:
-        value = json.loads(arguments)
+        value = json.loads(arguments)  # the model may have written invalid or deeply nested JSON
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or set(value) != {_INPUT} or not isinstance(value[_INPUT], str):
@@ -131,6 +131,7 @@ def _offer(offered: OfferedTools, tools: Iterable[Any], where: str, *, namespace
         elif kind in ("function", "custom"):
             function = _function(tool, place, namespace)
             offered.functions.append(function)
+            # For errors about a tool's schema: the model's name for a tool does not tell its place in the body.
             offered.places[function["function"]["name"]] = place
             offered.warnings.extend(_unenforced(tool, place))
         else:
