@@ -36,7 +36,7 @@ async def start_background(services: Services, stack: AsyncExitStack) -> None:
     await stack.enter_async_context(_running("engine watch", watch.run_forever()))
     # Calls that still generate are recorded on the way out, so this comes before the engine's tasks stop.
     stack.push_async_callback(services.calls.aclose)
-    await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, services.erasing.listen))
+    await stack.enter_async_context(_repeated("erasures", _ERASURES_SECONDS, services.erasing.poll_marks))
 
     async def sweep() -> None:
         await services.credentials.write_uses()

@@ -25,6 +25,7 @@ router = APIRouter(tags=["feedback"])
 # Bound of a reward's magnitude: sums of many rewards stay finite, even in float32.
 LARGEST_REWARD = 1e12
 
+# Bounds of one request, whose items are written in one transaction.
 _MOST_ITEMS = 1024
 _MOST_COMPONENTS = 64
 

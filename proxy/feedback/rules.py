@@ -15,7 +15,8 @@ from proxy.feedback.repository import RulesRepository
 from proxy.lifecycle.lifecycle import settle
 from proxy.settings import RunSettings
 
-_AT_ONCE = 500
+# Ledger entries per transaction, which other writes wait for.
+ENTRIES_AT_ONCE = 500
 
 
 async def apply_changed_rules(database: Database, clock: Clock) -> bool:
@@ -39,9 +40,9 @@ async def apply_changed_rules(database: Database, clock: Clock) -> bool:
 
 def _settle_some(connection: Connection, *, run_ids: set[str], after: int, now: float) -> int | None:
     """Settle the sessions of the next ledger entries. Return the sequence to continue after, None at the end."""
-    entries = RulesRepository(connection).entries(after, _AT_ONCE)
+    entries = RulesRepository(connection).entries(after, ENTRIES_AT_ONCE)
     settle(connection, list(dict.fromkeys(row.session_id for row in entries if row.run_id in run_ids)), now=now)
-    return entries[-1].sequence if len(entries) == _AT_ONCE else None
+    return entries[-1].sequence if len(entries) == ENTRIES_AT_ONCE else None
 
 
 def _note(connection: Connection, *, run_id: str, rules: RewardRules) -> None:

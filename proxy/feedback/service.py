@@ -156,6 +156,7 @@ class _Recording(Together[_Recorded]):
     def together(cls, connection: Connection, writes: Sequence[Self]) -> list[_Recorded]:
         repository = FeedbackRepository(connection)
         named = {name: None for write in writes for name in write._named()}
+        # One query locks the sessions of all writes; a single one is found by its item's own query.
         known = {row.id: row for row in repository.sessions(list(named))} if len(named) > 1 else {}
         found = [_Recorded([], [], {}, []) for _ in writes]
         rows: list[dict[str, Any]] = []

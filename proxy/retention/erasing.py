@@ -23,7 +23,7 @@ from proxy.database.unit_of_work import Database
 from proxy.errors import InvalidRequest, NotFound
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
-from proxy.retention.repository import ErasedReason, KeepingRepository
+from proxy.retention.repository import ErasedReason, ErasureRepository
 from proxy.runs.service import RunDirectory
 
 _SESSIONS_AT_ONCE = 64
@@ -94,7 +94,7 @@ class EraseService:
         self._signals = signals
         self._clock = clock
         self._observer = observer
-        self._heard: dict[str, float] = {}
+        self._seen_marks: dict[str, float] = {}
         self._scrubbing_due = True
 
     async def erase(self, target: ErasureTarget, *, dry_run: bool = False) -> ErasureReport:
@@ -108,8 +108,8 @@ class EraseService:
         if not dry_run:
             erased = await self.mark(session_ids, ErasedReason.REQUESTED, by=by)
             await self.empty(session_ids)
-        rows = await self._database.read(lambda found: KeepingRepository(found).account(session_ids))
-        fitted = await self._database.read(lambda found: KeepingRepository(found).fitted_to(session_ids))
+        rows = await self._database.read(lambda found: ErasureRepository(found).account(session_ids))
+        fitted = await self._database.read(lambda found: ErasureRepository(found).fitted_to(session_ids))
         learnt: dict[tuple[str, int], int] = {(run, version): count for run, version, count in fitted}
         for row in rows:
             if row.consumed_by is not None:
@@ -138,7 +138,7 @@ class EraseService:
             self._signals.events.notify()
             if self._observer is not None:
                 self._observer.sessions_erased(marked, reason=reason.value)
-        self._tell(session_ids, requested=session_ids if reason is ErasedReason.REQUESTED else ())
+        self._notify(session_ids, requested=session_ids if reason is ErasedReason.REQUESTED else ())
         return marked
 
     async def empty(self, session_ids: Sequence[str] | None = None) -> int:
@@ -146,7 +146,7 @@ class EraseService:
         emptied = 0
         for _ in range(_BATCHES):
             part = await self._database.read(
-                lambda found: KeepingRepository(found).to_empty(session_ids, _SESSIONS_AT_ONCE)
+                lambda found: ErasureRepository(found).to_empty(session_ids, _SESSIONS_AT_ONCE)
             )
             if not part:
                 break
@@ -158,16 +158,16 @@ class EraseService:
             self._scrubbing_due = not await self._database.scrub()
         return emptied
 
-    async def listen(self) -> None:
+    async def poll_marks(self) -> None:
         """Notify this process of sessions that other processes erased."""
-        since = max(self._heard.values(), default=self._clock()) - _OVERLAP_SECONDS
-        rows = await self._database.read(lambda found: KeepingRepository(found).marked_since(since))
-        new = [row for row in rows if row.id not in self._heard]
-        self._heard = {row.id: row.erased_at for row in rows}
+        since = max(self._seen_marks.values(), default=self._clock()) - _OVERLAP_SECONDS
+        rows = await self._database.read(lambda found: ErasureRepository(found).marked_since(since))
+        new = [row for row in rows if row.id not in self._seen_marks]
+        self._seen_marks = {row.id: row.erased_at for row in rows}
         requested = [row.id for row in new if row.erased_reason == ErasedReason.REQUESTED.value]
-        self._tell([row.id for row in new], requested=requested)
+        self._notify([row.id for row in new], requested=requested)
 
-    def _tell(self, session_ids: Sequence[str], *, requested: Sequence[str]) -> None:
+    def _notify(self, session_ids: Sequence[str], *, requested: Sequence[str]) -> None:
         self._signals.erasures.notify(session_ids)
         self._signals.requested_erasures.notify(requested)
 
@@ -177,9 +177,9 @@ class EraseService:
         run_id = (await self._runs.by_name_or_id(target.run)).id if target.run is not None else None
         if target.user is not None:
             digest = self._credentials.pseudonym(target.user.strip())
-            return await self._database.read(lambda found: KeepingRepository(found).of_user(digest, run_id=run_id))
+            return await self._database.read(lambda found: ErasureRepository(found).of_user(digest, run_id=run_id))
         name = str(target.session)
-        session_ids = await self._database.read(lambda found: KeepingRepository(found).named(name, run_id=run_id))
+        session_ids = await self._database.read(lambda found: ErasureRepository(found).named(name, run_id=run_id))
         if not session_ids:
             raise NotFound(
                 f"there is no session {name!r}; an erased session is found only by its id", param="session"
@@ -188,7 +188,7 @@ class EraseService:
 
 
 def _mark(session_ids: Sequence[str], reason: ErasedReason, by: str, now: float, connection: Connection) -> int:
-    marked = KeepingRepository(connection).mark(session_ids, reason, now)
+    marked = ErasureRepository(connection).mark(session_ids, reason, now)
     for run_id, count in marked.items():
         data = {"count": count, "reason": reason.value, "by": by}
         append_event(connection, run_id=run_id, kind="sessions.erased", data=data, now=now)
@@ -196,4 +196,4 @@ def _mark(session_ids: Sequence[str], reason: ErasedReason, by: str, now: float,
 
 
 def _empty(session_ids: Sequence[str], now: float, connection: Connection) -> int:
-    return KeepingRepository(connection).empty(session_ids, turns=_TURNS_AT_ONCE, now=now)
+    return ErasureRepository(connection).empty(session_ids, turns=_TURNS_AT_ONCE, now=now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from proxy.contract.states import EndReason, SessionState, TrainingState
+from proxy.database.chunks import chunks
 from proxy.database.tables import (
     NO_CONVERSATION,
     PolicyVersionRow,
@@ -38,9 +39,6 @@ from proxy.database.tables import (
 )
 
 AnyRow = Row[*tuple[Any, ...]]
-
-# Databases bound the number of parameters of a statement.
-_CHUNK = 500
 
 # A mark leaves these training states as they are: a trainer already has the session or has used it.
 _STAYS = (TrainingState.LEASED.value, TrainingState.CONSUMED.value, TrainingState.STALE.value)
@@ -58,7 +56,7 @@ class ErasedReason(StrEnum):
     RETENTION = "retention"
 
 
-class KeepingRepository:
+class ErasureRepository:
     """Queries that run within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
@@ -117,7 +115,7 @@ class KeepingRepository:
         A leased session stays in its claim, whose commit records that it was trained.
         """
         marked: dict[str, int] = {}
-        for part in _chunks(session_ids):
+        for part in chunks(session_ids):
             for row in self._connection.execute(_MARK, {"ids": part, "now": now, "reason": reason.value}):
                 marked[row.run_id] = marked.get(row.run_id, 0) + 1
         return marked
@@ -135,7 +133,7 @@ class KeepingRepository:
         statement = select(SessionRow.id).where(SessionRow.erased_at.is_not(None), SessionRow.emptied_at.is_(None))
         if session_ids is not None:
             found: list[str] = []
-            for part in _chunks(session_ids):
+            for part in chunks(session_ids):
                 found += self._connection.execute(statement.where(SessionRow.id.in_(part))).scalars()
                 if len(found) >= limit:
                     break
@@ -158,7 +156,7 @@ class KeepingRepository:
     def account(self, session_ids: Sequence[str]) -> list[AnyRow]:
         """Count sessions, turns, erased sessions and those with content, by run, training state and version."""
         found: list[AnyRow] = []
-        for part in _chunks(session_ids):
+        for part in chunks(session_ids):
             found += self._connection.execute(_ACCOUNT, {"ids": part})
         return found
 
@@ -168,7 +166,7 @@ class KeepingRepository:
         wanted = set(session_ids)
         run_ids = {
             run_id
-            for part in _chunks(session_ids)
+            for part in chunks(session_ids)
             for run_id in self._connection.execute(
                 select(SessionRow.run_id).where(SessionRow.id.in_(part)).distinct()
             ).scalars()
@@ -297,7 +295,3 @@ _ACCOUNT = (
     .where(SessionRow.id.in_(_AMONG))
     .group_by(RunRow.name, SessionRow.training, SessionRow.consumed_by)
 )
-
-
-def _chunks(ids: Sequence[str]) -> Iterable[list[str]]:
-    return (list(ids[start : start + _CHUNK]) for start in range(0, len(ids), _CHUNK))

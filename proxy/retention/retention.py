@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.retention.erasing import EraseService
-from proxy.retention.repository import ErasedReason, KeepingRepository
+from proxy.retention.repository import ErasedReason, ErasureRepository
 from proxy.runs.service import RunDirectory
 from proxy.settings import RetentionSettings
 
@@ -50,7 +50,7 @@ class RetentionService:
 
 
 def _overdue(run_id: str, kept: RetentionSettings, now: float, connection: Connection) -> list[str]:
-    return KeepingRepository(connection).overdue(
+    return ErasureRepository(connection).overdue(
         run_id,
         ended_before=now - kept.max_age_days * _DAY if kept.max_age_days is not None else None,
         beyond=kept.max_sessions,

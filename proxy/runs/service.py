@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,43 +57,8 @@ class RunDirectory:
                 "run.model: no base model is given; set it to a directory or a Hugging Face id "
                 "(in the file, as BASE_RL_RUN__MODEL, or with --model)"
             )
-        base_model = _resolved(settings.model)
-        config = settings.model_dump(mode="json")
-        now = self._clock()
-
-        def create_or_configure(connection: Connection) -> None:
-            row = RunRepository(connection).by_name(settings.name)
-            if row is None:
-                if "name" not in settings.model_fields_set:
-                    others = RunRepository(connection).all_by_age()
-                    if others:
-                        names = ", ".join(other.name for other in others)
-                        raise ConfigurationError(
-                            f"run.name: not set, and the store has no run {settings.name!r}; it has {names}."
-                            " Set it to one of them, or to the name of a new run"
-                        )
-                run_id = new_run_id()
-                RunRepository(connection).insert(
-                    run_id=run_id,
-                    name=settings.name,
-                    base_model=base_model,
-                    config=config,
-                    reward_rules=msgspec.to_builtins(settings.reward_rules),
-                    now=now,
-                )
-                data = {"name": settings.name, "base_model": base_model}
-                append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
-            elif row.base_model != base_model:
-                raise ConfigurationError(
-                    f"run.model: the run {settings.name!r} was created on {row.base_model} and cannot continue on "
-                    f"{base_model}; set the original model again, choose another run.name, or another server.data_dir"
-                )
-            elif row.config != config:
-                RunRepository(connection).set_config(row.id, config)
-                changed = sorted(key for key in config if row.config.get(key) != config[key])
-                append_event(connection, run_id=row.id, kind="run.configured", data={"changed": changed}, now=now)
-
-        await self._database.commit(create_or_configure)
+        write = partial(_create_or_configure, settings, _resolved(settings.model), self._clock())
+        await self._database.commit(write)
         self._recent.clear()
         return await self.by_name(settings.name)
 
@@ -173,6 +139,40 @@ class RunDirectory:
             known = (config, RunSettings.model_validate(config))
             self._parsed[run_id] = known
         return known[1]
+
+
+def _create_or_configure(settings: RunSettings, base_model: str, now: float, connection: Connection) -> None:
+    repository = RunRepository(connection)
+    config = settings.model_dump(mode="json")
+    row = repository.by_name(settings.name)
+    if row is None:
+        _check_named(settings, repository)
+        run_id = new_run_id()
+        rules = msgspec.to_builtins(settings.reward_rules)
+        repository.insert(
+            run_id=run_id, name=settings.name, base_model=base_model, config=config, reward_rules=rules, now=now
+        )
+        data: dict[str, Any] = {"name": settings.name, "base_model": base_model}
+        append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
+    elif row.base_model != base_model:
+        raise ConfigurationError(
+            f"run.model: the run {settings.name!r} was created on {row.base_model} and cannot continue on "
+            f"{base_model}; set the original model again, choose another run.name, or another server.data_dir"
+        )
+    elif row.config != config:
+        repository.set_config(row.id, config)
+        data = {"changed": sorted(key for key in config if row.config.get(key) != config[key])}
+        append_event(connection, run_id=row.id, kind="run.configured", data=data, now=now)
+
+
+def _check_named(settings: RunSettings, repository: RunRepository) -> None:
+    """Raise ConfigurationError if a new run would take the default name beside other runs."""
+    others = [] if "name" in settings.model_fields_set else repository.all_by_age()
+    if others:
+        raise ConfigurationError(
+            f"run.name: not set, and the store has no run {settings.name!r}; it has"
+            f" {', '.join(other.name for other in others)}. Set it to one of them, or to the name of a new run"
+        )
 
 
 def _resolved(model: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select
 
+from proxy.database.chunks import chunks
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -17,8 +18,6 @@ from proxy.database.tables import (
 )
 
 AnyRow = Row[*tuple[Any, ...]]
-
-_CHUNK = 500
 
 
 class StepRepository:
@@ -39,7 +38,7 @@ class StepRepository:
 
     def claims(self, claim_ids: Sequence[str]) -> dict[str, AnyRow]:
         found: dict[str, AnyRow] = {}
-        for part in _chunks(claim_ids):
+        for part in chunks(claim_ids):
             for row in self._connection.execute(_CLAIMS, {"ids": part}):
                 found[row.id] = row
         return found
@@ -47,7 +46,7 @@ class StepRepository:
     def handed_out(self, claim_ids: Sequence[str]) -> dict[str, list[AnyRow]]:
         """Return the sessions of each claim, in the order of the batch."""
         found: dict[str, list[AnyRow]] = {claim_id: [] for claim_id in claim_ids}
-        for part in _chunks(claim_ids):
+        for part in chunks(claim_ids):
             for row in self._connection.execute(_HANDED_OUT, {"ids": part}):
                 found[row.claim_id].append(row)
         return found
@@ -55,7 +54,7 @@ class StepRepository:
     def lacking_turns(self, turn_counts: Mapping[str, int]) -> set[str]:
         """Return the sessions that lack some of their first `turn_counts[session]` turns."""
         kept = dict.fromkeys(turn_counts, 0)
-        for part in _chunks(list(turn_counts)):
+        for part in chunks(list(turn_counts)):
             for row in self._connection.execute(_ORDINALS, {"ids": part}):
                 kept[row.session_id] += row.ordinal < turn_counts[row.session_id]
         return {session_id for session_id, count in kept.items() if count < turn_counts[session_id]}
@@ -84,8 +83,3 @@ _HANDED_OUT = (
 _ORDINALS = select(TurnRow.session_id, TurnRow.ordinal).where(
     TurnRow.session_id.in_(bindparam("ids", expanding=True))
 )
-
-
-def _chunks(ids: Sequence[str]) -> list[list[str]]:
-    # Databases limit the number of parameters of a statement.
-    return [list(ids[start : start + _CHUNK]) for start in range(0, len(ids), _CHUNK)]

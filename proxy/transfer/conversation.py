@@ -17,6 +17,8 @@ def messages_of(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
     path: list[TurnRecord] = []
     while last is not None:
         path.append(turns[last])
+        # An edited or new conversation begins with messages of its own; only exact and retemplated turns extend the
+        # parent's.
         last = turns[last].parent if turns[last].continuation in _CONTINUES else None
     messages: list[dict[str, Any]] = []
     for turn in reversed(path):

@@ -19,6 +19,7 @@ from proxy.database.packed_json import json_text
 from proxy.transfer.conversation import messages_of
 from proxy.transfer.records import InvalidRecord, SessionRecord, check
 
+# Rows of a batch, which is in memory as Python objects.
 _READ_AT_ONCE = 16
 _JSON_OF_SESSION = ("metadata", "tools")
 _JSON_OF_TURN = ("sampling", "messages", "request", "response")
@@ -103,6 +104,7 @@ def _schema(arrow: Any) -> Any:
             "prefix_tokens": number,
             "prompt_ids": ids,
             "output_ids": ids,
+            # The store has float32 too, so nothing is lost.
             "logprobs": arrow.list_(arrow.float32()),
             "versions": arrow.list_(arrow.struct({"version": number, "start": number, "end": number})),
             "masked": arrow.list_(arrow.struct({"start": number, "end": number})),
@@ -203,6 +205,7 @@ def _record(row: dict[str, Any]) -> SessionRecord:
     except (KeyError, TypeError) as error:
         raise InvalidRecord(f"this row is not a session: {error!r}") from error
     check(record)
+    # The columns of `messages` have lost what readers do not expect, so the messages are derived from the turns.
     return msgspec.structs.replace(record, messages=messages_of(record.turns))
 
 

@@ -118,6 +118,7 @@ def check(record: SessionRecord) -> None:
         raise InvalidRecord("state must be open or ended - at `$.state`")
     if record.outcome is not None and record.outcome not in set(Outcome):
         raise InvalidRecord("outcome must be completed, failed, cancelled or null - at `$.outcome`")
+    # Path length of each turn in tokens; parents come first, so one pass suffices.
     lengths: list[int] = []
     for index, turn in enumerate(record.turns):
         _check_turn(turn, f"$.turns[{index}]", lengths)

@@ -33,6 +33,7 @@ _Record = TypeVar("_Record")
 
 PseudonymsOf = Callable[[Mapping[str, Any]], Sequence[bytes]]
 
+# Sessions per read transaction: each may have many megabytes, and all of them are in memory.
 _READ_AT_ONCE = 16
 # Sessions per transaction, which other writes wait for.
 _WRITTEN_AT_ONCE = 16
@@ -117,6 +118,7 @@ class TransferService:
         imported = trainable = 0
         for start in range(0, len(records), _WRITTEN_AT_ONCE):
             part = records[start : start + _WRITTEN_AT_ONCE]
+            # Outside the transaction, which other writes wait for.
             users = [self._users(record) for record in part]
             write = partial(_add, run, part, users, train, keep_ids, self._clock())
             added, usable = await self._database.commit(write)

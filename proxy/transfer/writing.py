@@ -45,6 +45,7 @@ class TransferWriter:
             return False
         session_id = record.session_id if keep_ids else new_session_id()
         turn_ids = {turn.id: turn.id if keep_ids else new_turn_id() for turn in record.turns}
+        # Excluded for good, so that a later reward does not make the session ready.
         held_back = not (train and is_whole(record, self._head_version))
         self._connection.execute(insert(SessionRow).values(**self._session(record, session_id, origin, held_back)))
         renamed = {**turn_ids, record.session_id: session_id}
@@ -69,6 +70,7 @@ class TransferWriter:
         if users:
             rows = [{"session_id": session_id, "digest": digest, "run_id": self._run_id} for digest in users]
             self._connection.execute(insert(SessionUserRow), rows)
+        # Combines the rewards and sets the training state, as after any change of the ledger.
         settle(self._connection, [session_id], now=now)
         return True
 

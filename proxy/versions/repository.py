@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, Row, case, func, insert, select, update
@@ -16,6 +16,7 @@ from proxy.contract.identifiers import ClaimId, RunId
 from proxy.contract.policy import VersionState, WeightsReference
 from proxy.contract.states import ClaimState, TrainingState
 from proxy.contract.step import TokenAudit
+from proxy.database.chunks import chunks
 from proxy.database.tables import (
     ClaimedSessionRow,
     ClaimRow,
@@ -30,7 +31,6 @@ from proxy.lifecycle.lifecycle import settle
 
 AnyRow = Row[*tuple[Any, ...]]
 
-_CHUNK = 500
 _ENDED = (VersionState.RETIRED.value, VersionState.REJECTED.value)
 
 
@@ -248,7 +248,7 @@ class VersionRepository:
     def weights_at(self, run_id: str, uris: Sequence[str]) -> list[tuple[str, int]]:
         """Return (uri, version) of the uris that are weights of the run, oldest version first."""
         found: list[tuple[str, int]] = []
-        for part in _chunks(uris):
+        for part in chunks(uris):
             statement = select(PolicyVersionRow.weights_uri, PolicyVersionRow.version).where(
                 PolicyVersionRow.run_id == run_id, PolicyVersionRow.weights_uri.in_(part)
             )
@@ -258,7 +258,7 @@ class VersionRepository:
     def mark_removed(self, run_id: str, versions: Sequence[int], *, now: float) -> list[int]:
         """Mark the weights of these versions as removed; return those that were not marked before."""
         marked: list[int] = []
-        for part in _chunks(versions):
+        for part in chunks(versions):
             statement = (
                 update(PolicyVersionRow)
                 .where(
@@ -275,7 +275,7 @@ class VersionRepository:
     def removed(self, run_id: str, versions: Sequence[int]) -> set[int]:
         """Return the versions among these whose weights are marked as removed."""
         found: set[int] = set()
-        for part in _chunks(versions):
+        for part in chunks(versions):
             statement = select(PolicyVersionRow.version).where(
                 PolicyVersionRow.run_id == run_id,
                 PolicyVersionRow.version.in_(part),
@@ -308,14 +308,6 @@ class VersionRepository:
                 swap_seconds=swap_seconds,
             )
         )
-
-
-_Value = TypeVar("_Value")
-
-
-def _chunks(values: Sequence[_Value]) -> Iterable[list[_Value]]:
-    """Split values into parts, because databases bound the number of parameters of a statement."""
-    return (list(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK))
 
 
 def _token_columns(run_id: str, version: int, audit: TokenAudit) -> dict[str, Any]:

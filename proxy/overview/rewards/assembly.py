@@ -16,7 +16,7 @@ def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[R
     """Build views of ledger entries. `ledger` has all entries of its sessions in order of arrival, so that an entry
     with a later one about the same subject is marked as superseded."""
     rows = list(ledger)
-    latest = {_about(row): row.sequence for row in rows}
+    latest = {subject_of(row): row.sequence for row in rows}
     return [
         RewardItem(
             sequence=row.sequence,
@@ -29,7 +29,7 @@ def reward_items(ledger: Iterable[AnyRow], used_by: Mapping[str, int]) -> list[R
             comment=row.comment,
             created_at=row.created_at,
             after_training=row.after_training,
-            superseded=latest[_about(row)] != row.sequence,
+            superseded=latest[subject_of(row)] != row.sequence,
             used_by=used_by.get(row.id),
         )
         for row in rows
@@ -54,5 +54,6 @@ def preference_view(row: AnyRow) -> PreferenceView:
     )
 
 
-def _about(row: AnyRow) -> tuple[str, str | None, str, str]:
+def subject_of(row: AnyRow) -> tuple[str, str | None, str, str]:
+    """Return what a ledger entry is about: of entries with the same subject, the last counts."""
     return (row.session_id, row.turn_id, row.name, row.source)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, Text, bindparam, cast, func, select
 
 from proxy.contract.policy import VersionState
+from proxy.database.chunks import chunks
 from proxy.database.tables import (
     ClaimedSessionRow,
     GroupRow,
@@ -20,9 +21,6 @@ from proxy.database.tables import (
 )
 
 AnyRow = Row[*tuple[Any, ...]]
-
-# Databases bound the number of parameters of a statement.
-_CHUNK = 500
 
 
 class StepRepository:
@@ -124,11 +122,11 @@ class StepRepository:
 
     def handed_out(self, claim_ids: Sequence[str]) -> list[AnyRow]:
         """Return the sessions of the claims, with their groups and current rewards."""
-        return [row for part in _chunks(claim_ids) for row in self._connection.execute(_SESSIONS, {"ids": part})]
+        return [row for part in chunks(claim_ids) for row in self._connection.execute(_SESSIONS, {"ids": part})]
 
     def rewards_of(self, session_ids: Sequence[str]) -> list[AnyRow]:
         """Return all ledger entries of the sessions, in order of arrival."""
-        rows = [row for part in _chunks(session_ids) for row in self._connection.execute(_LEDGER, {"ids": part})]
+        rows = [row for part in chunks(session_ids) for row in self._connection.execute(_LEDGER, {"ids": part})]
         return sorted(rows, key=lambda row: row.sequence)
 
     def sampled(self, run_id: str, version: int) -> set[str]:
@@ -185,7 +183,3 @@ _LEDGER = select(
     RewardRow.source,
     RewardRow.value,
 ).where(RewardRow.session_id.in_(bindparam("ids", expanding=True)))
-
-
-def _chunks(ids: Sequence[str]) -> Iterable[list[str]]:
-    return (list(ids[start : start + _CHUNK]) for start in range(0, len(ids), _CHUNK))

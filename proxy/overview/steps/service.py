@@ -13,6 +13,7 @@ from proxy.contract.claim import TrajectoryAudit
 from proxy.contract.step import StepInputs
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
+from proxy.overview.rewards.assembly import subject_of
 from proxy.overview.sessions.assembly import TokenText
 from proxy.overview.steps.assembly import audit_of, step_facts, step_item
 from proxy.overview.steps.repository import AnyRow, StepRepository
@@ -120,10 +121,10 @@ def _trajectory(
 
 def _used(sessions: Mapping[str, AnyRow], ledger: Sequence[AnyRow]) -> dict[str, tuple[UsedReward, ...]]:
     """Return by session, in order of arrival, the entries that were trained on, each with its current value."""
-    standing = {_about(entry): entry for entry in ledger}
+    standing = {subject_of(entry): entry for entry in ledger}
     entries: dict[str, list[UsedReward]] = {session_id: [] for session_id in sessions}
     for entry in _handed_out(sessions, ledger):
-        now = standing[_about(entry)]
+        now = standing[subject_of(entry)]
         entries[entry.session_id].append(
             UsedReward(
                 id=entry.id,
@@ -140,7 +141,3 @@ def _used(sessions: Mapping[str, AnyRow], ledger: Sequence[AnyRow]) -> dict[str,
 def _handed_out(sessions: Mapping[str, AnyRow], ledger: Iterable[AnyRow]) -> Iterable[AnyRow]:
     used = {session_id: set(session.reward_ids) for session_id, session in sessions.items()}
     return (entry for entry in ledger if entry.id in used[entry.session_id])
-
-
-def _about(entry: AnyRow) -> tuple[str, str | None, str, str]:
-    return entry.session_id, entry.turn_id, entry.name, entry.source

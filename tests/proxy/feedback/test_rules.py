@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from proxy.feedback import rules
 from proxy.feedback.repository import RulesRepository
@@ -16,7 +15,7 @@ from tests.proxy.feedback.ledger import Ledger
 async def test_sessions_that_are_not_trained_follow_the_rules(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "_AT_ONCE", 2)
+    monkeypatch.setattr(rules, "ENTRIES_AT_ONCE", 2)
     sessions = [await ledger.session(test=float(number), style=10.0) for number in range(3)]
     unjudged = await ledger.session(style=1.0)
     assert [(await ledger.of(session))[1] for session in sessions] == [10.0, 11.0, 12.0]
@@ -67,19 +66,19 @@ async def test_a_session_without_a_reward_by_the_new_rules_is_not_handed_out(led
     assert await ledger.of(session) == ("pending", None, None)
 
 
-async def test_applying_goes_on_after_a_crash(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "_AT_ONCE", 1)
+async def test_applying_rules_continues_after_a_crash(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "ENTRIES_AT_ONCE", 1)
     sessions = [await ledger.session(reward=1.0) for _ in range(3)]
-    real, calls = rules._settle_some, 0
+    read, calls = RulesRepository.entries, 0
 
-    def dies(connection: Connection, **values: Any) -> int | None:
+    def dies(repository: RulesRepository, after: int, limit: int) -> list[Any]:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise RuntimeError("power cut")
-        return real(connection, **values)
+        return read(repository, after, limit)
 
-    monkeypatch.setattr(rules, "_settle_some", dies)
+    monkeypatch.setattr(RulesRepository, "entries", dies)
     with pytest.raises(RuntimeError, match="power cut"):
         await ledger.reconfigure(reward_weights={"reward": 2.0})
     assert [(await ledger.of(session))[1] for session in sessions] == [2.0, 1.0, 1.0]
@@ -87,13 +86,15 @@ async def test_applying_goes_on_after_a_crash(ledger: Ledger, monkeypatch: pytes
     assert [(await ledger.of(session))[1] for session in sessions] == [2.0, 2.0, 2.0]
 
 
-async def test_nothing_is_gone_through_where_nothing_changed(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_ledger_is_not_read_without_a_change_of_rules(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await ledger.session(reward=1.0)
 
     def entries(_repository: RulesRepository, _after: int, _limit: int) -> list[Any]:
-        raise AssertionError("the ledger was gone through")
+        raise AssertionError("the ledger was read")
 
     monkeypatch.setattr(RulesRepository, "entries", entries)
     await ledger.reconfigure(session_idle_seconds=5)
-    with pytest.raises(AssertionError, match="gone through"):
+    with pytest.raises(AssertionError, match="ledger was read"):
         await ledger.reconfigure(rewards={"sources": "mean"})

@@ -183,8 +183,8 @@ async def test_other_proxies_hear_of_it(world: World) -> None:
     world.signals.erasures.listen(heard.append)
     world.signals.requested_erasures.listen(requested.append)
     other = eraser(world)
-    await other.listen()
-    await other.listen()
+    await other.poll_marks()
+    await other.poll_marks()
     assert heard == [frozenset({session_id, overdue})]
     assert requested == [frozenset({session_id})]
 
