@@ -28,21 +28,17 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from proxy.contract.identifiers import GroupId, KeyId, RunId, SessionId, new_group_id
-from proxy.contract.states import SessionState, TrainingState
 from proxy.contract.turn import Continuation, TurnState
 from proxy.database.prepared import NewRows, Prepared, among, given_rows, unindexed
 from proxy.database.tables import (
-    ClaimedSessionRow,
     GroupRow,
     RewardRow,
-    RunRow,
     SessionRow,
     SessionUserRow,
     TurnRow,
 )
 from proxy.errors import Conflict
 from proxy.lifecycle.lifecycle import is_open
-from proxy.lifecycle.preferences import preferences_about
 from proxy.lifecycle.session_names import session_called
 
 _HASHES = 64
@@ -103,23 +99,6 @@ class SessionRepository:
         """Return those of these sessions that the run has and nobody erased."""
         rows = _BY_IDS.run(self._connection, {"run": run_id, "ids": list(session_ids)})
         return [ContextRow(*row) for row in rows]
-
-    def attempts(self, run_id: str, name: str, limit: int) -> list[AnyRow]:
-        """Return the run's sessions of a name, the newest first."""
-        statement = (
-            select(
-                SessionRow.id,
-                SessionRow.attempt,
-                SessionRow.state,
-                SessionRow.training,
-                SessionRow.reward,
-                SessionRow.created_at,
-            )
-            .where(SessionRow.run_id == run_id, SessionRow.external_id == name)
-            .order_by(SessionRow.attempt.desc(), SessionRow.created_at.desc(), SessionRow.id.desc())
-            .limit(limit)
-        )
-        return list(self._connection.execute(statement).all())
 
     def of_turns(self, *, run_id: str, turn_ids: Sequence[str]) -> dict[str, ContextRow]:
         """Return the sessions of those of these turns that were recorded in the run, without failed ones."""
@@ -188,116 +167,6 @@ class SessionRepository:
 
     def set_group_size(self, group_id: str, size: int) -> None:
         self._connection.execute(update(GroupRow).where(GroupRow.id == group_id).values(size=size))
-
-    def whole(self, session_id: str) -> AnyRow:
-        """Return everything about a session that exists.
-
-        The names of its run and group and the rewards that its claim handed out are in the row.
-        """
-        statement = (
-            select(
-                SessionRow.__table__,
-                RunRow.name.label("run_name"),
-                GroupRow.name.label("group_name"),
-                ClaimedSessionRow.reward.label("handed_reward"),
-                ClaimedSessionRow.reward_ids.label("handed_ids"),
-            )
-            .join(RunRow, RunRow.id == SessionRow.run_id)
-            .join(GroupRow, GroupRow.id == SessionRow.group_id, isouter=True)
-            .join(
-                ClaimedSessionRow,
-                and_(
-                    ClaimedSessionRow.claim_id == SessionRow.claim_id, ClaimedSessionRow.session_id == SessionRow.id
-                ),
-                isouter=True,
-            )
-            .where(SessionRow.id == session_id)
-        )
-        return self._connection.execute(statement).one()
-
-    def turns(self, session_id: str) -> list[AnyRow]:
-        statement = (
-            select(
-                TurnRow.id,
-                TurnRow.ordinal,
-                TurnRow.parent_id,
-                TurnRow.finish_reason,
-                TurnRow.continuation,
-                TurnRow.state,
-                TurnRow.attributed_by,
-                TurnRow.prefix_tokens,
-                TurnRow.prompt_token_count,
-                func.coalesce(TurnRow.sampling["temperature"].as_float(), 1.0).label("temperature"),
-                func.length(TurnRow.output_logprobs).label("logprob_bytes"),
-                TurnRow.started_at,
-                TurnRow.finished_at,
-            )
-            .where(TurnRow.session_id == session_id)
-            .order_by(TurnRow.ordinal, TurnRow.id)
-        )
-        return list(self._connection.execute(statement).all())
-
-    def rewards(self, session_id: str) -> list[AnyRow]:
-        """Return the session's rewards in order of arrival."""
-        statement = (
-            select(
-                RewardRow.id,
-                RewardRow.turn_id,
-                RewardRow.name,
-                RewardRow.value,
-                RewardRow.source,
-                RewardRow.comment,
-                RewardRow.after_training,
-                RewardRow.created_at,
-            )
-            .where(RewardRow.session_id == session_id)
-            .order_by(RewardRow.sequence)
-        )
-        return list(self._connection.execute(statement).all())
-
-    def preferences(self, session_id: str) -> list[AnyRow]:
-        """Return the preferences about the session in order of arrival."""
-        return list(self._connection.execute(preferences_about(session_id)).all())
-
-    def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
-        """Return open sessions that had no call for their idle time, longest silent first."""
-        idle_at = SessionRow.last_active_at + func.coalesce(SessionRow.idle_seconds, default_seconds)
-        statement = (
-            select(SessionRow.id)
-            .where(is_open(), SessionRow.run_id == run_id, idle_at <= now)
-            .order_by(SessionRow.last_active_at)
-            .limit(limit)
-        )
-        return list(self._connection.execute(statement).scalars())
-
-    def unrewarded(self, *, run_id: str, ended_before: float, limit: int) -> list[str]:
-        """Return sessions that ended before that time and still wait for a reward."""
-        statement = (
-            select(SessionRow.id)
-            .where(
-                and_(SessionRow.run_id == run_id, SessionRow.training == TrainingState.PENDING.value),
-                and_(SessionRow.state == SessionState.ENDED.value, SessionRow.ended_at <= ended_before),
-            )
-            .limit(limit)
-        )
-        return list(self._connection.execute(statement).scalars())
-
-    def expire(self, session_ids: Sequence[str]) -> int:
-        result = self._connection.execute(
-            update(SessionRow)
-            .where(SessionRow.id.in_(session_ids), SessionRow.training == TrainingState.PENDING.value)
-            .values(training=TrainingState.EXPIRED.value)
-        )
-        return result.rowcount
-
-    def count_revised(self) -> list[AnyRow]:
-        revised = (
-            select(func.count())
-            .where(SessionRow.run_id == RunRow.id, SessionRow.revised_at.is_not(None))
-            .correlate(RunRow)
-            .scalar_subquery()
-        )
-        return list(self._connection.execute(select(RunRow.name, revised.label("sessions"))).all())
 
 
 _NEW = (

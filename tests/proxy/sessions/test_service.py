@@ -15,7 +15,7 @@ from proxy.errors import InvalidRequest, NotFound, PermissionDenied
 from proxy.feedback.service import FeedbackItem
 from proxy.sessions.identification import AttributedBy, Name, SessionHints
 from proxy.sessions.opening import SessionSpec
-from proxy.sessions.service import Swept
+from proxy.sessions.sweeping import Swept
 from proxy.settings import RunSettings
 from tests.proxy.store import Store
 

@@ -1,0 +1,61 @@
+"""Rows of sessions that time has overtaken: idle, unrewarded, or rewarded anew after training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, func, select, update
+
+from proxy.contract.states import SessionState, TrainingState
+from proxy.database.tables import RunRow, SessionRow
+from proxy.lifecycle.lifecycle import is_open
+
+AnyRow = Row[*tuple[Any, ...]]
+
+
+class SweepRepository:
+    """Reads and writes of the sweep, on the connection of one transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def idle(self, *, run_id: str, default_seconds: float, now: float, limit: int) -> list[str]:
+        """Return open sessions that had no call for their idle time, longest silent first."""
+        idle_at = SessionRow.last_active_at + func.coalesce(SessionRow.idle_seconds, default_seconds)
+        statement = (
+            select(SessionRow.id)
+            .where(is_open(), SessionRow.run_id == run_id, idle_at <= now)
+            .order_by(SessionRow.last_active_at)
+            .limit(limit)
+        )
+        return list(self._connection.execute(statement).scalars())
+
+    def unrewarded(self, *, run_id: str, ended_before: float, limit: int) -> list[str]:
+        """Return sessions that ended before that time and still wait for a reward."""
+        statement = (
+            select(SessionRow.id)
+            .where(
+                and_(SessionRow.run_id == run_id, SessionRow.training == TrainingState.PENDING.value),
+                and_(SessionRow.state == SessionState.ENDED.value, SessionRow.ended_at <= ended_before),
+            )
+            .limit(limit)
+        )
+        return list(self._connection.execute(statement).scalars())
+
+    def expire(self, session_ids: Sequence[str]) -> int:
+        result = self._connection.execute(
+            update(SessionRow)
+            .where(SessionRow.id.in_(session_ids), SessionRow.training == TrainingState.PENDING.value)
+            .values(training=TrainingState.EXPIRED.value)
+        )
+        return result.rowcount
+
+    def count_revised(self) -> list[AnyRow]:
+        revised = (
+            select(func.count())
+            .where(SessionRow.run_id == RunRow.id, SessionRow.revised_at.is_not(None))
+            .correlate(RunRow)
+            .scalar_subquery()
+        )
+        return list(self._connection.execute(select(RunRow.name, revised.label("sessions"))).all())
