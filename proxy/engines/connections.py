@@ -92,6 +92,7 @@ class Connections:
             # No connection was idle, or the engine closed it without an answer: it cannot have taken the request, so
             # one repetition is safe.
             fresh = await self._connect()
+            # Again: `suspend` may have come while the connection was made, and it closes open connections only.
             if self._suspended is not None:
                 fresh.close()
             self._check_suspended()
@@ -99,7 +100,7 @@ class Connections:
                 return Reply(self, fresh)
             raise _lost("it was closed without an answer")
         except BaseException:
-            self._slots.release()
+            self._slots.release()  # with a reply, `take_back` releases the slot
             raise
 
     def suspend(self, reason: str) -> None:

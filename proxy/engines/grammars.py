@@ -49,6 +49,7 @@ def constraint_for(constraint: Constraint, backend: str | None) -> Constraint:
     return constraint
 
 
+# Only for llguidance, whose form has to be written anew; XGrammar reads the constraint as it is.
 @lru_cache(maxsize=_REMEMBERED)
 def _for_llguidance(constraint: Constraint) -> Constraint:
     """Return the constraint as a grammar: the options in `LARK_HEAD` exist only there."""

@@ -127,6 +127,7 @@ async def wait_until_ready(url: str, *, timeout: float, process_alive: Callable[
     """
     # Only health checks are sent before that, because weight updates crash a starting SGLang.
     try:
+        # Without the environment's proxies, which would be asked for an address on loopback.
         async with asyncio.timeout(timeout), httpx.AsyncClient(base_url=url, timeout=30.0, trust_env=False) as client:
             while not await _answers(client):
                 if not process_alive():

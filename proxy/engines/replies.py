@@ -64,6 +64,7 @@ class Reply(msgspec.Struct, frozen=True):
     error: dict[str, Any] | str | None = None
 
 
+# Built once, because building a decoder takes longer than reading a short reply.
 _DECODER = msgspec.json.Decoder(Reply)
 
 _UNBOUNDED = ReplyBounds()
@@ -205,7 +206,7 @@ def _message_in(content: bytes) -> str:
         body = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError):
         return content.decode(errors="replace").strip()
-    for _ in range(2):
+    for _ in range(2):  # {"error": {"message": …}} is the deepest shape
         if isinstance(body, dict):
             body = body.get("error") or body.get("message") or body
     return body if isinstance(body, str) else msgspec.json.encode(body).decode()

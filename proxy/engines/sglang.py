@@ -145,6 +145,7 @@ class SglangEngine:
         task.add_done_callback(self._aborts.discard)
 
     async def _abort_quietly(self, request_id: str) -> None:
+        # A lost abort costs the engine the rest of one answer, and nobody waits for it any more.
         with contextlib.suppress(BaseRlError):
             await self.abort(request_id)
 

@@ -111,12 +111,12 @@ class VersionFaults:
         else:
             self._failures = None  # another engine may accept what this one refused
 
-    async def engine_lives(self, target: Target, held: int | None) -> None:
+    async def engine_lives(self, target: Target, loaded: int | None) -> None:
         """Clear the version's earlier deaths once this engine has lived with it for long enough."""
         if self._given is None or self._given.is_suspect():
             return
         self._given = None
-        if held == target.version and target.deaths:
+        if loaded == target.version and target.deaths:
             await self._rejections.engine_survived(target.version)
 
     async def _reject(self, version: int, reason: str) -> None:

@@ -132,7 +132,7 @@ class SwapController:
             await self._versions_changed.wait(self._interval, since=seen)
 
     async def reconcile(self) -> None:
-        """Ask the engine what it holds, load the head if it is another version, and record what is served.
+        """Ask the engine what it holds, load the head if it is another version, and record which version is served.
 
         Raises StoreUnavailable.
         """
@@ -142,21 +142,20 @@ class SwapController:
         if self._loader.may_be_paused and not await self._loader.resume():
             await self._health.report_lost("generation is paused and cannot be resumed")
             return
-        held = self._health.version = self._health.version_in(info)
+        loaded = self._health.version = self._health.version_in(info)
         target = await self._records.read_target()
-        if held is not None and held > target.version:
-            held = self._health.version = (
-                None  # the store was reset to an earlier state and does not have this version
-            )
-        await self._faults.engine_lives(target, held)
-        if held != target.version and self._faults.is_due(target.version) and await self._may_load(target):
-            held = await self._swap(target, info)
-        if held is None:
+        if loaded is not None and loaded > target.version:
+            # The store was reset to an earlier state and does not know this version.
+            loaded = self._health.version = None
+        await self._faults.engine_lives(target, loaded)
+        if loaded != target.version and self._faults.is_due(target.version) and await self._may_load(target):
+            loaded = await self._swap(target, info)
+        if loaded is None:
             await self._health.report_lost("the engine holds no version of this run")
             return
-        if held != target.recorded:
-            await self._records.record_served(held, previous=target.recorded, swap_seconds=self._swap_seconds)
-        await self._health.report_ready(held)
+        if loaded != target.recorded:
+            await self._records.record_served(loaded, previous=target.recorded, swap_seconds=self._swap_seconds)
+        await self._health.report_ready(loaded)
 
     async def _ask(self) -> EngineInfo | None:
         """Ask the engine what it holds; None without an answer. A loss may be the fault of the version it was

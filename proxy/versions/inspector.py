@@ -37,6 +37,7 @@ class WeightsInspector:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._stopping = threading.Event()
+        # One thread: checks read gigabytes, and two at once would only compete for the disk.
         self._thread = ThreadPoolExecutor(1, "weights", initializer=_be_nice)
         self._running: dict[bytes, asyncio.Task[Signature]] = {}
         self._passed: dict[bytes, tuple[Signature, float]] = {}

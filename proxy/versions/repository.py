@@ -56,10 +56,12 @@ class VersionRepository:
         """Return name, base model, head and serving version. With `lock`, nobody else claims or commits meanwhile."""
         statement = select(RunRow.name, RunRow.base_model, RunRow.head_version, RunRow.serving_version)
         statement = statement.where(RunRow.id == run_id)
+        # `key_share` locks the row FOR NO KEY UPDATE, so that sessions and turns of the run can be inserted
+        # meanwhile.
         return self._connection.execute(statement.with_for_update(key_share=True) if lock else statement).one()
 
     def head(self, run_id: str) -> tuple[AnyRow, AnyRow]:
-        """Return the run and the version that is its head, of one moment."""
+        """Return the run and its head version, both read in this transaction."""
         run = self.run(run_id)
         return run, self.version(run_id, run.head_version)
 
@@ -104,6 +106,7 @@ class VersionRepository:
 
     def count_death(self, run_id: str, version: int, *, before: int) -> int:
         """Count the death of an engine with this version if the count is still `before`; return the count."""
+        # Compare and set: several proxies may see one death, and only the first of them counts it.
         of_version = (PolicyVersionRow.run_id == run_id) & (PolicyVersionRow.version == version)
         self._connection.execute(
             update(PolicyVersionRow)
@@ -296,6 +299,7 @@ class VersionRepository:
         )
         self._connection.execute(
             update(PolicyVersionRow)
+            # The engine may return to an older version; a newer one then no longer serves.
             .where(of_run, PolicyVersionRow.version > version, PolicyVersionRow.state == VersionState.SERVING.value)
             .values(state=VersionState.COMMITTED.value)
         )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.contract.turn import SamplingParameters
+from proxy.contract.turn import Constraint, ConstraintKind, SamplingParameters
 from proxy.engines.protocol import EngineFinish, LabelSpan, PauseMode
 from proxy.engines.replies import ReplyParser
 from proxy.engines.requests import sampling_body
@@ -319,3 +319,12 @@ async def test_whether_it_draws_by_seed_is_looked_up_once(info: dict[str, Any], 
     async with engine_that(whole(200, {}), about_itself=whole(200, info)) as (engine, paths):
         assert [await engine.draws_by_seed() for _ in range(3)] == [seeded] * 3
         assert paths == ["/server_info"]
+
+
+async def test_an_engine_without_a_grammar_back_end_gets_no_constrained_request() -> None:
+    constraint = Constraint(kind=ConstraintKind.REGEX, text="a")
+    async with engine_that(whole(200, {}), about_itself=whole(200, {"grammar_backend": "none"})) as (engine, paths):
+        with pytest.raises(UnsupportedParameter, match="constrained decoding"):
+            await collect(engine, ask(constraint=constraint))
+        await engine.aclose()
+        assert "/generate" not in paths

@@ -15,7 +15,7 @@ import pytest
 from proxy.contract.turn import Constraint, ConstraintKind
 from proxy.engines.protocol import EngineFinish, GenerateRequest, PauseMode
 from proxy.engines.sglang import SglangEngine
-from proxy.errors import InvalidRequest, UnsupportedParameter
+from proxy.errors import InvalidRequest
 from proxy.grammars.structural_tag import structural_tag
 from tests.engines.conftest import Models, Reference, Server
 from tests.engines.generating import END_ID, PROMPT, Answer, ask, collect, gather, open_stream
@@ -299,9 +299,3 @@ async def test_references_as_deep_as_none_are_do_not_end_the_engine(server: Serv
         body = {"input_ids": list(PROMPT), "sampling_params": {"max_new_tokens": 3, "json_schema": text}}
         assert (await http.post("/generate", json=body)).status_code in {httpx.codes.OK, httpx.codes.BAD_REQUEST}
     assert (await http.get("/health_generate")).status_code == httpx.codes.OK
-
-
-async def test_an_engine_without_a_grammar_back_end_is_asked_nothing(engine: SglangEngine) -> None:
-    engine._grammar_backend = "none"
-    with pytest.raises(UnsupportedParameter, match="constrained decoding"):
-        await collect(engine, held_to("regex", "a"))

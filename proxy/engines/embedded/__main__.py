@@ -10,9 +10,9 @@ from proxy.engines.common.process import add_address, prepare, serve
 
 DESCRIPTION = """\
 Serves a Hugging Face causal language model over SGLang's native HTTP API: /generate with exact token ids and
-log-probabilities, weights replaced between two decode steps while requests go on. It is for machines without SGLang
-and for small models; it keeps no prefix cache and answers token ids, not text. Answers can be held to a JSON schema,
-a regular expression or a grammar.
+log-probabilities, weights replaced between two decode steps while requests continue. It is for machines without
+SGLang and for small models; it has no prefix cache and answers with token ids, not text. Answers can be constrained
+by a JSON schema, a regular expression or a grammar.
 
   python -m proxy.engines.embedded --model ./my-model --port 30000
   curl 127.0.0.1:30000/generate -d '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     prepare()
     torch.set_num_threads(options.threads)
+    # Arithmetic with denormal numbers is many times slower on CPUs, and their values do not matter here.
     torch.set_flush_denormal(True)
     seed = options.seed if options.seed is not None else torch.seed() % 2**63
     try:

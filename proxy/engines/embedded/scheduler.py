@@ -58,6 +58,7 @@ class Scheduler:
         self._woken: list[Generation] = []
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
+        # A daemon, so that a step that hangs does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     def start(self) -> None:

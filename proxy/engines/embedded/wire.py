@@ -31,8 +31,8 @@ class TensorUpdate(msgspec.Struct, frozen=True):
 
 
 class SamplingRules(msgspec.Struct, frozen=True, kw_only=True):
-    """Validated sampling parameters of one request. `top_k` 0 means no cut, `seed` None a draw that nobody can
-    repeat."""
+    """Validated sampling parameters of one request. `top_k` 0 means no cut, `seed` None a draw that cannot be
+    repeated."""
 
     max_new_tokens: int
     greedy: bool

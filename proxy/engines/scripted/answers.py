@@ -45,6 +45,7 @@ class AnswerWriter:
         found = self._remembered.get(key)
         if found is None:
             found = self._encode(chosen.rule, self._text(chosen.rule, dict(chosen.values), chosen.opening))
+            # Cleared as a whole, because a script with so many different answers is rare.
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
             if len(found) <= _REMEMBERED_TOKENS:

@@ -42,6 +42,7 @@ class ConstraintCheck:
         fault = self._faults.get(key)
         if fault is None:
             state = await self._compiler.compile(constraint, ())
+            # In a thread: validating a long answer would stop all other answers.
             fault = await asyncio.to_thread(self._fault, state.matcher, ids, whole=whole) or ""
             self._faults.put(key, fault)
         if fault:

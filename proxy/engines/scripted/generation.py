@@ -140,7 +140,7 @@ class Generation:
         self.wake()
 
     def wake(self) -> None:
-        """End the current wait, so that `steps` looks at the state again."""
+        """End the current wait, so that `steps` reads the state again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

@@ -66,6 +66,7 @@ async def test_what_is_beyond_bounds_is_refused() -> None:
 
 async def test_what_takes_too_long_is_refused_and_the_next_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler's thread cannot be ended; there is another one."""
+    # A private method, because no grammar is slow enough on every machine and within the bounds on its size.
     grammars, compile_now = compiler(), GrammarCompiler._compile
 
     def slow(self: GrammarCompiler, constraint: Constraint) -> llguidance.LLMatcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,21 +105,21 @@ def test_the_prompt_says_where_the_answer_begins(tmp_path: Path) -> None:
     assert own.reader.read(closed) == LastMessage(role="user", text="Hi", opening=Opening.AFTER_REASONING)
 
 
-def test_looking_is_independent_of_the_conversations_length(own: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_does_not_depend_on_the_conversations_length(own: Prompts, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[int] = []
-    find = own.reader._find
+    decode = own.template.decode
 
-    def counted(text: str, *, whole: bool) -> LastMessage | None:
-        decoded.append(len(text))
-        return find(text, whole=whole)
+    def counted(ids: Sequence[int]) -> str:
+        decoded.append(len(ids))
+        return decode(ids)
 
-    monkeypatch.setattr(own.reader, "_find", counted)
-    ids = own.ids(*[user("first"), assistant("second " * 100)] * 50, user("something not looked at before"))
-    assert own.reader.read(ids).text == "something not looked at before"
+    ids = own.ids(*[user("first"), assistant("second " * 100)] * 50, user("something not read before"))
+    monkeypatch.setattr(own.template, "decode", counted)
+    assert own.reader.read(ids).text == "something not read before"
     assert len(ids) > 5000
-    assert sum(decoded) < 1000
+    assert sum(decoded) < 200
     own.reader.read(ids)
-    assert len(decoded) == 1, "the second look is remembered"
+    assert len(decoded) == 1, "the second reading is remembered"
 
 
 @given(st.lists(st.sampled_from(["user", "tool"]), min_size=1, max_size=4), st.text("ab \n<>/|_", max_size=30))
