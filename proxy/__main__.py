@@ -23,7 +23,7 @@ from proxy.interpreter import settle_interpreter
 from proxy.settings import ConfigurationError, Settings, load_settings
 
 _LAST_RESORT_SECONDS = 3
-"""How much longer than the grace period a connection may take to close; then its task is cancelled."""
+"""Seconds beyond the grace period that a connection may take to close; then its task is cancelled."""
 
 DATABASE_AWAY = 75
 """Exit status EX_TEMPFAIL of sysexits.h: the same start may succeed later (`proxy/cli/supervisor.py`)."""
@@ -33,8 +33,8 @@ KEEP_ALIVE_SECONDS = 75
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit status: 2 where starting again mends nothing (a wrong configuration, a damaged store),
-    `DATABASE_AWAY` for a database that cannot be reached. The last line of standard error has the reason."""
+    """Serve, and return the exit status: 2 for a fault that a restart does not fix (a wrong configuration, a damaged
+    store), `DATABASE_AWAY` for a database that does not answer. The last line of standard error has the reason."""
     parser = argparse.ArgumentParser(prog="python -m proxy", description="The base-rl proxy.")
     parser.add_argument("--config", type=Path, help="TOML file; BASE_RL_SECTION__KEY in the environment overrides it")
     options = parser.parse_args(arguments)
@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with bounded connections. It tells the application that it is about to stop before it waits
-    for open connections."""
+    """uvicorn's server with bounded connections. Before it waits for open connections, it has the application end the
+    requests that would not end by themselves."""
 
     def __init__(self, app: Application, settings: Settings) -> None:
         self._app = app
@@ -73,7 +73,7 @@ class _Server(uvicorn.Server):
                 app,
                 host=settings.server.host,
                 port=settings.server.port,
-                # uvicorn calls what it is given here as it would call its own class.
+                # uvicorn only calls this, as it would call a class of its own; its annotation demands a class.
                 http=cast("type[BoundedConnection]", partial(BoundedConnection, connections=connections)),
                 access_log=False,
                 server_header=False,
@@ -97,15 +97,15 @@ class _Server(uvicorn.Server):
             cutting.cancel()
 
     async def _cut_generations(self) -> None:
-        """End the calls in flight once their grace period is over. Each is recorded as truncated, with its tokens so
-        far, and its client gets the end of its stream."""
+        """End the calls in flight after the grace period. Each is recorded as truncated with the tokens produced so
+        far, and its client receives the end of its stream."""
         await asyncio.sleep(self._grace)
         await self._app.services.calls.aclose()
 
 
 def _is_worth_a_line(app: Application, record: logging.LogRecord) -> bool:
-    """Return False for the traceback of an error that the last line tells, and for uvicorn's line about each
-    malformed request, which `Connections` counts and logs within bounds."""
+    """Return False for the traceback of an error that the last line reports, and for uvicorn's line about each
+    malformed request: `Connections` counts those, and logs a bounded number."""
     message = record.getMessage()
     if message == "Invalid HTTP request received.":
         return False

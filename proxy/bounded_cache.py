@@ -11,10 +11,10 @@ _Value = TypeVar("_Value")
 
 
 class BoundedCache(Generic[_Key, _Value]):
-    """Entries whose weights together are at most `most`; without `weigh` each weighs 1, so `most` is their number.
+    """Entries with a total weight of at most `most`. Without `weigh` each entry weighs 1, so `most` is a number.
 
-    `evicted` is called with every entry that leaves because there is no room, not with those that are dropped. One
-    thread at a time: callers that share a cache between threads hold a lock of their own.
+    `evicted` is called with every entry that is removed for lack of room, but not with those that are dropped. Not
+    safe for threads: callers that share a cache between threads use a lock of their own.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class BoundedCache(Generic[_Key, _Value]):
         return len(self._entries)
 
     def __contains__(self, key: _Key) -> bool:
-        """Whether there is an entry; looking is not using it."""
+        """Return whether there is an entry, without counting this as a use."""
         return key in self._entries
 
     def get(self, key: _Key) -> _Value | None:
@@ -46,8 +46,8 @@ class BoundedCache(Generic[_Key, _Value]):
         return value
 
     def put(self, key: _Key, value: _Value) -> None:
-        """Set the value, count it as used, and evict others as long as there is no room. An entry that is heavier
-        than the whole bound does not stay."""
+        """Set the value, count this as a use, and evict the least recently used entries until the rest fit. An entry
+        that is heavier than the bound is evicted itself."""
         self.drop(key)
         self._entries[key] = value
         self._weight += self._weight_of(value)
@@ -58,13 +58,13 @@ class BoundedCache(Generic[_Key, _Value]):
                 self._evicted(oldest, leaving)
 
     def drop(self, key: _Key) -> None:
-        """Forget the entry, if there is one."""
+        """Remove the entry, if there is one."""
         value = self._entries.pop(key, None)
         if value is not None:
             self._weight -= self._weight_of(value)
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Remove all entries."""
         self._entries.clear()
         self._weight = 0
 

@@ -9,8 +9,9 @@ Clock = Callable[[], float]
 
 
 class SteadyClock:
-    """The system's time, which never goes back: where the system's clock is set back, it goes on from where it was
-    until that has caught up. Leases and time-outs then run as long as ever. A clock set forward is followed."""
+    """The system's time, made monotonic: after the system's clock is set back, this one continues from where it was
+    until the system's has caught up, so that leases and time-outs keep their length. A clock set forward is followed.
+    """
 
     def __init__(self, wall: Clock = time.time, steady: Clock = time.monotonic) -> None:
         self._wall = wall

@@ -13,22 +13,22 @@ BaseRlError
 │   └── PreviousResponseNotFound 404
 ├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
 ├── Gone                      410  the session was erased
-│   └── NameUsed              410  the name's session has ended, and the run refuses to use names again
+│   └── NameUsed              410  the session of this name has ended, and the run refuses to reuse names
 ├── RequestTimedOut           408  the request did not arrive whole in time
 ├── PayloadTooLarge           413
 ├── HeadersTooLarge           431
 ├── RateLimited               429  with Retry-After: more calls a minute than the run's limit
-│   ├── TokensLimited         429  likewise, tokens
-│   ├── TooManyBytes          429  the key has as many bytes of bodies in work as one key may
+│   ├── TokensLimited         429  more tokens a minute than the run's limit
+│   ├── TooManyBytes          429  the key's bound on bodies in work is reached
 │   └── TrainerBehind         429  too many trajectories wait for the trainer: no session is opened
 ├── EngineFailed              502  the engine answered with an error
-│   └── InvalidEngineReply    502  the engine answered what cannot be true: nothing of it is trained
+│   └── InvalidEngineReply    502  the engine's answer contradicts itself: none of it is trained
 ├── Unavailable               503  with Retry-After
-│   ├── Overloaded            503  as many connections, or bytes of bodies, as this proxy takes, or no memory left
+│   ├── Overloaded            503  the proxy's bound on connections or bodies is reached, or memory is exhausted
 │   ├── StorageUnavailable    503  the storage with the weights cannot be read
 │   ├── EngineUnavailable     503  no engine takes traffic
 │   └── StoreUnavailable      503  the database is down or the disk is full
-│       ├── StoreContended    503  several proxies were at the same in it, again and again
+│       ├── StoreContended    503  several proxies wrote the same rows, and retries did not help
 │       └── StoreDamaged      503  without Retry-After: somebody must restore a backup
 └── EngineTimeout             504
 """
@@ -52,7 +52,7 @@ class BaseRlError(Exception):
         self.retry_after = retry_after
 
     def envelope(self) -> dict[str, Any]:
-        """The body that OpenAI clients expect."""
+        """Return the body of an error that OpenAI's clients expect."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
@@ -71,7 +71,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class WeightsRejected(InvalidRequest):
-    """A version must not be served. The message is the reason, as people read it on the page and in the log."""
+    """A version must not be served. The message is the reason, as the admin page and the log show it."""
 
     code = "weights_rejected"
 
@@ -80,8 +80,8 @@ class WeightsRejected(InvalidRequest):
 
 
 class WeightsMissing(WeightsRejected):
-    """Files of a version are not there. They may still appear: file systems of a network show them late.
-    `is_storage_there`: only the version is missing, and not the folder that held it too."""
+    """Files of a version are missing. They may still appear: network file systems show new files late.
+    `is_storage_there`: the folder above the version's exists, so only the version is missing."""
 
     def __init__(self, reason: str, *, param: str = "weights", is_storage_there: bool = True) -> None:
         super().__init__(reason, param=param)
@@ -149,7 +149,7 @@ class HeadersTooLarge(BaseRlError):
 
 
 class RateLimited(BaseRlError):
-    """`type` and `code` are those that OpenAI's clients know."""
+    """`type` and `code` are the ones that OpenAI's clients recognise."""
 
     status = 429
     type = "requests"
@@ -175,7 +175,7 @@ class EngineFailed(BaseRlError):
 
 
 class InvalidEngineReply(EngineFailed):
-    """`reason` is what is wrong with the reply, without saying whose it is."""
+    """`reason` is the fault of the reply, without the name of the engine."""
 
     code = "invalid_engine_reply"
 
@@ -198,7 +198,7 @@ class Overloaded(Unavailable):
 
 
 class StorageUnavailable(Unavailable):
-    """The storage with the weights cannot be read at the moment: nothing is known about a version."""
+    """The storage with the weights cannot be read now, so whether a version is there is unknown."""
 
     code = "storage_unavailable"
 
@@ -212,11 +212,11 @@ class StoreUnavailable(Unavailable):
 
 
 class StoreContended(StoreUnavailable):
-    """The same again may well succeed."""
+    """Several proxies wrote the same rows. A retry may succeed."""
 
 
 class StoreDamaged(StoreUnavailable):
-    """The file of the store is damaged. Without Retry-After: waiting mends nothing."""
+    """The file of the store is damaged. Sent without Retry-After, because waiting does not repair it."""
 
     code = "store_damaged"
 

@@ -1,6 +1,6 @@
-"""Logging, set up once per process: structlog for us and for the libraries that log with the standard library.
+"""Logging, set up once per process: structlog, for this project and for libraries that use the standard library.
 
-On a terminal it is for people; elsewhere each line is a JSON object. It goes to standard error.
+Logs go to standard error: readable lines on a terminal, otherwise one JSON object per line.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import structlog
 from proxy.contract.visible import visible_values
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Id of the request that is being answered; every line that is logged meanwhile has it."""
+"""Id of the request that is being answered; every line logged during it carries the id."""
 
 
 def configure(level: str) -> None:
-    """`level` is one of debug, info, warning, error. Calling it again replaces the earlier set-up."""
+    """Set up logging; `level` is debug, info, warning or error. A second call replaces the set-up of the first."""
     shared: list[Any] = [
         _of_request,
         structlog.stdlib.add_log_level,
@@ -58,7 +58,7 @@ def _of_request(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> 
 
 
 def logger(name: str) -> Any:
-    """A logger that binds nothing before its first use, so modules may hold one."""
+    """Return a logger that binds nothing before its first use, so that modules may create one at import."""
     return structlog.stdlib.get_logger(name)
 
 

@@ -15,9 +15,9 @@ _OWN_DESCRIPTORS = Path("/proc/self/fd")
 def memory_limit(root: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUPS) -> int:
     """Return the bytes of memory that this process may use.
 
-    The smallest of the machine's memory, the limits of the control groups (v2 and v1) that the process is in, and its
-    own address-space limit. `root` and `own` are where Linux mounts control groups and lists a process's; without
-    them only the other two count.
+    That is the smallest of the machine's memory, the limits of the control groups (v2 and v1) that the process is in,
+    and its address-space limit. `root` and `own` are where Linux mounts control groups and lists those of a process;
+    where they are absent, only the other two count.
     """
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     bounds = [physical, *_cgroup_limits(root, own)]
@@ -28,7 +28,7 @@ def memory_limit(root: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUPS) -> int:
 
 
 def _cgroup_limits(root: Path, own: Path) -> list[int]:
-    """Limits of the process's control groups and of their parents, which bind it as well."""
+    """Yield the limits of the process's control groups and of their parents, which apply to it as well."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def _cgroup_limits(root: Path, own: Path) -> list[int]:
 
 
 def _number_in(file: Path) -> list[int]:
-    """Return the number that a file holds; nothing for `max`, which is no limit, and for an absent file."""
+    """Yield the number in a file; nothing for `max`, which means no limit, or for an absent file."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -77,9 +77,9 @@ def descriptor_limit() -> int:
 
 
 def open_descriptors() -> int | None:
-    """Return how many file descriptors this process has open; None where the system does not tell."""
+    """Return how many file descriptors this process has open; None where the system does not report it."""
     try:
         return sum(1 for _ in _OWN_DESCRIPTORS.iterdir())
     except OSError as error:
-        # Listing them takes a descriptor too.
+        # Listing takes a descriptor too: this error means that all of them are in use.
         return descriptor_limit() if error.errno in (errno.EMFILE, errno.ENFILE) else None

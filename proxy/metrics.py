@@ -1,4 +1,4 @@
-"""What Prometheus is told. A registry of our own, so that two apps in one process do not mix."""
+"""Metrics for Prometheus, in a registry per application, so that two applications in one process do not mix."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 _REQUEST_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 MOST_STEP_METRICS = 128
-"""Of one step: a trainer tells some seventy, and one for each version of staleness."""
+"""Bound per step: a trainer reports about seventy metrics, and one for each version of staleness."""
 _SWAP_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class _Counts(Collector):
-    """A counter of what happens at every call. Its labels' values become text when they are looked at, and it needs
-    no lock: everything is counted on the event loop. The library's own costs ten times as much."""
+    """A counter for events of every call. It needs no lock, because only the event loop counts, and formats labels
+    only when the metrics are read. The library's own counter costs ten times as much."""
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
         self._name, self._text, self._labelnames = name, text, labels
@@ -47,7 +47,7 @@ class _Counts(Collector):
 
 
 class _Seconds(Collector):
-    """A histogram, likewise, over `_REQUEST_SECONDS`."""
+    """A histogram over `_REQUEST_SECONDS`, for the event loop alone like `_Counts`."""
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
         self._name, self._text, self._labelnames = name, text, labels
@@ -84,7 +84,8 @@ class LastStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What the store knows: `sessions` as (run, training state) → count, `revised` as run → count, `steps` by run."""
+    """Figures from the store: `sessions` as (run, training state) → count, `revised` as run → count, `steps` by
+    run."""
 
     sessions: Mapping[tuple[str, str], int] = field(default_factory=dict)
     revised: Mapping[str, int] = field(default_factory=dict)
@@ -92,7 +93,7 @@ class Stored:
 
 
 class Activity(Protocol):
-    """What is asked of who counts generations at the engine."""
+    """The part of the count of generations at the engine that the metrics read."""
 
     @property
     def generations(self) -> int: ...
@@ -102,7 +103,7 @@ class Activity(Protocol):
 
 
 class _EngineBusy(Collector):
-    """Read where it is measured."""
+    """Engine activity, read when the metrics are rendered instead of being counted twice."""
 
     def __init__(self, registry: CollectorRegistry, activity: Activity) -> None:
         self._activity = activity
@@ -126,7 +127,7 @@ class _EngineBusy(Collector):
 
 
 class Metrics:
-    """Observer of requests, turns, sessions, limits, rewards and swaps; its methods neither raise nor wait."""
+    """Observer of requests, turns, sessions, limits, rewards and swaps. Its methods neither raise nor wait."""
 
     def __init__(self, activity: Activity | None = None) -> None:
         self.registry = CollectorRegistry()
@@ -215,7 +216,7 @@ class Metrics:
         )
 
     def request_finished(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """`route` is the path's pattern, not the path, so that its values stay few."""
+        """Count a request. `route` is the path's pattern instead of the path, so that the label has few values."""
         self._requests.add((method, route, status))
         self._request_seconds.add((route,), seconds)
 
@@ -261,7 +262,7 @@ class Metrics:
         self._swaps.labels("failed").inc()
 
     def render(self, stored: Stored) -> bytes:
-        """The exposition. What is not known is left out."""
+        """Return the metrics in Prometheus's text format. Unknown figures are left out."""
         self._sessions.clear()
         for (run, training), count in stored.sessions.items():
             self._sessions.labels(run, training).set(count)

@@ -1,7 +1,7 @@
 """Files and directories that only their owner can read.
 
-They are private from the moment they exist: a mode that is set afterwards leaves an instant in which others can open
-the file, and what is open stays open. SQLite gives its `-wal` and `-shm` the mode of the database file.
+They are created with the private mode: setting it afterwards would leave a moment in which others can open the file,
+and an open file stays readable. SQLite gives its `-wal` and `-shm` files the mode of the database file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OTHERS = 0o077
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, with those above it, if it is not there. Raises OSError."""
+    """Make a directory and its parents, unless it exists. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=_DIRECTORY)
 
 
@@ -29,18 +29,18 @@ def open_file(path: Path, mode: Literal["ab", "wb"]) -> BinaryIO:
 
 
 def make_file(path: Path) -> None:
-    """Make an empty file if there is none. Where it cannot be made, whoever opens it next says so."""
+    """Make an empty file, unless it exists. Errors are ignored: the code that opens the file next reports them."""
     if not path.exists():
         with suppress(OSError), open_file(path, "ab"):
             pass
 
 
 def tighten(data_dir: Path, *, store: Path | None, directory: bool = True) -> list[Path]:
-    """Take from others what an earlier version left readable; return what was changed.
+    """Remove other users' access to files that an earlier version left readable; return the changed paths.
 
     Covers the data directory itself (unless `directory` is false), its keys and logs, and the store with the files
-    beside it. Not the weights: inside a private directory nobody reaches them, and where the directory is shared,
-    they are why. What belongs to another user is left alone.
+    beside it. Weights are left as they are: in a private directory nobody else reaches them, and a directory is
+    shared for their sake. Files of another user are left alone.
     """
     changed = []
     for path in _private_paths(data_dir, store, directory=directory):

@@ -121,7 +121,7 @@ async def build_services(
         activity=activity,
         faults=faults,
     )
-    runtime = await calls.runtimes.load(run)  # now: a model that cannot be loaded must end the start
+    runtime = await calls.runtimes.load(run)  # Loaded now: a model that cannot be loaded must end the start.
     signals.erasures.listen(calls.forget)
     signals.requested_erasures.listen(calls.forget_texts)
     overview = OverviewService(

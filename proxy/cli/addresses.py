@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 _PORTS_TO_TRY = 100
 _PRIVATE_PORTS = range(20000, 32000)
-"""Below those that the kernel gives to outgoing connections (from 32768 on Linux)."""
+"""Below the range from which the kernel takes ports for outgoing connections (from 32768 on Linux)."""
 
 
 class NoFreePort(Exception):
@@ -29,11 +29,11 @@ def is_free(host: str, port: int) -> bool:
 
 @contextmanager
 def claimed_port(host: str, first: int, *, or_next: bool = False) -> Iterator[int]:
-    """A port on which nobody listens and which, on Linux, no other base-rl claims while the block lasts.
+    """Yield a port on which no program listens and which, on Linux, no other base-rl claims during the block.
 
-    `first`, or with `or_next` the next free one after it; 0 stands for any. Between the choice of a port and the
-    moment that a process listens on it lie seconds, in which a second installation would choose the same. Raises
-    NoFreePort.
+    The port is `first`, or with `or_next` the next free one after it; 0 stands for any. Claims are needed because
+    seconds pass between the choice of a port and the moment that a process listens on it, in which a second
+    installation would choose the same. Raises NoFreePort.
     """
     if first == 0:
         yield random_free_port(host)
@@ -55,9 +55,10 @@ def claimed_port(host: str, first: int, *, or_next: bool = False) -> Iterator[in
 
 
 def _claim(port: int) -> socket.socket | None:
-    """Marks a port as taken among the installations of this machine, until the socket is closed or the process ends.
+    """Mark a port as taken among the installations of this machine, until the socket is closed or the process ends.
 
-    The mark is a name in the kernel's abstract namespace, so nothing is left behind; elsewhere it marks nothing.
+    The mark is a name in the kernel's abstract namespace, so nothing remains afterwards; on other systems there is no
+    mark.
     """
     mark = socket.socket(socket.AF_UNIX)
     if sys.platform == "linux":
@@ -70,8 +71,11 @@ def _claim(port: int) -> socket.socket | None:
 
 
 def random_free_port(host: str) -> int:
-    """A port that nobody listens on, drawn at random: two installations that start at the same moment, whose engines
-    take a while to listen, would otherwise both take the first free one. Raises NoFreePort."""
+    """Return a port on which no program listens. Raises NoFreePort.
+
+    It is drawn at random: two installations that start at the same moment, whose engines take seconds to listen,
+    would otherwise both take the first free one.
+    """
     for _ in range(_PORTS_TO_TRY):
         port = secrets.choice(_PRIVATE_PORTS)
         if is_free(host, port):

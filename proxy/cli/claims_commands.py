@@ -1,4 +1,4 @@
-"""`base-rl claims …`: what is in trainers' hands, and taking it back."""
+"""`base-rl claims …`: list the trajectories that trainers have claimed, and take them back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, fi
 
 _ID_WIDTH = 30
 
-claims_app = typer.Typer(no_args_is_help=True, help="Trajectories in trainers' hands.")
+claims_app = typer.Typer(no_args_is_help=True, help="Claims: the trajectories that trainers are working on.")
 
 Run = Annotated[str, typer.Argument(help="The run's name.")]
 
@@ -22,13 +22,13 @@ Run = Annotated[str, typer.Argument(help="The run's name.")]
 @claims_app.command("list")
 def claims_list(
     run: Run,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=200)] = 20,
+    limit: Annotated[int, typer.Option(help="Most entries to list.", min=1, max=200)] = 20,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """List claims: leased ones first, then what became of earlier ones."""
+    """List claims: leased ones first, then earlier ones with how they ended."""
     from proxy.admin.formatting import ago
     from proxy.cli.operations import Operations
 

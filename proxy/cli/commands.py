@@ -50,7 +50,7 @@ def base_rl(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
-    """Hold the options that stand before a command."""
+    """Take the options that stand before a command."""
 
 
 app.add_typer(runs_app, name="runs")
@@ -80,15 +80,19 @@ def demo(
     engine: Annotated[
         DemoEngine, typer.Option(help="`sglang` needs `make sglang-cpu` or a GPU.")
     ] = DemoEngine.EMBEDDED,
-    seed: Annotated[int, typer.Option(help="Of tasks, sampling and training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the tasks, of sampling and of training.")] = 0,
     keep: Annotated[bool, typer.Option(help="Leave everything up at the end, until Ctrl-C.")] = False,
     port: Annotated[int, typer.Option(help="The proxy's port, or the next free one after it.")] = 8080,
     target: Annotated[float, typer.Option(help="End at this mean reward of the last 128 sessions.")] = 0.9,
     time_limit: Annotated[float, typer.Option(help="End after this many seconds of sessions.")] = 300.0,
-    data_dir: Annotated[Path, typer.Option(help="Emptied at the start of each demo.")] = DEFAULT_DATA_DIR / "demo",
-    plain: Annotated[bool, typer.Option(help="Lines instead of a live table.")] = False,
-    train: Annotated[bool, typer.Option(help="Without the trainer nothing is learnt: see for yourself.")] = True,
-    shuffle_rewards: Annotated[bool, typer.Option(help="Post rewards of other sessions: nothing is learnt.")] = False,
+    data_dir: Annotated[
+        Path, typer.Option(help="Data directory; it is emptied at the start of each demo.")
+    ] = DEFAULT_DATA_DIR / "demo",
+    plain: Annotated[bool, typer.Option(help="Print lines instead of a live table.")] = False,
+    train: Annotated[bool, typer.Option(help="--no-train shows that nothing is learnt without the trainer.")] = True,
+    shuffle_rewards: Annotated[
+        bool, typer.Option(help="Post rewards to the wrong sessions, to show that nothing is learnt.")
+    ] = False,
 ) -> None:
     """Watch an unmodified tool-calling agent learn, on this machine, in about a minute.
 
@@ -119,11 +123,15 @@ def up(
     engine: Annotated[
         str | None, typer.Option(help="embedded, sglang, scripted, or the URL of a running SGLang.")
     ] = None,
-    script: Annotated[Path | None, typer.Option(help="What --engine scripted answers; default: it echoes.")] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Rules of --engine scripted; default: it repeats the last message.")
+    ] = None,
     config: Config = None,
     run: Annotated[str | None, typer.Option(help="The run's name: the `model` that agents ask for.")] = None,
-    host: Annotated[str | None, typer.Option(help="Listen here; 0.0.0.0 for every address.")] = None,
-    port: Annotated[int | None, typer.Option(help="Listen here; default 8080.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all. Default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: 8080.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where database, weights, keys and logs are kept.")] = None,
     trainer: Annotated[
         bool | None, typer.Option(help="--no-trainer serves and records without training.", show_default="trainer")
@@ -131,14 +139,14 @@ def up(
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes of the trainer; default: [trainer] nproc, or 1.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of sampling and training; default: [trainer] seed.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling and training; default: [trainer] seed.")] = None,
     dry_run: Annotated[bool, typer.Option(help="Print the resolved configuration and end.")] = False,
 ) -> None:
     """Start engine, proxy and trainer for your own model and agent, and keep them up until Ctrl-C.
 
-    A part that dies is started again; state is in the data directory, so stopping and starting goes on where it was.
-    The options are kept there too: `base-rl up`, or `base-rl up --data-dir DIR`, starts it again as it was, and those
-    that are given go before.
+    A part that dies is restarted. All state is in the data directory, so a later start continues where this one
+    ended. The options are stored there too: `base-rl up`, or `base-rl up --data-dir DIR`, starts again with the same
+    ones, and an option that is given replaces the stored one.
 
     `--engine scripted` needs no model and no GPU: it answers by the rules of a script, to check an agent's wiring.
     """
@@ -160,13 +168,13 @@ def up(
 def status(
     data_dir: DataDir = DEFAULT_DATA_DIR, url: Url = None, api_key: ApiKey = None, as_json: AsJson = False
 ) -> None:
-    """Say whether database, engine and trainer are well. The exit status is non-zero when calls are not served."""
+    """Show the state of database, engine and trainer. The exit status is 1 if calls are not served."""
     from proxy.cli.operations import Operations
 
     async def ask() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         async with Operations(*where(data_dir, url, api_key)) as operations:
             health = await operations.health()
-            # Without its store a proxy has no runs to tell of, and that is said already.
+            # Without its store a proxy cannot list runs, and the health view reports the store already.
             return health, await operations.runs() if health["database"] == "ok" and not as_json else []
 
     def show() -> int:
@@ -190,7 +198,7 @@ def doctor(
     data_dir: Annotated[Path | None, typer.Option(help="The data directory that would be used.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check Python, packages, disk, port, database, engine, torch and GPU; say what to do about each failure."""
+    """Check Python, packages, disk, port, database, engine, torch and GPU, with a remedy for each failure."""
 
     def show() -> int:
         from proxy.cli.doctor import Verdict, examine

@@ -1,4 +1,4 @@
-"""Parts that all commands share: options, the installation that is meant, output, and how a command ends."""
+"""Parts that all commands share: options, the choice of an installation, output, and exit statuses."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from rich.text import Text
 
 from proxy.contract.visible import visible
 
-DataDir = Annotated[Path, typer.Option(help="Where database, weights, keys and logs are kept.")]
-Config = Annotated[
-    Path | None, typer.Option(help="TOML file; the environment (BASE_RL_SECTION__KEY) is laid over it.")
-]
-Url = Annotated[str | None, typer.Option(help="Address of a base-rl; default: the one of --data-dir.")]
+DataDir = Annotated[Path, typer.Option(help="Directory with database, weights, keys and logs.")]
+Config = Annotated[Path | None, typer.Option(help="TOML file; BASE_RL_SECTION__KEY in the environment overrides it.")]
+Url = Annotated[str | None, typer.Option(help="Address of a running base-rl; default: the one in --data-dir.")]
 ApiKey = Annotated[
-    str | None, typer.Option(envvar="BASE_RL_ADMIN_KEY", help="Admin key; default: that of --data-dir.")
+    str | None, typer.Option(envvar="BASE_RL_ADMIN_KEY", help="Admin key; default: the one in --data-dir.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 DEFAULT_DATA_DIR = Path(".base-rl")
 _PIPED_WIDTH = 200
-"""Width of tables that no terminal bounds: a program or a file gets them whole."""
+"""Width of tables for a program or a file, which must not be cut off."""
 
 
 class SafeConsole(Console):
-    """A console on which text is text: nothing in it is markup, an emoji's name or a control sequence.
+    """A console that prints all text literally: markup, names of emojis and control sequences have no effect.
 
-    Whatever is printed goes through `render`, tables and live pictures as well, so no command can forget it. Colours
-    are given as `Text` and styles, or with `markup=True` for a constant.
+    Agents choose names and messages, so the text is not trusted. Everything that is printed passes through `render`,
+    tables and live displays included, so that no command can omit it. Give colours as `Text` with a style, or with
+    `markup=True` for a constant.
     """
 
     def __init__(self, *, stderr: bool = False, width: int | None = None, **more: Any) -> None:
@@ -47,7 +46,7 @@ class SafeConsole(Console):
             yield segment if control or text.isprintable() else Segment(visible(text), style)
 
     def render_str(self, text: str, **more: Any) -> Text:
-        """Cells of tables come here before their columns are measured."""
+        """Make the cells of tables visible before their columns are measured."""
         return super().render_str(visible(text), **more)
 
 
@@ -56,17 +55,17 @@ errors = SafeConsole(stderr=True)
 
 
 def print_error(message: str) -> None:
-    """Say on standard error why a command ended."""
+    """Print on standard error why a command failed."""
     errors.print("error: ", style="bold red", end="")
     errors.print(message, soft_wrap=True)
 
 
 class Refused(Exception):
-    """A command cannot do what it was told. The message says why, and what to do."""
+    """A command cannot do what was asked. The message has the reason, and what to do."""
 
 
 def where(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, str]:
-    """Return address and admin key: as given, else those of the installation in the data directory."""
+    """Return the given address and admin key, or those of the installation in the data directory."""
     from proxy.cli.local_keys import load
     from proxy.cli.operations import ProxyUnreachable
     from proxy.cli.stack import read_address
@@ -88,7 +87,7 @@ def where(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, st
 
 
 def finish(command: Any) -> NoReturn:
-    """Run a command and end with its status. Errors that users can mend are one line; a bug keeps its traceback."""
+    """Run a command and exit with its status. Errors that users can fix are one line; a bug keeps its traceback."""
     from proxy.cli.addresses import NoFreePort
     from proxy.cli.models import ModelNotUsable
     from proxy.cli.operations import ProxyUnreachable

@@ -3,8 +3,8 @@
     DIR/README.md                          the dataset's card
     DIR/data/train-00000-of-00002.parquet  … or .jsonl
 
-Files are written under a name of their own and get their final ones when all of them are whole: a folder that has a
-card is complete.
+Files are written under temporary names and renamed when all of them are complete. The card comes last: a folder with
+a card is complete.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class _Rows:
 
 
 class DatasetWriter:
-    """`add` records, then `finish`; without it, `abandon` leaves nothing behind."""
+    """Writes the files of a dataset: call `add` for each record, then `finish`, or `abandon` to remove everything."""
 
     def __init__(
         self, directory: Path, *, suffix: str, preferences: bool = False, shard_bytes: int = _SHARD_BYTES
     ) -> None:
-        """`suffix` is parquet or jsonl; of `preferences`, jsonl. Raises Refused for a folder that is in use,
+        """`suffix` is parquet or jsonl; for `preferences`, jsonl. Raises Refused for a folder that is not empty, and
         ParquetNotInstalled."""
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise Refused(f"{directory} is there and not empty: name another folder")
@@ -94,7 +94,7 @@ class DatasetWriter:
         self._preferences = preferences
         self._shard_bytes = shard_bytes
         self._partial = directory / ".partial"
-        make_directory(directory)  # private, as its records are: whoever exported them decides who reads them
+        make_directory(directory)  # private: the user decides who else may read the records
         make_directory(self._partial)
         self._paths: list[Path] = []
         self._shard: _Shard | None = None
@@ -102,7 +102,7 @@ class DatasetWriter:
         self._next()
 
     def add(self, line: bytes) -> None:
-        """A record as JSON, without the line's end. Raises InvalidRecord."""
+        """Write a record, which is JSON without the end of the line. Raises InvalidRecord."""
         record = decode_preference(line) if self._preferences else decode(line)
         if self._shard is None:
             self._next()
@@ -115,7 +115,7 @@ class DatasetWriter:
             self._shard = None
 
     def finish(self, run: str) -> list[Path]:
-        """The files, under their final names."""
+        """Rename the files to their final names, write the card, and return the files."""
         if self._shard is not None:
             self._shard.close()
         card = self._partial / "README.md"
@@ -147,9 +147,10 @@ class DatasetWriter:
 
 
 def lines_of(source: Path) -> Iterator[tuple[str, int, bytes]]:
-    """All records of a file or of an exported folder: file, line (or row) and the record as JSON.
+    """Yield the records of a file or of an exported folder: file, line (or row) and the record as JSON.
 
-    Raises Refused where there is none, InvalidRecord for a Parquet row that is none, ParquetNotInstalled.
+    Raises Refused for a path without records, InvalidRecord for a Parquet row that is not a record, and
+    ParquetNotInstalled.
     """
     for path in _files(source):
         if path.suffix == ".parquet":
@@ -180,7 +181,7 @@ def _files(source: Path) -> list[Path]:
 
 
 def is_preference(line: bytes) -> bool:
-    """Whether a line is of an export of preferences; of anything but these, sessions are to be made."""
+    """Return whether a line is a preference; every other line is taken for a session."""
     try:
         record = json.loads(line)
     except ValueError:

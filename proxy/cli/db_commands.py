@@ -1,4 +1,4 @@
-"""`base-rl db`: the store without a proxy, running or not."""
+"""`base-rl db`: work on the store directly, whether a proxy runs or not."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from proxy.cli.console import AsJson, Config, finish, out, print_error
 
 db_app = typer.Typer(no_args_is_help=True, help="The trajectory store: upgrade it, check it, back it up.")
 
-StoreDir = Annotated[Path | None, typer.Option("--data-dir", help="The data directory whose store is meant.")]
+StoreDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Data directory with the store; default: [server] data_dir.")
+]
 
 
 @db_app.command()
 def upgrade(config: Config = None, data_dir: StoreDir = None) -> None:
-    """Bring the store to the tables of this version. The proxy does so itself when it starts."""
+    """Migrate the store to the tables of this version. The proxy does this itself when it starts."""
 
     def run() -> int:
         from proxy.database import migrate
@@ -34,7 +36,7 @@ def upgrade(config: Config = None, data_dir: StoreDir = None) -> None:
 
 @db_app.command()
 def check(config: Config = None, data_dir: StoreDir = None, as_json: AsJson = False) -> None:
-    """Look whether the store is whole and its accounts agree. The exit status is non-zero if not."""
+    """Check that the store is undamaged and its rows agree. The exit status is 1 if they do not."""
 
     def run() -> int:
         import msgspec
@@ -62,7 +64,7 @@ def backup(
     config: Config = None,
     data_dir: StoreDir = None,
 ) -> None:
-    """Copy the store to a file while it is in use; of PostgreSQL, by pg_dump. Weights are files: copy them too."""
+    """Copy the store to a file while it is in use, PostgreSQL by pg_dump. Weights are files: copy them too."""
 
     def run() -> int:
         from proxy.database.backup import backup as write
@@ -75,7 +77,8 @@ def backup(
 
 
 def _url(config: Path | None, data_dir: Path | None) -> str:
-    """Of a store that is there: SQLite would make an empty one."""
+    """Return the URL of a store that exists. Raises ConfigurationError otherwise: SQLite would create an empty
+    one."""
     from sqlalchemy import make_url
 
     from proxy.settings import ConfigurationError, load_settings
@@ -91,7 +94,7 @@ def _url(config: Path | None, data_dir: Path | None) -> str:
 
 
 def _told(command: Callable[[], int]) -> Callable[[], Any]:
-    """A store that cannot be reached is told in one line, too."""
+    """Return the command with one line of error, and status 1, for a store that does not answer."""
 
     def run() -> int:
         from proxy.errors import StoreUnavailable

@@ -1,4 +1,4 @@
-"""`base-rl demo`: an unmodified agent goes from poor to good before your eyes."""
+"""`base-rl demo`: an unmodified agent learns to use its calculator while you watch."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _REFRESH_S = 0.5
 _PLAIN_EVERY_S = 5.0
 _HARNESS_STOP_S = 15.0
 _HARNESS_CUT_S = 0.5
-"""The same after Ctrl-C: sessions that it does not end in time end when they are idle."""
+"""Seconds for the harness after Ctrl-C; sessions that it does not end by then end when they are idle."""
 _EMPTIED = ("base-rl.sqlite3", "base-rl.sqlite3-wal", "base-rl.sqlite3-shm", "weights", "logs", "harness.json")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """`target` is a mean reward of the last 128 sessions; `time_limit` in seconds, from the first session on."""
+    """`target` is a mean reward of the last 128 sessions; `time_limit` is in seconds from the first session."""
 
     engine: str
     seed: int
@@ -58,8 +58,8 @@ class DemoOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What `summary.json` holds. Rewards are means of the first and the last 128 sessions; times are seconds from
-    the command to the end and to the target, None where it was not reached."""
+    """The contents of `summary.json`. Rewards are means of the first and the last 128 sessions; times are seconds
+    from the command to the end and to the target, None if the target was not reached."""
 
     first_reward: float | None
     last_reward: float | None
@@ -79,7 +79,7 @@ class Summary:
 
 
 async def run_demo(options: DemoOptions, out: Console) -> int:
-    """Runs the demo and prints what happened. Returns the exit status: 0 when the reward rose by 0.4."""
+    """Run the demo, print its result, and return the exit status: 0 if the reward rose by 0.4."""
     began = time.monotonic()
     require_extras(*(["embedded"] if options.engine == EngineKind.EMBEDDED else []), "train", "demo")
     folder = _example_folder()
@@ -119,7 +119,7 @@ async def run_demo(options: DemoOptions, out: Console) -> int:
 
 
 class _Demo:
-    """One demo: the harness runs beside it as a process; what is shown comes from the operating API."""
+    """One demo. The harness runs as a process of its own; the figures shown come from the operating API."""
 
     def __init__(self, options: DemoOptions, stack: Stack, settings: Settings, out: Console, began: float) -> None:
         self._options = options
@@ -131,11 +131,11 @@ class _Demo:
         self._history: list[float] = []
         self._reached_090_at: float | None = None
         self._at_the_end: dict[str, Any] | None = None
-        """The harness's report when the demo was over: sessions that end while it is stopped do not count."""
+        """The harness's report at the end of the demo: sessions that end while the harness stops do not count."""
         self._first_session_at = 0.0
 
     async def watch(self, operations: Operations, folder: Path) -> None:
-        """Runs the harness until the target or the time limit is reached, drawing all the while."""
+        """Run the harness until the target or the time limit is reached, and draw the figures meanwhile."""
         harness = await self._start_harness(folder)
         self._first_session_at = time.monotonic()
         live = Live(console=self._out, refresh_per_second=4, transient=True)
@@ -230,7 +230,7 @@ class _Demo:
             )
 
     async def _over(self, harness: asyncio.subprocess.Process) -> bool:
-        """One beat of the watch: whether it is over. Raises PartFailed when a part or the harness was given up."""
+        """Return whether the demo is over. Raises PartFailed after a part or the harness has failed for good."""
         self._stack.supervisor.raise_for_failure()
         report = self._harness_report()
         reward = report.get("last_mean")
@@ -296,7 +296,7 @@ def _example_folder() -> Path:
 
 
 def _settings(options: DemoOptions, folder: Path) -> Settings:
-    """The example's configuration."""
+    """Return the example's configuration with the demo's options over it."""
     overrides: dict[str, dict[str, Any]] = {
         "server": {"host": "127.0.0.1", "port": options.port, "data_dir": options.data_dir},
         "engine": {"kind": EngineKind(options.engine).value, "url": None},
@@ -310,7 +310,7 @@ def _admin_page(stack: Stack) -> str:
 
 
 def _empty(data_dir: Path) -> None:
-    """Removes what an earlier demo left: each begins with the base model. The keys stay."""
+    """Remove the store, weights and logs of an earlier demo: each begins with the base model. The keys stay."""
     for name in _EMPTIED:
         path = data_dir / name
         if path.is_dir():
@@ -326,7 +326,7 @@ def _write_summary(path: Path, summary: Summary) -> None:
 
 
 async def _stop(harness: asyncio.subprocess.Process, seconds: float) -> None:
-    """Let the harness end its open sessions; kill it when that takes longer than `seconds`."""
+    """Let the harness end its open sessions; kill it if that takes longer than `seconds`."""
     if harness.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

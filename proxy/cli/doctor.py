@@ -1,4 +1,4 @@
-"""`base-rl doctor`: looks at everything a run needs and says of each failure what to do about it."""
+"""`base-rl doctor`: checks everything that a run needs, and has a remedy for each failure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ print(json.dumps({"version": torch.__version__, "gpus": gpus}))
 
 
 class Verdict(StrEnum):
-    """`note`: nothing is wrong, but worth knowing."""
+    """Result of a check. `note`: nothing is wrong, but the user should know."""
 
     OK = "ok"
     NOTE = "note"
@@ -51,7 +51,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a check found. A failure has a remedy: what to do, as a command where one does it."""
+    """Result of one check. A failure has a remedy: what to do, as a command where there is one."""
 
     name: str
     verdict: Verdict
@@ -60,7 +60,7 @@ class Finding:
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Runs every check, one finding each, the quick ones first."""
+    """Run every check, the quick ones first, and yield their findings."""
     checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
         _python,
         _packages,
@@ -298,7 +298,7 @@ def _engine_at(url: str) -> Iterator[Finding]:
 
 
 def _learning(settings: Settings) -> Iterator[Finding]:
-    """Yield why a run of the base-rl that is up cannot have learnt yet; nothing where none is up."""
+    """Yield, for each run of a running base-rl, why it cannot have learnt yet; nothing if none is running."""
     data_dir = settings.server.data_dir
     address = read_address(data_dir)
     keys = load(data_dir) if address is not None else None
@@ -312,7 +312,7 @@ def _learning(settings: Settings) -> Iterator[Finding]:
         )
         runs = reply.json()["runs"] if reply.status_code == httpx.codes.OK else []
     except (httpx.HTTPError, ValueError, KeyError):
-        return  # the findings about port and database say why it does not answer
+        return  # the findings about port and database have the reason
     for run in runs:
         reasons = run["not_learnt_because"]
         detail = (

@@ -16,7 +16,7 @@ from rich.text import Text
 _BARS = "▁▂▃▄▅▆▇█"
 _ID_WIDTH = 30
 _LIVE_BARS = 40
-"""With what stands beside it, the reward's line fits a terminal of 80 columns."""
+"""With the text beside it, the line of rewards fits a terminal of 80 columns."""
 
 
 def session_label(session_id: str, name: str | None) -> str:
@@ -25,9 +25,9 @@ def session_label(session_id: str, name: str | None) -> str:
 
 
 def plain_table(*headings: str, ids: Collection[str] = ()) -> Table:
-    """Return a table without lines, which cuts no text off on a narrow terminal.
+    """Return a table without rules, which wraps text instead of cutting it off on a narrow terminal.
 
-    Columns named in `ids` hold our ids and are never wrapped, so that they can be copied.
+    Columns named in `ids` contain ids and are never wrapped, so that they can be copied.
     """
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
@@ -102,7 +102,7 @@ def live_line(run: LiveRun) -> str:
 
 
 def health_table(health: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) -> RenderableType:
-    """Draw the health view of the operating API, and why `runs`, its summaries, cannot have learnt yet."""
+    """Draw the health view of the operating API, and the reasons why `runs` (summaries) cannot have learnt yet."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()

@@ -1,4 +1,4 @@
-"""`base-rl erase`."""
+"""`base-rl erase`: remove the content of sessions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, fi
 
 def erase(
     session: Annotated[str | None, typer.Option(help="A session: its id, or the client's own name.")] = None,
-    user: Annotated[str | None, typer.Option(help="Everything of a user, as the agent named them.")] = None,
-    run: Annotated[str | None, typer.Option(help="Of this run only; default: of all.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be erased.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Without asking.")] = False,
+    user: Annotated[str | None, typer.Option(help="All sessions of a user, as the agent named the user.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only sessions of this run; default: of all runs.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be erased, and erase nothing.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what sessions said, for good. That they were there, their rewards, and which versions learnt from them
-    stays known, and is printed."""
+    """Erase the content of sessions permanently.
+
+    The sessions themselves, their rewards, and the versions that were trained on them stay recorded, and are printed.
+    """
     if (session is None) == (user is None):
         raise typer.BadParameter("name --session or --user, one of them")
     target = {key: value for key, value in (("session", session), ("user", user), ("run", run)) if value is not None}

@@ -21,7 +21,7 @@ from proxy.contract.trajectory import Purpose
 _BATCH_BYTES = 4 << 20
 _BATCH_LINES = 64
 _PROGRESS_SECONDS = 5.0
-"""Between two lines in a log."""
+"""Seconds between two lines of progress in a log."""
 
 
 class FileFormat(StrEnum):
@@ -34,9 +34,9 @@ _When = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%d", "%Y-%m-%dT%
 
 def export(
     run: Annotated[str, typer.Argument(help="The run's name or id.")],
-    out_dir: Annotated[Path, typer.Option("--out", help="A folder that is not there yet, or is empty.")],
+    out_dir: Annotated[Path, typer.Option("--out", help="Folder to write, new or empty.")],
     file_format: Annotated[
-        FileFormat | None, typer.Option("--format", help="parquet, which needs pyarrow, unless said otherwise.")
+        FileFormat | None, typer.Option("--format", help="Default: parquet, which needs the extra `export`.")
     ] = None,
     preferences: Annotated[
         bool, typer.Option("--preferences", help="Preferences instead of sessions, as JSON lines.")
@@ -44,7 +44,9 @@ def export(
     since: _When = None,
     until: _When = None,
     version: Annotated[int | None, typer.Option(min=0, help="Sessions with tokens of this policy version.")] = None,
-    min_reward: Annotated[float | None, typer.Option(help="Leaves out the unrewarded as well.")] = None,
+    min_reward: Annotated[
+        float | None, typer.Option(help="Least reward; sessions without a reward are left out.")
+    ] = None,
     purpose: Annotated[Purpose | None, typer.Option(help="train or eval.")] = None,
     state: Annotated[SessionState | None, typer.Option(help="open or ended.")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -53,9 +55,9 @@ def export(
 ) -> None:
     """Write a run's sessions into a folder that `datasets.load_dataset` reads: messages, rewards, token ids.
 
-    With --preferences, what was preferred to what, with the token ids of both sides; --since and --until then bound
-    the time of the statement.
-    An export that is interrupted leaves nothing behind.
+    With --preferences, write pairs of a preferred and a rejected answer with the token ids of both; --since and
+    --until then bound the time at which the preference was stated.
+    An interrupted export leaves no files.
     """
     wanted = {
         "since": _seconds(since),
@@ -98,18 +100,22 @@ def export(
 
 
 def import_sessions(
-    source: Annotated[Path, typer.Argument(help="A folder that was exported, or a .jsonl or .parquet file.")],
-    run: Annotated[str, typer.Option(help="The run that takes the sessions: its name or id.")],
-    train: Annotated[bool, typer.Option("--train", help="Train on what a trainer could learn from.")] = False,
-    keep_ids: Annotated[bool, typer.Option("--keep-ids", help="Sessions, turns and rewards keep their ids.")] = False,
+    source: Annotated[Path, typer.Argument(help="An exported folder, or a .jsonl or .parquet file.")],
+    run: Annotated[str, typer.Option(help="The run to add the sessions to: its name or id.")],
+    train: Annotated[
+        bool, typer.Option("--train", help="Train on the imported sessions that a trainer can learn from.")
+    ] = False,
+    keep_ids: Annotated[
+        bool, typer.Option("--keep-ids", help="Use the ids of the export for sessions, turns and rewards.")
+    ] = False,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add exported sessions, or preferences about sessions that it has, to a run.
+    """Add exported sessions, or preferences about sessions that the run has, to a run.
 
-    What came before is skipped: the same file twice adds nothing.
+    Records that the run already has are skipped: importing a file twice adds nothing.
     """
 
     def read() -> int:
@@ -179,8 +185,8 @@ async def _import(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int], None]]:
-    """Give a function that is told how many records were taken so far. It says so on standard error: in one line that
-    changes on a terminal, in a line every `_PROGRESS_SECONDS` in a log."""
+    """Yield a function that prints the number of records so far on standard error: in one changing line on a
+    terminal, in a line every `_PROGRESS_SECONDS` in a log."""
     began = said = time.monotonic()
     live = errors.status("importing …") if errors.is_terminal else None
 
@@ -199,7 +205,7 @@ def _progress() -> Iterator[Callable[[int], None]]:
 
 
 def _batches(lines: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, list[bytes]]]:
-    """Lines of one file that follow each other, with the number of the first."""
+    """Yield batches of consecutive lines of one file, each with the number of its first line."""
     path, first, batch, size = "", 0, list[bytes](), 0
     for of, number, line in lines:
         follows = of == path and number == first + len(batch)

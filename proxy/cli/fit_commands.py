@@ -1,4 +1,4 @@
-"""`base-rl fit`: fits the newest weights to what somebody chose, in a process of the trainer's."""
+"""`base-rl fit`: fit the newest weights to chosen sessions, preferences or files, in a process of the trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from proxy.cli.console import Config, finish
 
 AS_THEY_ARE = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-"""Options that only the trainer knows, `--help` among them, are its to read: it has them in one place."""
+"""Settings of a command that passes unknown options, and `--help`, to the trainer, which documents its own."""
 _ASKS_FOR_HELP = {"--help", "-h"}
 
 
@@ -22,17 +22,17 @@ def fit(
         str | None, typer.Option(metavar="URL", help="Address of the proxy; default: the one of --data-dir.")
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of [trainer].")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key of [trainer].")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Of the base-rl whose run it is; default: [server] data_dir.")
+        Path | None, typer.Option(help="Data directory of the base-rl with the run; default: [server] data_dir.")
     ] = None,
 ) -> None:
     """Fit a run's newest weights to chosen sessions, to preferences, or to rows of files.
 
-    That is `base-rl fit sft|dpo|kto|reward-model`.
+    Choose a method: `base-rl fit sft|dpo|kto|reward-model`.
 
-    Each has a `--help` of its own.
+    Each method has its own `--help`.
     """
     told = ["--config", str(config.resolve())] if config is not None else []
     told += ["--run", run] if run is not None else []
@@ -43,7 +43,7 @@ def fit(
 
 
 def _fit(config: Path | None, data_dir: Path | None, words: list[str], told: list[str]) -> int:
-    """`told` are options that the trainer takes for training too."""
+    """Run the fit and return its status. `told` are options that the trainer takes for training too."""
     from proxy.cli.train_commands import connected, supervised
     from proxy.cli.trainer_process import trainer_command
 

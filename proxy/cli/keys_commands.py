@@ -20,7 +20,7 @@ KeyArgument = Annotated[str, typer.Argument(help="The key's id, as `keys list` s
 
 
 class Kind(StrEnum):
-    """Kinds of keys that are made by hand."""
+    """Kinds of keys that a person creates."""
 
     ADMIN = "admin"
     RUN = "run"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 class ListedKind(StrEnum):
-    """Kinds of keys that there are."""
+    """All kinds of keys."""
 
     ADMIN = "admin"
     RUN = "run"
@@ -38,16 +38,18 @@ class ListedKind(StrEnum):
 
 @keys_app.command("list")
 def keys_list(
-    kind: Annotated[ListedKind | None, typer.Option(help="Of this kind; default: all but sessions' keys.")] = None,
-    run: Annotated[str | None, typer.Option(help="Of this run.")] = None,
-    revoked: Annotated[bool, typer.Option("--revoked", help="Revoked ones as well.")] = False,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=200)] = 50,
+    kind: Annotated[
+        ListedKind | None, typer.Option(help="Only keys of this kind; default: all but keys of sessions.")
+    ] = None,
+    run: Annotated[str | None, typer.Option(help="Only keys of this run.")] = None,
+    revoked: Annotated[bool, typer.Option("--revoked", help="List revoked keys as well.")] = False,
+    limit: Annotated[int, typer.Option(help="Most entries to list.", min=1, max=200)] = 50,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """List keys, newest first, without their texts. `*` marks the key that asks."""
+    """List keys, newest first, without their texts. `*` marks the key that this command uses."""
     from proxy.cli.operations import Operations
 
     given = {"kind": kind, "run": run, "revoked": "true" if revoked else None, "limit": limit}
@@ -74,13 +76,13 @@ def keys_list(
 def keys_create(
     kind: Annotated[Kind, typer.Option(help="`admin`: everything. `run`: agents. `trainer`: the run's trainer.")],
     run: Annotated[str | None, typer.Option(help="The run; not for an admin key.")] = None,
-    label: Annotated[str | None, typer.Option(help="What it is for, as `keys list` shows it.")] = None,
+    label: Annotated[str | None, typer.Option(help="Purpose of the key, which `keys list` shows.")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key and print its text, which cannot be had again."""
+    """Create a key and print its text, which is shown only once."""
     from proxy.cli.operations import Operations
 
     body = {name: value for name, value in (("kind", kind), ("run", run), ("label", label)) if value is not None}
@@ -99,7 +101,7 @@ def keys_create(
 @keys_app.command("rotate")
 def keys_rotate(
     key: KeyArgument,
-    grace: Annotated[float, typer.Option(help="Seconds for which the old key works on.", min=0)] = 0.0,
+    grace: Annotated[float, typer.Option(help="Seconds that the old key remains valid.", min=0)] = 0.0,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
@@ -152,7 +154,8 @@ def keys_revoke(
 
 
 async def _local_name(data_dir: Path, url: str, key_id: str) -> str | None:
-    """Which entry of `keys.json` this key is: its text is known only there, so each is asked for its id."""
+    """Return the entry of `keys.json` with this key's id, which the proxy reports for each entry's text; None if none
+    has it."""
     from proxy.cli.local_keys import load
     from proxy.cli.operations import Operations, ProxyUnreachable
 
@@ -164,7 +167,7 @@ async def _local_name(data_dir: Path, url: str, key_id: str) -> str | None:
             async with Operations(url, getattr(keys, name)) as operations:
                 if (await operations.own_key())["id"] == key_id:
                     return name
-        except ProxyUnreachable:  # this one was revoked; the others may still be what is looked for
+        except ProxyUnreachable:  # this entry's key was revoked; another entry may be the one
             continue
     return None
 

@@ -1,6 +1,6 @@
-"""The keys of a local installation: made once, kept in a file that only its owner can read.
+"""The keys of a local installation: made once, in a file that only its owner can read.
 
-The proxy stores HMACs alone; this file is how `base-rl` on the same machine can ask it anything.
+The proxy stores only HMACs of keys; with this file, `base-rl` on the same machine can use its API.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def replace(data_dir: Path, name: str, text: str) -> None:
 def _write(data_dir: Path, keys: LocalKeys) -> Path:
     """Write keys to a file of this process's own, whole and on the disk; return its path."""
     partial = data_dir / f".{FILE_NAME}.{os.getpid()}"
-    partial.unlink(missing_ok=True)  # of a process with this id that was killed
+    partial.unlink(missing_ok=True)  # left by a killed process with this id
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(msgspec.json.encode(keys))

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a directory that proxy, engine and trainer all read."""
+"""Resolves the name of a model to a directory that proxy, engine and trainer read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ class ModelNotUsable(Exception):
 
 
 def resolve_model(name: str, *, weights: bool = True) -> Path:
-    """A local directory as it is; anything else as a Hugging Face id, downloaded (with a progress bar) or cached.
-    Without `weights` tokenizer and chat template are enough.
+    """Return a model's directory: `name` itself, or the cached or downloaded snapshot of a Hugging Face id.
+
+    Without `weights`, tokeniser and chat template are enough.
 
     Raises ModelNotUsable.
     """

@@ -11,9 +11,9 @@ import httpx
 
 _TIMEOUT_S = 10.0
 _STREAM_TIMEOUT_S = 120.0
-"""Seconds of silence after which a transfer of many rows is given up."""
+"""Seconds without data after which a transfer of many rows is abandoned."""
 _PAGE = 200
-"""Sessions on a page; the API allows no more."""
+"""Sessions per page: the API's maximum."""
 
 
 class ProxyUnreachable(Exception):
@@ -21,7 +21,7 @@ class ProxyUnreachable(Exception):
 
 
 class Operations:
-    """`base_url` without `/v1`; `key` an admin key. Methods raise ProxyUnreachable."""
+    """Client of a proxy at `base_url` (without `/v1`), with an admin key. Methods raise ProxyUnreachable."""
 
     def __init__(self, base_url: str, key: str) -> None:
         self.base_url = base_url.rstrip("/")
@@ -138,7 +138,7 @@ class Operations:
             raise self._unreachable(error) from error
 
     async def send(self, path: str, query: dict[str, Any], body: bytes, *, told_of: str = "") -> dict[str, Any]:
-        """POST a body and return the answer. `told_of` names in an error what was sent."""
+        """POST a body and return the answer. `told_of` names the body in an error."""
         try:
             reply = await self._client.post(path, params=query, content=body, timeout=_STREAM_TIMEOUT_S)
         except httpx.HTTPError as error:

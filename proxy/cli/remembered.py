@@ -1,8 +1,8 @@
-"""The options that a data directory was last started with, so that `base-rl up --data-dir DIR` goes on without them.
+"""The options of a data directory's last start, with which `base-rl up --data-dir DIR` starts again.
 
-Only what is not written down elsewhere is kept: options of the command line and of the environment, and the path of
-the configuration file, never what the file says. The file is removed by nobody but its owner: `rm DIR/started.json`
-makes `base-rl up` forget.
+Only options that are recorded nowhere else are stored: those of the command line and of the environment, and the path
+of the configuration file, but not its contents. base-rl never removes the file: `rm DIR/started.json` resets the
+options.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def remember(data_dir: Path, options: StartOptions) -> None:
 
 def merged(given: StartOptions, remembered: StartOptions, environment: Mapping[str, str]) -> StartOptions:
     """Lay `given` over `remembered`. A remembered option yields to the environment, and to a configuration file that
-    is named now: both were said later than it was."""
+    is named now: both are more recent."""
     said = _sections_of(given.config)
     if given.config is None:
         said = {}
@@ -104,7 +104,7 @@ def merged(given: StartOptions, remembered: StartOptions, environment: Mapping[s
         elif key in theirs and not _in_environment(section, key, environment) and key not in said.get(section, {}):
             overrides.setdefault(section, {})[key] = theirs[key]
     if "kind" in given.overrides.get("engine", {}) and given.overrides["engine"]["kind"] != EngineKind.SCRIPTED:
-        overrides["engine"].pop("script", None)  # of the scripted engine that was remembered
+        overrides["engine"].pop("script", None)  # it belongs to the stored engine, which was the scripted one
     return StartOptions(
         config=given.config or remembered.config,
         overrides=overrides,
@@ -115,8 +115,8 @@ def merged(given: StartOptions, remembered: StartOptions, environment: Mapping[s
 
 
 def worth_remembering(options: StartOptions, environment: Mapping[str, str]) -> StartOptions:
-    """Return the options with what the environment says now beside them, and paths that hold from everywhere. The
-    environment is remembered too, as the next shell may not have it."""
+    """Return the options together with those of the environment, which the next shell may lack, and with absolute
+    paths."""
     overrides: Overrides = {}
     for section, key in _OPTIONS:
         value = options.overrides.get(section, {}).get(key, _in_environment(section, key, environment))
@@ -126,7 +126,7 @@ def worth_remembering(options: StartOptions, environment: Mapping[str, str]) -> 
 
 
 def described(options: StartOptions) -> str:
-    """Return the options as they would be typed."""
+    """Return the options as a user would type them."""
     words = [] if options.config is None else ["--config", str(options.config)]
     for (section, key), name in _OPTIONS.items():
         if (value := options.overrides.get(section, {}).get(key)) is not None:
@@ -153,7 +153,8 @@ def _sections_of(config: Path | None) -> dict[str, dict[str, Any]]:
 
 
 def _absolute(key: str, value: Any) -> Any:
-    """A model's directory, or a script, by a path that holds whatever directory the next start is made in."""
+    """Return the absolute path of a model's directory or of a script: the next start may have another working
+    directory."""
     if key not in ("model", "script"):
         return value
     path = Path(str(value)).expanduser()

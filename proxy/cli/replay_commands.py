@@ -1,4 +1,4 @@
-"""`base-rl replay`: makes a past training step again, in a process of the trainer's."""
+"""`base-rl replay`: repeat a past training step in a process of the trainer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ def replay(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a past training step again from the store, and compare the weights with those that were committed.
+    """Repeat a past training step, and compare its weights with those that were committed.
 
-    The batch, with turns and rewards as they were handed out, the configuration and the seed come from the store, the
-    parent's weights from the disk; where its optimiser state was not kept, the steps before are made again first. It
-    runs beside a base-rl that is up and changes nothing. A step made with functions of your own (`algorithm.loss` and
-    so on) needs the configuration that names their files, by --config. The exit status is 3 where the step cannot be
-    replayed.
+    Batch, rewards, configuration and seed are those recorded in the store; the parent's weights come from the disk.
+    If the parent's optimiser state was deleted, the steps before it are repeated first. The command runs beside a
+    base-rl that is up, and changes nothing. A step with functions of your own (`algorithm.loss` and so on) needs the
+    configuration that names their files: give it with --config. The exit status is 3 if the step cannot be repeated.
     """
 
     from proxy.cli.trainer_process import trainer_command

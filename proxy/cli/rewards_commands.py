@@ -1,4 +1,4 @@
-"""`base-rl rewards …`: list the ledger of rewards and add to it."""
+"""`base-rl rewards …`: list rewards and add one."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from rich.text import Text
 
 from proxy.cli.console import DEFAULT_DATA_DIR, ApiKey, AsJson, DataDir, Url, finish, out, where
 
-rewards_app = typer.Typer(no_args_is_help=True, help="What was said about sessions and turns.")
+rewards_app = typer.Typer(no_args_is_help=True, help="Rewards of sessions and turns.")
 
-Limit = Annotated[int, typer.Option(help="At most so many.", min=1, max=200)]
+Limit = Annotated[int, typer.Option(help="Most entries to list.", min=1, max=200)]
 
 
 @rewards_app.command("list")
 def rewards_list(
-    run: Annotated[str | None, typer.Option(help="Of this run; default: of all.")] = None,
+    run: Annotated[str | None, typer.Option(help="Only rewards of this run; default: of all runs.")] = None,
     session: Annotated[str | None, typer.Option(help="A session's id or, with --run, its own name.")] = None,
     turn: Annotated[str | None, typer.Option(help="A turn's id.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of this name.")] = None,
-    source: Annotated[str | None, typer.Option(help="From this source.")] = None,
-    since: Annotated[datetime | None, typer.Option(help="Recorded then (UTC) or later.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only rewards of this name.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only rewards from this source.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Only rewards recorded at this time (UTC) or later.")] = None,
     late: Annotated[
-        bool | None, typer.Option("--late/--in-time", help="Came when a trainer had the session, or before.")
+        bool | None,
+        typer.Option("--late/--in-time", help="Rewards that came after a trainer took the session, or before."),
     ] = None,
     limit: Limit = 50,
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -36,7 +37,7 @@ def rewards_list(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """List entries of the ledger, newest first; those that a later one supersedes are struck."""
+    """List rewards, newest first. Superseded ones are struck through."""
     from proxy.cli.operations import Operations
 
     given: dict[str, str | None] = {
@@ -75,7 +76,7 @@ def rewards_revised(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """List trained sessions whose rewards are others now than those they were trained on."""
+    """List trained sessions whose rewards have changed since they were trained."""
     from proxy.cli.operations import Operations
 
     async def ask() -> list[dict[str, Any]]:
@@ -99,25 +100,28 @@ def rewards_revised(
 def rewards_add(
     session: Annotated[str, typer.Argument(help="The session's id, or the client's own name for it.")],
     value: Annotated[float, typer.Argument(help="The reward.")],
-    name: Annotated[str, typer.Option(help="Which component it is.")] = "reward",
-    turn: Annotated[str | None, typer.Option(help="A turn of the session, which the reward is then about.")] = None,
-    source: Annotated[str, typer.Option(help="Who says so. A later entry of one source supersedes its earlier.")] = (
-        "api"
-    ),
-    comment: Annotated[str | None, typer.Option(help="Why.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the reward's component.")] = "reward",
+    turn: Annotated[str | None, typer.Option(help="Id of the turn that the reward is for.")] = None,
+    source: Annotated[
+        str, typer.Option(help="Who gives the reward. A later one of a source supersedes its earlier one.")
+    ] = ("api"),
+    comment: Annotated[str | None, typer.Option(help="Reason for the reward.")] = None,
     final: Annotated[
-        bool | None, typer.Option(help="Whether the session ends. Default: not for a turn.", show_default=False)
+        bool | None,
+        typer.Option(
+            help="Whether to end the session. Default: yes, except for a reward of a turn.", show_default=False
+        ),
     ] = None,
-    run: Annotated[str | None, typer.Option(help="Whose name SESSION is; needed with an admin key.")] = None,
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key again records nothing.")] = None,
+    run: Annotated[str | None, typer.Option(help="Run in which SESSION is a name; needed with an admin key.")] = None,
+    idempotency_key: Annotated[str | None, typer.Option(help="A repeated key records nothing.")] = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Record a reward of a session, or of one of its turns. `--api-key` may be the run's own.
+    """Record a reward for a session, or for one of its turns. `--api-key` may be a key of the run.
 
-    With the default name and source it corrects what the agent's own harness posted: that entry is superseded.
+    With the default name and source, it supersedes the reward that the agent's harness posted.
     """
     from proxy.cli.operations import Operations
 

@@ -1,4 +1,4 @@
-"""`base-rl runs …`: which runs a base-rl has, and removing one that nothing came of."""
+"""`base-rl runs …`: list runs, and delete an empty one."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def runs_delete(
     url: Url = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Remove a run that has no sessions and no training steps, with its keys: one that was begun by mistake.
+    """Delete a run without sessions and training steps, with its keys.
 
-    A run that has any stays, and so does the one that is served: nothing that was recorded is lost.
+    A run that has any is refused, and so is the run that is served: recorded data is never lost.
     """
     from proxy.cli.operations import Operations
 

@@ -1,4 +1,4 @@
-"""Drawings of sessions for the terminal. Pure: from answers of the API to tables."""
+"""Tables of sessions for the terminal, made from answers of the API without side effects."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _COLOURS = {"ready": "green", "consumed": "green", "excluded": "yellow", "expire
 def draw_sessions(sessions: Sequence[Mapping[str, Any]], now: float) -> Iterator[RenderableType]:
     """Draw a list of sessions, as `GET /api/v1/runs/{run}/sessions` answers it.
 
-    Many sessions have the same explanation: each stands once below the table, under a number, so that the table fits
-    a terminal.
+    Many sessions share an explanation: each explanation is printed once below the table, under a number, so that the
+    table fits a terminal.
     """
     table = plain_table("session", "name", "turns", "reward", "by", "outcome", "when", "training", ids=("session",))
     notes: dict[str, int] = {}
@@ -138,7 +138,7 @@ def _training(session: Mapping[str, Any]) -> Text:
 
 
 def _outcome(session: Mapping[str, Any]) -> str:
-    """Return how the attempt went and what ended it."""
+    """Return the session's outcome and the reason for its end."""
     if session["state"] == "open":
         return "open"
     return f"{session['outcome'] or 'ended'}, by {session['end_reason'] or ABSENT}"

@@ -1,4 +1,4 @@
-"""`base-rl sessions …`: which sessions the calls of agents went to, and why each is or is not trained."""
+"""`base-rl sessions …`: show the sessions of agents' calls, and why each is trained or not."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from proxy.cli.operations import Operations
 
 _ATTEMPTS = 20
-"""Newest attempts of a name among which the one with the highest number is looked for."""
+"""Newest attempts of a name, of which the one with the highest number is chosen."""
 
 sessions_app = typer.Typer(
-    no_args_is_help=True, help="Attempts of agents: where calls went, and what became of them."
+    no_args_is_help=True, help="Sessions: the attempts of agents, and why each is trained or not."
 )
 
 Run = Annotated[str | None, typer.Option(help="The run's name; needed where there are several runs.")]
@@ -29,20 +29,22 @@ Run = Annotated[str | None, typer.Option(help="The run's name; needed where ther
 @sessions_app.command("list")
 def sessions_list(
     run: Run = None,
-    state: Annotated[SessionState | None, typer.Option(help="Whether they have ended.")] = None,
-    training: Annotated[TrainingState | None, typer.Option(help="Standing with the trainer.")] = None,
-    name: Annotated[str | None, typer.Option(help="All attempts of the client's own name.")] = None,
-    group: Annotated[str | None, typer.Option(help="Id or name of their group.")] = None,
-    attributed_by: Annotated[str | None, typer.Option(help="Rule that opened them, such as `new` or `path`.")] = None,
+    state: Annotated[SessionState | None, typer.Option(help="Only open or only ended sessions.")] = None,
+    training: Annotated[TrainingState | None, typer.Option(help="Only sessions in this training state.")] = None,
+    name: Annotated[str | None, typer.Option(help="All attempts of this name, which the client chose.")] = None,
+    group: Annotated[str | None, typer.Option(help="Id or name of the group.")] = None,
+    attributed_by: Annotated[
+        str | None, typer.Option(help="Rule by which the session was opened, such as `new` or `path`.")
+    ] = None,
     min_reward: Annotated[float | None, typer.Option(help="Least reward, inclusive.")] = None,
     max_reward: Annotated[float | None, typer.Option(help="Greatest reward, inclusive.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 50,
+    limit: Annotated[int, typer.Option(help="Most entries to list.", min=1, max=10_000)] = 50,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """List sessions, newest first: whose calls they hold, how they ended, and why each is or is not trained.
+    """List sessions, newest first: their names, how they ended, and why each is trained or not.
 
     `base-rl sessions list --training excluded` lists those that are never trained, and
     `base-rl sessions list --attributed-by new` those whose first call named no session and extended no conversation.
@@ -92,11 +94,11 @@ def sessions_show(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one session: why it is or is not trained, its turns, its rewards, and the other attempts of its name.
+    """Show one session: why it is trained or not, its turns, its rewards, and the other attempts of its name.
 
-    `base-rl sessions show attempt-42` shows the newest attempt of that name. A turn's continuation is `exact` where
-    it goes on token for token from the one before, `edited` where the client changed the past, `retemplated` where
-    the chat template did.
+    `base-rl sessions show attempt-42` shows the newest attempt of that name. A turn's continuation is `exact` if
+    it extends the previous turn token for token, `edited` if the client changed earlier messages, and `retemplated`
+    if the chat template did.
     """
     from proxy.cli.operations import Operations
 
@@ -120,7 +122,7 @@ def sessions_show(
 
 
 async def _meant(operations: Operations, run: str | None) -> str:
-    """Return the run's name as given, or that of the only run. Raise Refused if there are several."""
+    """Return the given run's name, or that of the only run. Raises Refused if there are several."""
     if run is not None:
         return run
     names = [str(one["name"]) for one in await operations.runs()]
@@ -130,7 +132,7 @@ async def _meant(operations: Operations, run: str | None) -> str:
 
 
 async def _newest_attempt(operations: Operations, run: str | None, name: str) -> str:
-    """Return the id of the newest session of that name. Raise Refused if there is none."""
+    """Return the id of the newest session of that name. Raises Refused if there is none."""
     meant = await _meant(operations, run)
     attempts, _ = await operations.sessions(meant, {"name": name}, _ATTEMPTS)
     if not attempts:
@@ -140,7 +142,7 @@ async def _newest_attempt(operations: Operations, run: str | None, name: str) ->
 
 
 def _known_rule(rule: str | None) -> str | None:
-    """Return the name of a rule of attribution. Raise BadParameter for one that there is not."""
+    """Return the name of a rule of attribution. Raises BadParameter for an unknown one."""
     from proxy.sessions.identification import AttributedBy
 
     if rule is not None and rule not in list(AttributedBy):

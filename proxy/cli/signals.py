@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for the commands that keep processes up: the first ends them in order, the second at once."""
+"""Ctrl-C and SIGTERM for commands that run processes: the first ends them in order, the second kills them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def end_on_signals() -> None:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A shell without job control starts background commands with SIGINT ignored: it stays so.
+        # A shell without job control starts background commands with SIGINT ignored, which must remain so.
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, receive, number)
 
 
 def exit_status() -> int:
-    """Return the exit status that shells give to the signal that came first; of none, SIGTERM's."""
+    """Return the exit status that shells give to the first signal received; without a signal, SIGTERM's."""
     return 128 + (_received[0] if _received else signal.SIGTERM)

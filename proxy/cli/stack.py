@@ -30,17 +30,17 @@ _READY_POLL_S = 0.1
 _MOST_RESTARTS_BEFORE_READY = 3
 _ADDRESS_FILE = "address.json"
 _SCRIPTED_MARK = "scripted"
-# Ctrl-C takes two seconds at most, so no part has the time to finish what it is doing.
+# Ctrl-C must take two seconds at most, so no part has time to finish its work.
 _GRACE_S = 0.3
 _PROXY_STOP_S = 5.0
-"""Beyond its grace period. Recording the calls in flight takes moments, and longer only on a disk that hangs."""
+"""Seconds beyond the grace period, for recording the calls in flight: it takes milliseconds unless the disk hangs."""
 _TRAINER_STOP_S = 0.8
-"""To give claims back. In the middle of a step it cannot hear the signal: it is killed, the step is abandoned, and
-the next trainer gives its claims back."""
+"""Seconds for the trainer to give claims back. During a step it cannot handle the signal: it is killed, the step is
+lost, and the next trainer gives its claims back."""
 _TRAINER_WITH_SINKS_STOP_S = 6.5
-"""A trainer waits five seconds for the sinks of its metrics."""
+"""Seconds for a trainer with metric sinks, which waits five seconds for them."""
 _ENGINE_STOP_S = 0.3
-"""It keeps nothing that is worth waiting for, once the proxy has ended."""
+"""Seconds for the engine, which has no state to save."""
 
 
 class AlreadyRunning(Exception):
@@ -48,8 +48,8 @@ class AlreadyRunning(Exception):
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the base-rl of a data directory answers, for `base-rl status` and its like, and the run that it serves.
-    `run` None: an older base-rl did not say."""
+    """Address of the base-rl of a data directory, for commands such as `base-rl status`, and the run that it serves.
+    `run` is None in a file that an older base-rl wrote."""
 
     url: str
     pid: int
@@ -87,10 +87,10 @@ async def running_stack(
     prepare: Callable[[], None] = lambda: None,
     or_next_port: bool = False,
 ) -> AsyncIterator[Stack]:
-    """Starts the parts and ends them with the block. They start at the same time: `wait_until_ready` waits for them.
-    The trainer has `nproc` processes, and more time to end if it `tells_metrics` to a sink.
-    `prepare` runs before, once the data directory is known to be ours alone.
-    `or_next_port` allows another port than the one asked for, where that is taken.
+    """Start the parts at the same time, and end them with the block. `wait_until_ready` waits until they are ready.
+
+    The trainer has `nproc` processes, and more time to end if it `tells_metrics` to a sink. `prepare` runs first,
+    once no other base-rl uses the data directory. With `or_next_port`, the next free port replaces one that is taken.
 
     Raises AlreadyRunning, NoFreePort, ConfigurationError for a data directory that cannot be used.
     """
@@ -122,10 +122,10 @@ async def running_stack(
 
 
 async def wait_until_ready(stack: Stack) -> None:
-    """Waits until calls would be served: the engine has loaded its model and the proxy has verified it.
+    """Wait until calls would be served: the engine has loaded its model and the proxy has verified it.
 
-    Has no bound of its own, as a large model may take long; ends by PartFailed when a part was given up, or died
-    again and again meanwhile. Raises NoFreePort when what answers is not ours.
+    There is no time limit, because a large model may take long to load. Raises PartFailed for a part that failed for
+    good or died repeatedly meanwhile, and NoFreePort if another base-rl answers on the port.
     """
     before = {part: stack.supervisor.restarts(part) for part in stack.supervisor.parts}
     async with Operations(stack.url, stack.keys.admin_key) as operations:
@@ -152,12 +152,12 @@ def read_address(data_dir: Path) -> Address | None:
 
 
 def local_url(settings: Settings) -> str:
-    """Where a proxy with these settings answers on this machine."""
+    """Return the address of a proxy with these settings, as seen from this machine."""
     return f"http://{_reachable(settings.server.host)}:{settings.server.port}"
 
 
 def trainer_environment(settings: Settings, *, url: str, seed: int | None) -> dict[str, str]:
-    """What the trainer is told over its own section of the configuration."""
+    """Return the environment by which the trainer finds this proxy, run and directories."""
     environment = {
         "BASE_RL_SERVER__DATA_DIR": str(settings.server.data_dir.resolve()),
         "BASE_RL_TRAINER__PROXY_URL": url,
@@ -231,13 +231,14 @@ def _parts(
 
 
 def _grace_seconds(server: ServerSettings) -> float:
-    """The grace period of calls in flight: as configured, or short where nobody configured it."""
+    """Return the grace period of calls in flight: the configured one, or a short one if the setting has its
+    default."""
     default = ServerSettings().stop_grace_seconds
     return _GRACE_S if server.stop_grace_seconds == default else server.stop_grace_seconds
 
 
 def _engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPlan:
-    """How the configured engine is started on this machine. Raises ConfigurationError when SGLang is not there."""
+    """Return how the configured engine is started on this machine. Raises ConfigurationError if SGLang is absent."""
     engine, model = settings.engine, settings.run.model
     if engine.kind == EngineKind.SCRIPTED:
         return scripted_plan(model=model, port=port, script=engine.script and engine.script.resolve())
@@ -260,7 +261,7 @@ def _engine_plan(settings: Settings, *, port: int, seed: int | None) -> LaunchPl
 
 
 def _has_gpu() -> bool:
-    """Asks the driver, not torch, which the proxy side never imports."""
+    """Return whether the driver lists a GPU. torch is not asked, because the proxy never imports it."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return False
@@ -269,15 +270,17 @@ def _has_gpu() -> bool:
 
 
 def _reachable(host: str) -> str:
-    """An address of this machine for a host to listen on, which may be `every address`."""
+    """Return an address at which this machine reaches `host`, which may stand for every address."""
     if host in ("0.0.0.0", ""):  # noqa: S104  (compared with, not bound to)
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
 
 
 def _keep_apart(data_dir: Path, settings: Settings) -> None:
-    """What a scripted engine says has invented log-probabilities, and must never be trained on: a data directory
-    belongs to scripted engines or to none. Raises ConfigurationError."""
+    """Raise ConfigurationError if the data directory would mix sessions of a scripted engine with those of a model.
+
+    A scripted engine's log-probabilities are invented, and must never be trained on.
+    """
     mark = data_dir / _SCRIPTED_MARK
     scripted = settings.engine.kind == EngineKind.SCRIPTED
     if scripted and not mark.exists() and (data_dir / "base-rl.sqlite3").exists():

@@ -1,4 +1,4 @@
-"""Drawings of training steps for the terminal. Pure: from answers of the operating API to tables."""
+"""Tables of training steps for the terminal, made from answers of the operating API without side effects."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _trajectories(entries: Sequence[dict[str, Any]]) -> Table:
 
 
 def _trained(audit: dict[str, Any]) -> str:
-    """Return the number of trained tokens, with the answers that were left out."""
+    """Return the number of trained tokens, and how many answers were left out."""
     masked = audit["masked"]
     if not masked:
         return str(audit["trained_tokens"])
@@ -160,7 +160,7 @@ def _session(entry: dict[str, Any]) -> str:
 
 
 def _used(entry: dict[str, Any]) -> str:
-    """Return the reward, with the entries that it is made of where there are several."""
+    """Return the reward, with its components if there are several."""
     total = reward(entry["audit"]["reward"])
     if len(entry["rewards"]) < 2:
         return total

@@ -1,4 +1,4 @@
-"""`base-rl steps …`: what a run's training steps did, and why."""
+"""`base-rl steps …`: list and explain the training steps of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Annotated[str, typer.Argument(help="The run's name.")]
 @steps_app.command("list")
 def steps_list(
     run: Run,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=200)] = 20,
+    limit: Annotated[int, typer.Option(help="Most entries to list.", min=1, max=200)] = 20,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     url: Url = None,
     api_key: ApiKey = None,
@@ -52,8 +52,8 @@ def steps_show(
     api_key: ApiKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a step: its batch by group, the rewards it used and what they are now, advantages, ratios, what was
-    skipped and why, gradient, loss and times."""
+    """Explain a step: its batch by group, the rewards then and now, advantages, ratios, skipped sessions with
+    reasons, gradient, loss and times."""
     from proxy.cli.operations import Operations
     from proxy.cli.step_drawing import draw_step
 

@@ -1,4 +1,4 @@
-"""Which runs a store has, before a proxy is there to ask."""
+"""The runs of a store, read without a proxy."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StoredRun:
 
 
 def stored_runs(settings: Settings) -> tuple[StoredRun, ...]:
-    """Return the runs of the store, oldest first; none where it is not there yet or cannot be read: the proxy, which
-    opens it next, reports that better."""
+    """Return the runs of the store, oldest first; none for a store that is absent or unreadable, which the proxy
+    reports when it opens it."""
     url = make_url(settings.database_url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
         return ()
@@ -35,11 +35,11 @@ def stored_runs(settings: Settings) -> tuple[StoredRun, ...]:
 
 
 def chosen_run(settings: Settings, stored: tuple[StoredRun, ...], *, named: bool) -> RunSettings:
-    """Return the settings of the run to go on with. A run that nobody `named` is the only one of the store, and its
-    base model need not be named either.
+    """Return the settings of the run to continue. Unless it is `named`, it is the store's only run, and its base
+    model need not be given either.
 
-    A data directory's own store keeps to its runs: its keys are theirs, and a name that was forgotten or misspelt
-    would begin another run, which nobody asked for. Raises ConfigurationError.
+    A data directory with runs gets no further run: its keys belong to those, and the likely cause of a new name is a
+    forgotten or misspelt option. Raises ConfigurationError.
     """
     run = settings.run
     names = [each.name for each in stored]

@@ -1,7 +1,7 @@
-"""Runs the parts of base-rl as processes: starts them, restarts one that dies, ends them all cleanly.
+"""Runs the parts of base-rl as processes: starts them, restarts a part that dies, and ends all of them in order.
 
 Every part has a process group of its own, so that Ctrl-C in the terminal reaches only the supervisor, which then
-ends the parts in order. On Linux the kernel ends the parts should the supervisor itself be killed.
+ends the parts in order. On Linux, the kernel ends the parts if the supervisor itself is killed.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ _RAPID_DEATHS = 5
 _RAPID_WINDOW_S = 60.0
 _TAIL_LINES = 15
 _TAIL_LINE_ENDS = (160, 480)
-"""Characters kept of the beginning and the end of a long line: a traceback in JSON has its reason at the end."""
+"""Characters shown of the beginning and the end of a long line: a traceback in JSON has its reason at the end."""
 _PR_SET_PDEATHSIG = 1
 
 WRONG_CONFIGURATION = 2
-"""Exit status of a part that will not run however often it is started; the last line of its log says why."""
+"""Exit status of a part that a restart does not help; the last line of its log has the reason."""
 
 AWAY = 75
-"""Exit status of a part that cannot start while something it needs is away (EX_TEMPFAIL of sysexits.h); the last line
-of its log says what."""
+"""Exit status of a part that cannot start because something it needs is unavailable (EX_TEMPFAIL of sysexits.h); the
+last line of its log names that."""
 
 Listener = Callable[[str, str], None]
 
 
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
-"""Those of this process, for `kill_all`."""
+"""All supervisors of this process, for `kill_all`."""
 
 
 class PartFailed(Exception):
-    """A part died again and again, its configuration is wrong, or what it needs was away when it was first started.
-    The message carries the end of its log."""
+    """A part died repeatedly, its configuration is wrong, or what it needs was unavailable at its first start. The
+    message includes the end of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A process to keep running. `env` is laid over the supervisor's own environment."""
+    """A process that the supervisor runs. `env` is laid over the supervisor's own environment."""
 
     name: str
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     stop_seconds: float = 10.0
-    """How long it may take to end after SIGTERM; then it is killed."""
+    """Seconds from SIGTERM until the part is killed."""
 
 
 class _Running:
@@ -70,7 +70,7 @@ class _Running:
 
 
 class Supervisor:
-    """`listener(part, what)` hears of starts, deaths and restarts. Logs go to `log_dir/PART.log`."""
+    """Runs parts. It calls `listener(part, event)` at starts, deaths and restarts; logs go to `log_dir/PART.log`."""
 
     def __init__(self, parts: list[Part], log_dir: Path, listener: Listener) -> None:
         make_directory(log_dir)
@@ -115,19 +115,19 @@ class Supervisor:
         return "\n".join(_shortened(line) for line in text.splitlines()[-lines:])
 
     def raise_for_failure(self) -> None:
-        """Raises PartFailed if a part was given up."""
+        """Raise PartFailed if a part failed for good."""
         for keeper in self._keepers:
             if keeper.done() and not keeper.cancelled() and (error := keeper.exception()) is not None:
                 raise error
 
     async def wait_for_failure(self) -> None:
-        """Returns only by raising PartFailed, when a part has been given up."""
+        """Wait until a part has failed for good, and raise PartFailed."""
         done, _ = await asyncio.wait(self._keepers, return_when=asyncio.FIRST_EXCEPTION)
         for keeper in done:
             keeper.result()
 
     def kill(self) -> None:
-        """Send SIGKILL to every part and what it started, and wait for nothing."""
+        """Send SIGKILL to every part and its child processes, without waiting."""
         for running in self._running:
             process = running.process
             if process is not None and process.returncode is None:
@@ -135,7 +135,7 @@ class Supervisor:
                     os.killpg(process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End the parts, last started first: SIGTERM, then SIGKILL to those that outstay their `stop_seconds`."""
+        """End the parts, last started first: SIGTERM, then SIGKILL for those that exceed their `stop_seconds`."""
         self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -163,10 +163,10 @@ class Supervisor:
         self._listener(part.name, f"started (pid {running.process.pid})")
 
     async def _keep(self, running: _Running) -> None:
-        """Wait for the part's death, again and again, and restart it after a growing pause.
+        """Restart the part after each death, with growing pauses.
 
-        A part that cannot start because something is away ends the installation only at its first start, when
-        somebody waits for the answer. Later on it is tried until that is back.
+        If something that the part needs is unavailable, its first start fails, because the user waits for a result.
+        Later starts are repeated until it is available again.
         """
         waits = 0
         while True:
@@ -213,7 +213,7 @@ async def _end(running: _Running) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what the part itself may have left behind
+        os.killpg(process.pid, signal.SIGKILL)  # processes that the part started and left behind
 
 
 def kill_all() -> None:
@@ -234,7 +234,7 @@ def _describe_exit(code: int) -> str:
 
 
 def die_with_parent(by: signal.Signals = signal.SIGTERM) -> Callable[[], None] | None:
-    """For the child, between fork and exec: asks the kernel for that signal when the parent dies."""
+    """Return a function for the child, between fork and exec, by which the kernel kills it when its parent dies."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _CLI_STATUS_OF_WRONG_CONFIGURATION = 1
 _STOP_SECONDS = 1.5
-"""How long a process may take to end after the first signal. In the middle of a step it cannot hear it: it is killed,
-and the next trainer gives its claims back."""
+"""Seconds for a process to end after the first signal. During a step it cannot handle the signal: it is killed, and
+the next trainer gives its claims back."""
 _STOP_SECONDS_WITH_SINKS = 6.5
-"""A trainer waits five seconds for the sinks of its metrics."""
+"""Seconds for a trainer with metric sinks, which waits five seconds for them."""
 
 
 def train(
@@ -31,7 +31,7 @@ def train(
     run: Annotated[
         list[str] | None,
         typer.Option(
-            help="The run to train; several: in fair turns. Default: all of [trainer.runs], or [trainer] run, or"
+            help="Run to train; repeat it to train several in turns. Default: [trainer.runs], [trainer] run, or"
             " [run] name."
         ),
     ] = None,
@@ -56,26 +56,26 @@ def train(
         bool, typer.Option("--profile", help="Trace three steps by torch's profiler, into the data directory.")
     ] = False,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Of the base-rl that is trained for; default: [server] data_dir.")
+        Path | None, typer.Option(help="Data directory of the base-rl to train for; default: [server] data_dir.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and end.")] = False,
 ) -> None:
     """Train a run from its rewards, or several in fair turns, until Ctrl-C.
 
-    `base-rl up` does this by itself. Start the trainer apart to see its log, to give it more processes or a machine
-    of its own, or to change what it does without a break in serving: `base-rl up --no-trainer` in one terminal,
-    `base-rl train --nproc 2` in another. It may be ended and started at any time: what was committed stays, and it
-    goes on from the head.
+    `base-rl up` starts a trainer itself. Start it separately to see its log, to give it more processes or another
+    machine, or to change its settings without interrupting serving: `base-rl up --no-trainer` in one terminal,
+    `base-rl train --nproc 2` in another. It can be stopped at any time, and continues from the last committed
+    version.
 
-    Several processes share the rows of a step and shard the model (`--nproc 2`). Models of which the trainer has
-    definitions of its own (backend archon) are divided along more axes: `--layout d2t2` is for four processes, two
-    shares of the rows (d) of which two processes divide heads and MLPs (t). c divides the tokens of a row, e the
-    experts, p the layers, and r repeats the whole. A layout that the model or --nproc does not fit is refused with
-    one that would.
+    Several processes share the rows of a step and shard the model (`--nproc 2`). The trainer's own model definitions
+    (backend archon) can be divided along more axes: `--layout d2t2` is for four processes, with two shares of the
+    rows (d), in each of which two processes divide heads and MLPs (t). c divides the tokens of a row, e the experts,
+    p the layers, and r repeats the whole. A layout that does not fit the model or --nproc is refused, and one that
+    fits is named.
 
-    Beside a base-rl on this machine, address and key are those of its data directory. Elsewhere, name the proxy and
-    give a trainer key of the run: `BASE_RL_TRAINER__API_KEY=… base-rl train --proxy https://…`. Weights are written
-    where proxy and engine read them under the same path (`[trainer.weights] directory`).
+    For a base-rl on this machine, address and key come from its data directory. For another machine, name the proxy
+    and give a trainer key of the run: `BASE_RL_TRAINER__API_KEY=… base-rl train --proxy https://…`. Weights are
+    written where proxy and engine read them under the same path (`[trainer.weights] directory`).
     """
     arguments = _arguments(config, run or [], proxy, layout, nproc, assignments or [], profile=profile)
     finish(lambda: _train(config, data_dir, arguments, dry_run=dry_run))
@@ -91,7 +91,8 @@ def _arguments(
     *,
     profile: bool,
 ) -> list[str]:
-    """For `python -m trainer`. What has an option of its own goes before `--set` of the same."""
+    """Return the arguments of `python -m trainer`. An option of its own takes precedence over `--set` of the same
+    key."""
     arguments = ["--config", str(config.resolve())] if config is not None else []
     for run in runs:
         arguments += ["--run", run]
@@ -120,9 +121,8 @@ def _train(config: Path | None, data_dir: Path | None, arguments: Sequence[str],
 def connected(
     config: Path | None, data_dir: Path | None, arguments: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return what a process of the trainer with these `arguments` needs in its environment to find proxy, run and
-    weights, and the configuration that it then has, without the key. Raises Refused where there is no key for its
-    proxy."""
+    """Return the environment in which a trainer with these `arguments` finds proxy, run and weights, and its resolved
+    configuration without the key. Raises Refused if there is no key for its proxy."""
     from proxy.cli.stack import read_address
     from proxy.cli.trainer_process import resolved_by_trainer, runs_of
     from proxy.settings import load_settings
@@ -130,7 +130,7 @@ def connected(
     settings = load_settings(config, {"server": {"data_dir": data_dir}} if data_dir is not None else {})
     directory = settings.server.data_dir.resolve()
     address = read_address(directory)
-    # The trainer follows these where its own section says nothing else.
+    # Defaults of the trainer, which its own section of the configuration overrides.
     environment = {"BASE_RL_SERVER__DATA_DIR": str(directory)}
     if address is not None:
         environment["BASE_RL_SERVER__PUBLIC_URL"] = address.url
@@ -145,7 +145,7 @@ def connected(
 
 
 def _own_key(data_dir: Path, address: Address | None, proxy_url: str) -> str:
-    """The data directory's trainer key, for its own proxy and no other. Raises Refused."""
+    """Return the data directory's trainer key, if `proxy_url` is its proxy. Raises Refused otherwise."""
     from proxy.cli.local_keys import load
 
     keys = load(data_dir)
@@ -161,9 +161,10 @@ def _own_key(data_dir: Path, address: Address | None, proxy_url: str) -> str:
 def supervised(
     command: Sequence[str], environment: Mapping[str, str], *, patience: float = _STOP_SECONDS, when_killed: int = 130
 ) -> int:
-    """Run a process to its end and pass signals on; return its exit status, or that of a shell where a signal killed
-    it. After the first signal it has `patience` seconds, after the second none: it is killed, and the status is
-    `when_killed`, as nothing that it was doing counts."""
+    """Run a process to its end, forward signals to it, and return its exit status, as a shell would report it.
+
+    It is killed `patience` seconds after the first signal, or at the second; the status is then `when_killed`.
+    """
     from proxy.cli.supervisor import die_with_parent
 
     process: subprocess.Popen[bytes] | None = None
@@ -182,7 +183,7 @@ def supervised(
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, pass_on)
-    # A session of its own: Ctrl-C in the terminal reaches it once, through us.
+    # A session of its own, so that Ctrl-C in the terminal reaches it once, through this process.
     process = subprocess.Popen(
         command,
         env={**os.environ, **environment},

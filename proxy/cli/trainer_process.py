@@ -1,4 +1,4 @@
-"""The trainer as a process, or as many: how it is started, and what it makes of its configuration."""
+"""Starting the trainer in one process or several, and asking it for its resolved configuration."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def trainer_command(processes: int, arguments: Sequence[str]) -> tuple[str, ...]
 
 
 def resolved_by_trainer(arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The configuration that the trainer would train with, told these over our own environment: of one run; of
-    several, what they have in common, and each in `runs`. `api_key` says only whether there is one. Raises
-    ConfigurationError with what the trainer says."""
+    """Return the configuration that the trainer would use with these arguments, and `environment` over this process's
+    own: that of one run, or, of several, what they share, with each under `runs`. `api_key` is a flag: whether there
+    is one. Raises ConfigurationError with the trainer's message."""
     result = subprocess.run(
         trainer_command(1, [*arguments, "--dry-run"]),
         env={**os.environ, **environment},
@@ -44,6 +44,6 @@ def resolved_by_trainer(arguments: Sequence[str], environment: Mapping[str, str]
 
 
 def runs_of(resolved: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of such a configuration."""
+    """Return the runs of a configuration from `resolved_by_trainer`."""
     runs: dict[str, dict[str, Any]] = resolved.get("runs", {"": resolved})
     return list(runs.values())

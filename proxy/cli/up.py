@@ -1,4 +1,4 @@
-"""`base-rl up`: the whole installation for somebody's own model and agent, until Ctrl-C."""
+"""`base-rl up`: engine, proxy and trainer for the user's model and agent, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCRIPTED_DATA_DIR = "scripted"
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """`overrides` are the command line's, by section. `trainer` None: where there is something to learn."""
+    """`overrides` are the command line's, by section. `trainer` None: start one unless the engine is scripted."""
 
     config: Path | None
     overrides: dict[str, dict[str, Any]]
@@ -50,7 +50,7 @@ class UpOptions:
 
 
 async def run_up(options: UpOptions, out: Console) -> int:
-    """Start the parts, say how an agent reaches them, and wait for Ctrl-C or SIGTERM."""
+    """Start the parts, print how an agent reaches them, and wait for Ctrl-C or SIGTERM."""
     data_dir = _data_dir(options)
     options, again = _as_last_time(options, data_dir)
     if again and not options.dry_run:
@@ -90,7 +90,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
     ) as stack:
         with out.status("loading the model …"):
             await wait_until_ready(stack)
-        # Not before it is ready: a misspelt option would be remembered.
+        # Stored only once the parts are ready, so that a misspelt option is not.
         remember(settings.server.data_dir, worth_remembering(_start_options(options), os.environ))
         out.print(_welcome(stack, settings), soft_wrap=True)
         try:
@@ -102,7 +102,7 @@ async def run_up(options: UpOptions, out: Console) -> int:
 
 
 def _data_dir(options: UpOptions) -> Path:
-    """The data directory, as far as it can be known before what was remembered in it."""
+    """Return the data directory, without the options that are stored in it."""
     settings = load_settings(options.config, options.overrides)
     directory = settings.server.data_dir
     if settings.engine.kind == EngineKind.SCRIPTED and directory == ServerSettings().data_dir:
@@ -111,7 +111,7 @@ def _data_dir(options: UpOptions) -> Path:
 
 
 def _as_last_time(options: UpOptions, data_dir: Path) -> tuple[UpOptions, str]:
-    """The options with those of the last start in this data directory below them, and the latter in words."""
+    """Return the options with those of the last start below them, and the reused ones as a text."""
     remembered = read_remembered(data_dir)
     if remembered is None:
         return options, ""
@@ -140,7 +140,7 @@ def _start_options(options: UpOptions) -> StartOptions:
 
 
 def _without(options: StartOptions, given: StartOptions) -> StartOptions:
-    """What of the options was not given now."""
+    """Return the options that were not given in this start."""
     return StartOptions(
         config=options.config if given.config is None else None,
         overrides={
@@ -154,18 +154,18 @@ def _without(options: StartOptions, given: StartOptions) -> StartOptions:
 
 
 def _names_the_run(options: UpOptions) -> bool:
-    """Whether command line, environment or file name the run."""
+    """Return whether command line, environment or file name the run."""
     named = load_settings(options.config).run.model_fields_set
     return "name" in named or "name" in options.overrides.get("run", {})
 
 
 def with_model(settings: Settings, model: str) -> Settings:
-    """The settings with the run's model replaced by what was found for it."""
+    """Return the settings with the run's model replaced."""
     return settings.model_copy(update={"run": settings.run.model_copy(update={"model": model})})
 
 
 def _for_a_script(settings: Settings, options: UpOptions) -> Settings:
-    """What a scripted engine needs of the settings: a tokenizer, and a data directory of its own. Checks the script.
+    """Return the settings with a tokeniser and a data directory for the scripted engine, after checking its script.
 
     Raises ConfigurationError.
     """
@@ -183,7 +183,7 @@ def _for_a_script(settings: Settings, options: UpOptions) -> Settings:
 
 
 def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:
-    """Lets the trainer validate and resolve its own section, before anything is started, without its key.
+    """Return the configuration as the trainer resolves it, without the key, before any part starts.
 
     Raises ConfigurationError.
     """
@@ -198,7 +198,7 @@ def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:
 
 
 def _welcome(stack: Stack, settings: Settings) -> Group:
-    """Lines to copy: without a frame, and not wrapped at the window's edge."""
+    """Return the lines to copy, without a frame and not wrapped at the window's edge."""
     name = settings.run.name
     code = (
         f"export OPENAI_BASE_URL={stack.base_url}\n"
@@ -227,7 +227,7 @@ def _about_the_script(settings: Settings) -> Text:
     ]
     if script is None:
         lines += [
-            "It repeats what it is told. To answer as your agent needs it, copy its script, change it, and name it:",
+            "It repeats the last message. For other answers, copy its script, change it, and name it:",
             f"  cp {BUILT_IN} script.toml",
             "  base-rl up --engine scripted --script script.toml",
         ]

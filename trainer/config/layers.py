@@ -1,7 +1,6 @@
 """The layers of a configuration (file, environment, command line), merged into one mapping.
 
-The trainer does not use pydantic-settings for this, because the sections of single runs are laid over the settings
-of all runs before anything is validated.
+The sections of single runs are laid over the settings of all runs before anything is validated.
 """
 
 from __future__ import annotations
