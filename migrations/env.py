@@ -1,4 +1,4 @@
-"""Run by alembic, with the connection of `proxy.database.migrate`, or for developers with the URL of alembic.ini."""
+"""Alembic's environment, on the connection of `proxy.database.migrate` or, for developers, the URL in alembic.ini."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the reward ledger needs beyond its first form: rules of combination kept with what they made, sessions whose
-rewards were revised after training, preferences, and indexes for the ledger's filters."""
+"""Reward rules of runs and claims, sessions whose rewards were revised after training, preferences, and indexes for
+the ledger's filters."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def upgrade() -> None:
         postgresql_where=sa.text("after_training"),
     )
     _create_preferences()
-    _keep_the_rules()
-    _mark_what_was_revised()
+    _fill_in_rules()
+    _mark_revisions()
 
 
 def downgrade() -> None:
@@ -110,8 +110,8 @@ def _create_preferences() -> None:
     op.create_index(op.f("ix_preferences_run_id_created_at"), "preferences", ["run_id", "created_at"])
 
 
-def _keep_the_rules() -> None:
-    """Until now there was one rule, with the run's weights."""
+def _fill_in_rules() -> None:
+    """Fill in the only rule that there was before: the weighted sum with the run's weights."""
     connection = op.get_bind()
     for run_id, config in connection.execute(sa.select(_RUNS.c.id, _RUNS.c.config)).all():
         rules: dict[str, Any] = {"weights": config.get("reward_weights", {})}
@@ -119,8 +119,8 @@ def _keep_the_rules() -> None:
         connection.execute(sa.update(_CLAIMS).where(_CLAIMS.c.run_id == run_id).values(reward_rules=rules))
 
 
-def _mark_what_was_revised() -> None:
-    """Consumed sessions whose reward is another one now, or a turn of which was rewarded after training."""
+def _mark_revisions() -> None:
+    """Mark consumed sessions whose reward has changed since, or with a turn that was rewarded after training."""
     trained_on = sa.select(_CLAIMED.c.reward).where(
         _CLAIMED.c.claim_id == _SESSIONS.c.claim_id, _CLAIMED.c.session_id == _SESSIONS.c.id
     )

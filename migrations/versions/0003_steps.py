@@ -1,4 +1,4 @@
-"""What replaying and auditing a step needs."""
+"""Columns and a table for replaying and auditing training steps."""
 
 from __future__ import annotations
 

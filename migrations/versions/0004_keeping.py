@@ -1,4 +1,4 @@
-"""Retention, erasing and redaction."""
+"""Columns for retention, erasure and redaction."""
 
 from __future__ import annotations
 

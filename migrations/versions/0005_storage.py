@@ -1,7 +1,6 @@
-"""Turns in less space: JSON and token ids are packed, a request that repeats the one before is not kept again, and
-indexes are fewer.
+"""Smaller turns: packed JSON and token ids, repeated requests stored once, and fewer indexes.
 
-Every turn is written anew, so this takes about a minute for a million of them, and twice their space meanwhile.
+The migration rewrites every turn: about a minute for a million of them, and twice their space meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WHERE_SET = {
     "claim_id": ("claim_id", ["claim_id"]),
     "run_id_external_id_created_at": ("external_id", ["run_id", "external_id", "created_at"]),
 }
-"""Indexes of sessions about a column that is null in many."""
+"""Indexes of sessions on a column that is null in most rows."""
 _KEPT = (
     "id",
     "run_id",
@@ -132,7 +131,7 @@ def downgrade() -> None:
 
 
 def _index_sessions(*, where_set: bool) -> None:
-    """The indexes of `_WHERE_SET` anew, with every session or only with those that have a value."""
+    """Recreate the indexes of `_WHERE_SET`, with all sessions or only those that have a value."""
     for index, (column, columns) in _WHERE_SET.items():
         name = op.f(f"ix_sessions_{index}")
         op.drop_index(name, "sessions")
@@ -141,7 +140,7 @@ def _index_sessions(*, where_set: bool) -> None:
 
 
 def _pack(value: Any) -> bytes | None:
-    """`value` as the driver gives JSON: SQLite's its text, PostgreSQL's what it says."""
+    """Pack a JSON value as the driver returns it: as text by SQLite's, decoded by PostgreSQL's."""
     return pack_json(json.loads(value) if isinstance(value, str) else value)
 
 
@@ -161,7 +160,7 @@ def _rebuild(
     keyed_constraint: bool,
     request_of: bool,
 ) -> None:
-    """SQLite: a new table, as it would be declared. References of other tables stay what they say."""
+    """Create a new table in SQLite, as the present code would. Other tables' references to it stay unchanged."""
     bind = op.get_bind()
     driver = bind.connection.driver_connection
     assert driver is not None
@@ -218,7 +217,7 @@ def _rebuild(
 
 
 def _replace(columns: list[sa.Column[Any]], convert: _Convert, convert_ids: _Convert) -> None:
-    """PostgreSQL: new columns beside the old, filled in order of the ids, then in their place."""
+    """Add new columns in PostgreSQL, fill them in order of the ids, then replace the old ones."""
     bind = op.get_bind()
     for column in columns:
         op.add_column("turns", sa.Column(f"new_{column.name}", column.type, nullable=True))
@@ -249,7 +248,7 @@ def _replace(columns: list[sa.Column[Any]], convert: _Convert, convert_ids: _Con
 
 
 def _as_values(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON text back to values, which a column of JSON writes itself."""
+    """Decode JSON text, as a JSON column encodes its values itself."""
     return {
         name: json.loads(value) if name != "of" and isinstance(value, str) else value
         for name, value in values.items()

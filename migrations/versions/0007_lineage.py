@@ -1,4 +1,4 @@
-"""What a claim handed out is written without looking up each session, and the claim, once more."""
+"""No foreign keys in `claimed_sessions`: PostgreSQL would look up each session and the claim for every row."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def downgrade() -> None:
 
 
 def _rebuild(*, references: bool) -> None:
-    """SQLite: a new table, as it would be declared."""
+    """Create a new table in SQLite, as the present code would."""
     op.drop_index(op.f("ix_claimed_sessions_session_id"), "claimed_sessions")
     op.rename_table("claimed_sessions", "claimed_sessions_before")
     op.create_table(

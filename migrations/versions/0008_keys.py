@@ -1,4 +1,4 @@
-"""When keys were last used, and which sign-ins to the page were ended."""
+"""The time of a key's last use, and sign-ins to the admin page that have ended."""
 
 from __future__ import annotations
 

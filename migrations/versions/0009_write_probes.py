@@ -1,4 +1,4 @@
-"""A row that is written to find out whether the store takes writes."""
+"""A row that is written to test whether the store accepts writes."""
 
 from __future__ import annotations
 

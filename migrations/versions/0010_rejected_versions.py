@@ -1,4 +1,4 @@
-"""Checksums of all files of a version, and why a version is not served."""
+"""Checksums of all files of a version, and the reason why a version was rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions that have one name are numbered: each is an attempt of that name."""
+"""Attempt numbers of sessions that share a name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def downgrade() -> None:
 
 
 def _index_names_by(column: str, *, instead_of: str) -> None:
-    """The newest session of a name is looked up for calls, rewards and pages."""
+    """Recreate the index that finds the newest session of a name, for calls, rewards and pages."""
     named = sa.text("external_id IS NOT NULL")
     op.drop_index(op.f(f"ix_sessions_run_id_external_id_{instead_of}"), "sessions")
     op.create_index(

@@ -1,1 +1,1 @@
-"""One file per change of the tables."""
+"""One migration per change of the tables."""
