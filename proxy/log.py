@@ -36,7 +36,7 @@ def configure(level: str) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())
-    for chatty in ("aiosqlite", "httpx", "httpcore", "alembic"):
+    for chatty in ("httpx", "httpcore", "alembic"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
     structlog.configure(
         processors=[

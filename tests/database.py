@@ -34,7 +34,7 @@ needs_postgresql = pytest.mark.skipif(
 
 
 class PostgresServer(benchmarks.postgresql.PostgresServer):
-    """A throw-away one, with databases numbered. It is made to be forgotten: nothing waits for its disk."""
+    """A temporary server with numbered databases. Its commits do not wait for the disk."""
 
     def __init__(self) -> None:
         super().__init__(FORGETFUL)
@@ -42,7 +42,7 @@ class PostgresServer(benchmarks.postgresql.PostgresServer):
         self._template: str | None = None
 
     def new_database(self, *, migrated: bool = True) -> str:
-        """A new one; its name."""
+        """Create a database and return its name."""
         name = f"store_{next(self._numbers)}"
         if migrated and self._template is None:
             self.make_database(_MIGRATED)
@@ -56,7 +56,7 @@ _SERVERS: list[PostgresServer] = []
 
 
 def shared_server() -> PostgresServer:
-    """The one of this process, started when it is first needed."""
+    """Return this process's server; start it at the first call."""
     if not _SERVERS:
         server = PostgresServer()
         _SERVERS.append(server)
@@ -71,7 +71,7 @@ def remove_servers() -> None:
 
 @contextmanager
 def postgresql_database(*, migrated: bool = True) -> Iterator[str]:
-    """The URL of a new database, which is dropped at the end."""
+    """Yield the URL of a new database, which is dropped at the end."""
     server = shared_server()
     name = server.new_database(migrated=migrated)
     try:
@@ -82,7 +82,7 @@ def postgresql_database(*, migrated: bool = True) -> Iterator[str]:
 
 @contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """No file of this process grows beyond `size`: a disk that is full."""
+    """Simulate a full disk: no file of this process can grow beyond `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -102,18 +102,18 @@ def _migrated_file() -> bytes:
 
 
 def assert_whole(url: str) -> None:
-    """Fail with what `base-rl db check` finds: nothing that the program itself does may look like damage."""
+    """Fail if `base-rl db check` finds anything: nothing that the program does may look like damage."""
     findings = check(url)
     assert not findings, findings
 
 
 def sqlite_url(directory: Path) -> str:
-    """Of the file that a store in this directory has."""
-    return f"sqlite+aiosqlite:///{directory / 'store.sqlite3'}"
+    """Return the URL of a store's file in this directory."""
+    return f"sqlite:///{directory / 'store.sqlite3'}"
 
 
 def sqlite_database(directory: Path) -> str:
-    """The URL of a migrated SQLite file in the directory; the one that is there, if there is one."""
+    """Return the URL of a migrated SQLite file in the directory; create it if it does not exist."""
     path = directory / "store.sqlite3"
     if not path.exists():
         path.write_bytes(_migrated_file())

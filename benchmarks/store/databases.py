@@ -48,7 +48,7 @@ def _sqlite(path: Path) -> Place:
             )
             return int((pages - free) * bytes_)
 
-    return Place(f"sqlite+aiosqlite:///{path}", size)
+    return Place(f"sqlite:///{path}", size)
 
 
 def _postgresql(server: PostgresServer, name: str) -> Place:

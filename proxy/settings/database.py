@@ -14,8 +14,8 @@ DEFAULT_CONNECTIONS = 6
 allowed, one always remains for model calls."""
 
 _STORE_DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "sqlite+aiosqlite": "sqlite+aiosqlite",
+    "sqlite": "sqlite",
+    "sqlite+aiosqlite": "sqlite",  # a driver of earlier versions, in existing configurations
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }

@@ -37,7 +37,7 @@ class Settings(Section):
 
     @property
     def database_url(self) -> str:
-        return self.database.url or f"sqlite+aiosqlite:///{self.server.data_dir.resolve() / 'base-rl.sqlite3'}"
+        return self.database.url or f"sqlite:///{self.server.data_dir.resolve() / 'base-rl.sqlite3'}"
 
     @property
     def weights_dir(self) -> Path:

@@ -97,7 +97,7 @@ async def deployment(
 
 @asynccontextmanager
 async def run_over(model: Path, directory: Path) -> AsyncIterator[World]:
-    url = f"sqlite+aiosqlite:///{directory / 'store.sqlite3'}"
+    url = f"sqlite:///{directory / 'store.sqlite3'}"
     migrate.upgrade(url)
     async with open_world(url) as world:
         await world.database.commit(

@@ -44,8 +44,8 @@ def test_our_lines_and_those_of_libraries_are_json_objects(capsys: pytest.Captur
 
 def test_a_library_that_talks_much_is_heard_only_when_something_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("debug")
-    logging.getLogger("aiosqlite").debug("executing")
-    logging.getLogger("aiosqlite").warning("slow")
+    logging.getLogger("alembic").debug("executing")
+    logging.getLogger("alembic").warning("slow")
     log.logger("proxy.test").debug("shown")
     assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["slow", "shown"]
 

@@ -73,7 +73,7 @@ def test_the_trainers_section_is_carried_past(tmp_path: Path) -> None:
 
 def test_the_database_is_in_the_data_directory_unless_named(tmp_path: Path) -> None:
     settings = load_settings(None, {"server": {"data_dir": tmp_path}})
-    assert settings.database_url == f"sqlite+aiosqlite:///{tmp_path / 'base-rl.sqlite3'}"
+    assert settings.database_url == f"sqlite:///{tmp_path / 'base-rl.sqlite3'}"
     other = load_settings(None, {"database": {"url": "postgresql+psycopg://host/name"}})
     assert other.database_url == "postgresql+psycopg://host/name"
 
@@ -81,7 +81,8 @@ def test_the_database_is_in_the_data_directory_unless_named(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("url", "used"),
     [
-        ("sqlite:////var/store.sqlite3", "sqlite+aiosqlite:////var/store.sqlite3"),
+        ("sqlite:////var/store.sqlite3", "sqlite:////var/store.sqlite3"),
+        ("sqlite+aiosqlite:////var/store.sqlite3", "sqlite:////var/store.sqlite3"),
         ("postgresql://me:pw@db:5432/store", "postgresql+psycopg://me:pw@db:5432/store"),
         ("postgresql:///store?host=/run/postgresql", "postgresql+psycopg:///store?host=/run/postgresql"),
     ],
