@@ -54,7 +54,7 @@ def check(url: str) -> list[Finding]:
                 findings.append(_finding(name, detail, found))
         torn = list(_torn_turns(connection))
         if torn:
-            findings.append(_finding("arrays", "turns whose tokens and log-probabilities do not fit together", torn))
+            findings.append(_finding("arrays", "turns whose tokens and log-probabilities differ in number", torn))
     return findings
 
 
@@ -68,36 +68,40 @@ def _integrity(connection: Connection) -> Iterator[Finding]:
         return
     damage = [str(row[0]) for row in connection.exec_driver_sql("PRAGMA integrity_check") if row[0] != "ok"]
     if damage:
-        yield _finding("integrity", "SQLite finds damage: restore the store from a backup", damage)
+        yield _finding("integrity", "SQLite reports damage: restore the store from a backup", damage)
     orphans = [f"{row[0]} {row[1]}" for row in connection.exec_driver_sql("PRAGMA foreign_key_check")]
     if orphans:
-        yield _finding("references", "rows refer to others that are not there", orphans)
+        yield _finding("references", "rows refer to other rows that do not exist", orphans)
 
 
-def _consistency() -> Iterator[tuple[str, str, Select[Any]]]:
-    committed = (
-        select(func.count())
-        .select_from(ClaimedSessionRow)
-        .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
-        .where(ClaimedSessionRow.session_id == SessionRow.id, ClaimRow.state == ClaimState.COMMITTED.value)
-        .scalar_subquery()
-    )
-    consumed = SessionRow.training == TrainingState.CONSUMED.value
-    yield (
+_COMMITTED = (
+    select(func.count())
+    .select_from(ClaimedSessionRow)
+    .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
+    .where(ClaimedSessionRow.session_id == SessionRow.id, ClaimRow.state == ClaimState.COMMITTED.value)
+    .scalar_subquery()
+)
+
+_CONSUMED = SessionRow.training == TrainingState.CONSUMED.value
+
+_TURN_COUNT = select(func.count()).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
+
+_CONSISTENCY: tuple[tuple[str, str, Select[Any]], ...] = (
+    (
         "consumed once",
         "sessions are consumed, and not in exactly one committed claim",
-        select(SessionRow.id).where(consumed, committed != 1).order_by(SessionRow.id),
-    )
-    yield (
+        select(SessionRow.id).where(_CONSUMED, _COMMITTED != 1).order_by(SessionRow.id),
+    ),
+    (
         "consumed",
         "sessions are in a committed claim, and not consumed",
         select(SessionRow.id)
         .join(ClaimedSessionRow, ClaimedSessionRow.session_id == SessionRow.id)
         .join(ClaimRow, ClaimRow.id == ClaimedSessionRow.claim_id)
-        .where(ClaimRow.state == ClaimState.COMMITTED.value, ~consumed)
+        .where(ClaimRow.state == ClaimState.COMMITTED.value, ~_CONSUMED)
         .order_by(SessionRow.id),
-    )
-    yield (
+    ),
+    (
         "leased",
         "sessions are leased, and their claim is not",
         select(SessionRow.id)
@@ -107,10 +111,10 @@ def _consistency() -> Iterator[tuple[str, str, Select[Any]]]:
             or_(ClaimRow.id.is_(None), ClaimRow.state != ClaimState.LEASED.value),
         )
         .order_by(SessionRow.id),
-    )
-    yield (
+    ),
+    (
         "committed",
-        "claims are committed to a version that is not there",
+        "claims are committed to a version that does not exist",
         select(ClaimRow.id)
         .join(
             PolicyVersionRow,
@@ -119,10 +123,10 @@ def _consistency() -> Iterator[tuple[str, str, Select[Any]]]:
         )
         .where(ClaimRow.state == ClaimState.COMMITTED.value, PolicyVersionRow.version.is_(None))
         .order_by(ClaimRow.id),
-    )
-    yield (
+    ),
+    (
         "lineage",
-        "claims handed out sessions, and one of both is not there",
+        "sessions in claims whose session or claim does not exist",
         select(ClaimedSessionRow.session_id)
         .where(
             or_(
@@ -131,26 +135,24 @@ def _consistency() -> Iterator[tuple[str, str, Select[Any]]]:
             )
         )
         .order_by(ClaimedSessionRow.session_id),
-    )
-    yield (
+    ),
+    (
         "erasure",
-        "sessions count as emptied, and still hold content",
+        "sessions are marked as emptied and still have content",
         select(SessionRow.id)
         .where(
             SessionRow.emptied_at.is_not(None),
             exists().where(TurnRow.session_id == SessionRow.id, TurnRow.conversation_hash != NO_CONVERSATION),
         )
         .order_by(SessionRow.id),
-    )
-    turns = select(func.count()).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
-    yield (
+    ),
+    (
         "turn counts",
-        "sessions count other turns than they have",
-        select(SessionRow.id).where(SessionRow.turn_count != turns).order_by(SessionRow.id),
-    )
-
-
-_CONSISTENCY = tuple(_consistency())
+        "the turn count of sessions differs from the number of their turns",
+        select(SessionRow.id).where(SessionRow.turn_count != _TURN_COUNT).order_by(SessionRow.id),
+    ),
+)
+"""Rules that a store obeys: a name, an explanation, and a query for the rows that break the rule."""
 
 
 def _torn_turns(connection: Connection) -> Iterator[str]:

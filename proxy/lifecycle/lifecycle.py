@@ -102,6 +102,7 @@ def settle(
 
 
 def _write(connection: Connection, settled: Sequence[_Facts]) -> None:
+    # One statement for all on PostgreSQL, where each costs a round trip.
     if len(settled) > 1 and connection.dialect.name == "postgresql":
         names = ("id", *_SETTLED)
         _SETTLE_ALL.run(connection, {name: [getattr(facts, name) for facts in settled] for name in names})
@@ -215,6 +216,7 @@ _TAKEN = (TrainingState.LEASED.value, TrainingState.CONSUMED.value)
 
 _OF = SessionRow.id == bindparam("of")
 
+# FOR NO KEY UPDATE: turns and rewards that refer to a locked session can still be inserted.
 _FACTS = Prepared(
     select(*(getattr(SessionRow, name) for name in _Facts._fields), cast(RunRow.config, Text))
     .join(RunRow, RunRow.id == SessionRow.run_id)
@@ -243,6 +245,7 @@ _LINEAGE = (
     .where(_OF)
 )
 
+# All columns every time, changed or not: one prepared statement serves every kind of change.
 _SETTLE = Prepared(update(SessionRow).where(_OF).values({name: bindparam(name) for name in _SETTLED}))
 
 

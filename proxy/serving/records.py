@@ -9,9 +9,9 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import WeightsFormat, WeightsReference
 from proxy.database.unit_of_work import Database
-from proxy.database.weights import weights_of
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
+from proxy.lifecycle.weights import weights_of
 from proxy.versions.repository import VersionRepository
 
 

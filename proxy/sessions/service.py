@@ -13,9 +13,9 @@ from proxy.clock import Clock
 from proxy.contract.identifiers import GroupId, RunId, SessionId
 from proxy.contract.states import EndReason, Outcome
 from proxy.contract.trajectory import Purpose
-from proxy.database.audits import session_audit
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, NotFound, PermissionDenied, StoreUnavailable
+from proxy.lifecycle.audits import session_audit
 from proxy.lifecycle.lifecycle import settle
 from proxy.lifecycle.outcomes import Ending
 from proxy.lifecycle.signals import Signals

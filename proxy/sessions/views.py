@@ -11,7 +11,7 @@ from sqlalchemy import Row
 from proxy.contract.states import TrainingState
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import TurnPlace, TurnState
-from proxy.database.audits import SessionAudit
+from proxy.lifecycle.audits import SessionAudit
 from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 
 _LOGPROB_BYTES = 4

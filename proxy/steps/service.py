@@ -18,8 +18,8 @@ from proxy.contract.replay import StepBatch
 from proxy.contract.step import StepInputs
 from proxy.contract.trajectory import Trajectory, TrajectoryGroup
 from proxy.database.unit_of_work import Database
-from proxy.database.weights import weights_of
 from proxy.errors import InvalidRequest, NotFound
+from proxy.lifecycle.weights import weights_of
 from proxy.runs.service import RunView
 from proxy.steps.repository import AnyRow, StepRepository
 from proxy.turns.assembly import BrokenTree, StoredTurn, assemble
@@ -50,23 +50,9 @@ def _batch(connection: Connection, run_id: RunId, version: int) -> StepBatch:
         raise NotFound(f"the run {run.name!r} has no version {version}")
     claims = repository.claims(row.claim_ids)
     handed_out = repository.handed_out(row.claim_ids)
-    everything = [session for sessions in handed_out.values() for session in sessions]
-    counts = {session.session_id: session.turn_count for session in everything}
-    turns = TurnRepository(connection).turns_of(counts)
-    lacking = repository.lacking_turns(counts)
-    lacking |= {
-        session.session_id
-        for session in everything
-        # Claims older than the column `turn_rewards` did not record what is needed.
-        if session.erased_at is not None or session.turn_rewards is None
-    }
-    trajectories: dict[str, Trajectory] = {}
-    for session in everything:
-        trajectory = _trajectory(session, turns[session.session_id])
-        if trajectory is None:
-            lacking.add(session.session_id)
-        else:
-            trajectories[session.session_id] = trajectory
+    trajectories, missing = _trajectories(
+        connection, [session for sessions in handed_out.values() for session in sessions]
+    )
     return StepBatch(
         version=version,
         parent=Head(
@@ -92,8 +78,31 @@ def _batch(connection: Connection, run_id: RunId, version: int) -> StepBatch:
             )
             for claim_id in row.claim_ids
         ),
-        missing=tuple(SessionId(session_id) for session_id in counts if session_id in lacking),
+        missing=missing,
     )
+
+
+def _trajectories(
+    connection: Connection, sessions: Sequence[AnyRow]
+) -> tuple[dict[str, Trajectory], tuple[SessionId, ...]]:
+    """Return the trajectories by session, and the sessions that lack something of what the trainer received."""
+    counts = {session.session_id: session.turn_count for session in sessions}
+    turns = TurnRepository(connection).turns_of(counts)
+    lacking = StepRepository(connection).lacking_turns(counts)
+    lacking |= {
+        session.session_id
+        for session in sessions
+        # Claims older than the column `turn_rewards` did not record the rewards of turns.
+        if session.erased_at is not None or session.turn_rewards is None
+    }
+    trajectories: dict[str, Trajectory] = {}
+    for session in sessions:
+        trajectory = _trajectory(session, turns[session.session_id])
+        if trajectory is None:
+            lacking.add(session.session_id)
+        else:
+            trajectories[session.session_id] = trajectory
+    return trajectories, tuple(SessionId(session_id) for session_id in counts if session_id in lacking)
 
 
 def _groups(sessions: Sequence[AnyRow], trajectories: Mapping[str, Trajectory]) -> tuple[TrajectoryGroup, ...]:

@@ -12,10 +12,10 @@ from proxy.clock import Clock
 from proxy.contract.claim import CommitReply, CommitRequest
 from proxy.contract.policy import Head, VersionState, WeightsReference
 from proxy.database.unit_of_work import Database
-from proxy.database.weights import weights_of
 from proxy.errors import Conflict, InvalidRequest
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.signals import Signals
+from proxy.lifecycle.weights import weights_of
 from proxy.runs.service import RunView
 from proxy.versions.inspector import WeightsInspector
 from proxy.versions.repository import VersionRepository, storable

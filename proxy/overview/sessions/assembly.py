@@ -11,7 +11,7 @@ from sqlalchemy import Row
 from proxy.contract.arrays import unpack_ids, unpack_logprobs
 from proxy.contract.trajectory import Purpose
 from proxy.contract.turn import SamplingParameters, TurnPlace, TurnState, VersionSpan
-from proxy.database.audits import SessionAudit
+from proxy.lifecycle.audits import SessionAudit
 from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 from proxy.overview.sessions.views import SessionItem, Trained, TurnTokens, TurnView
 

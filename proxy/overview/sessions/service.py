@@ -9,9 +9,9 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from proxy.contract.states import TrainingState
-from proxy.database.audits import SessionAudit, session_audit
 from proxy.database.unit_of_work import Database
 from proxy.errors import NotFound
+from proxy.lifecycle.audits import SessionAudit, session_audit
 from proxy.lifecycle.trainable import teaching_sessions
 from proxy.overview.filters import Cursor, SessionFilter, page_size
 from proxy.overview.rewards.assembly import preference_view, reward_items, used_by

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Row
 
 from proxy.contract.claim import TrajectoryAudit
-from proxy.database.weights import weights_of
+from proxy.lifecycle.weights import weights_of
 from proxy.overview.steps.views import StepItem
 
 AnyRow = Row[*tuple[Any, ...]]
