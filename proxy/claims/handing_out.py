@@ -32,7 +32,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return [candidate for unit in self.units for candidate in unit]
 
 
-def assembled(
+def assemble_candidates(
     candidates: Sequence[Candidate], turns: Mapping[str, Sequence[StoredTurn]]
 ) -> dict[str, Trajectory | None]:
     """Return trajectories without rewards, by session.
@@ -65,7 +65,7 @@ def hand_out(lease: Lease, trajectories: Mapping[str, Trajectory | None]) -> tup
     return batch, untrainable
 
 
-def nothing(*, base_version: int, now: float) -> ClaimedBatch:
+def empty_batch(*, base_version: int, now: float) -> ClaimedBatch:
     return ClaimedBatch(claim_id=None, lease_expires_at=now, base_version=base_version, groups=())
 
 

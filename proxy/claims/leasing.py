@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from proxy.claims.handing_out import Lease, assembled
+from proxy.claims.handing_out import Lease, assemble_candidates
 from proxy.claims.repository import ClaimRepository, RunStanding
 from proxy.claims.selection import Bounds, Candidate, Selection, select_units
 from proxy.contract.claim import ClaimRequest
 from proxy.contract.identifiers import ClaimId, RunId, new_claim_id
 from proxy.contract.states import ClaimState
 from proxy.contract.trajectory import Trajectory
-from proxy.lifecycle.combining import session_rewards
+from proxy.lifecycle.combining import SessionRewards, session_rewards
 from proxy.lifecycle.events import append_event
 from proxy.lifecycle.lifecycle import ledger_of
 from proxy.runs.service import RunView
@@ -85,7 +85,7 @@ def find(connection: Connection, attempt: Attempt) -> Found:
 def read_trajectories(connection: Connection, candidates: Sequence[Candidate]) -> dict[str, Trajectory | None]:
     """Return the candidates' trajectories by session; None for one without a trainable turn."""
     turn_counts = {candidate.id: candidate.turn_count for candidate in candidates}
-    return assembled(candidates, TurnRepository(connection).turns_of(turn_counts))
+    return assemble_candidates(candidates, TurnRepository(connection).turns_of(turn_counts))
 
 
 def lease(connection: Connection, attempt: Attempt, found: Found | None) -> Lease | None:
@@ -96,7 +96,7 @@ def lease(connection: Connection, attempt: Attempt, found: Found | None) -> Leas
     """
     run, request, minimum, now = attempt
     repository = ClaimRepository(connection)
-    repository.may_be_forgotten()
+    repository.commit_without_flush()
     standing = repository.run(run.id, lock=True)
     if not standing.is_active:
         return None
@@ -105,32 +105,42 @@ def lease(connection: Connection, attempt: Attempt, found: Found | None) -> Leas
     else:
         selection = _select(repository, standing, attempt)
     if selection.stale:
-        stale = [candidate.id for candidate in selection.stale]
-        repository.mark_stale(stale)
-        data = {"count": len(stale), "head": standing.head_version, "max_staleness": request.max_staleness}
+        repository.mark_stale([candidate.id for candidate in selection.stale])
+        data = {
+            "count": len(selection.stale),
+            "head": standing.head_version,
+            "max_staleness": request.max_staleness,
+        }
         append_event(connection, run_id=run.id, kind="sessions.stale", data=data, now=now)
     if selection.count < minimum:
         return None
-    candidates = selection.candidates
-    session_ids = [candidate.id for candidate in candidates]
     claim_id = new_claim_id()
     expires_at = now + run.settings.lease_seconds
     repository.insert_claim(claim_id, run.id, request, standing=standing, now=now, lease_expires_at=expires_at)
-    if not repository.lease(claim_id, candidates):
-        raise Raced
-    ledger = ledger_of(connection, session_ids)
-    rewards = {name: session_rewards(entries, standing.reward_rules) for name, entries in ledger.items()}
-    unrewarded = [name for name, found in rewards.items() if not found.is_rewarded]
-    if unrewarded:
-        raise Unrewarded(unrewarded)
-    repository.hand_out(claim_id, candidates, rewards)
     return Lease(
         claim_id=claim_id,
         expires_at=expires_at,
         base_version=standing.head_version,
         units=selection.units,
-        rewards=rewards,
+        rewards=_hand_out(connection, claim_id, selection.candidates, standing),
     )
+
+
+def _hand_out(
+    connection: Connection, claim_id: ClaimId, candidates: Sequence[Candidate], standing: RunStanding
+) -> dict[str, SessionRewards]:
+    """Move the candidates into the claim, and return their rewards, which are recorded with it."""
+    repository = ClaimRepository(connection)
+    if not repository.lease(claim_id, candidates):
+        raise Raced
+    # After the lease: a reward that arrives from now on is late, so the ledger as read here is what the claim has.
+    ledger = ledger_of(connection, [candidate.id for candidate in candidates])
+    rewards = {session_id: session_rewards(entries, standing.reward_rules) for session_id, entries in ledger.items()}
+    unrewarded = [session_id for session_id, combined in rewards.items() if not combined.is_rewarded]
+    if unrewarded:
+        raise Unrewarded(unrewarded)
+    repository.hand_out(claim_id, candidates, rewards)
+    return rewards
 
 
 def _select(repository: ClaimRepository, standing: RunStanding, attempt: Attempt) -> Selection:

@@ -60,7 +60,7 @@ class ClaimRepository:
             is_active=state == RunState.ACTIVE, head_version=head_version, reward_rules=reward_rules_in(config)
         )
 
-    def may_be_forgotten(self) -> None:
+    def commit_without_flush(self) -> None:
         """Let this transaction commit on PostgreSQL without waiting for the disk.
 
         If the server is killed at that moment, the transaction is lost. Use it only for changes of leases.
@@ -223,8 +223,10 @@ _RUN_STANDING = select(RunRow.state, RunRow.head_version, cast(RunRow.config, Te
 
 _RUN = Prepared(_RUN_STANDING)
 
+# FOR NO KEY UPDATE: sessions and claims that refer to the run can still be inserted.
 _RUN_LOCKED = Prepared(_RUN_STANDING.with_for_update(key_share=True))
 
+# A literal: PostgreSQL then plans by the share of sessions that are ready, which a parameter would hide.
 _IS_READY = SessionRow.run_id == bindparam("run"), SessionRow.training == literal_column("'ready'")
 
 _READY_COUNT = Prepared(
@@ -291,6 +293,7 @@ _GROUPS = Prepared(
     .group_by(GroupRow.id, GroupRow.size)
 )
 
+# Whoever updates first has a session: the condition on the state makes a second claim of it update nothing.
 _READY_AMONG = among(SessionRow.id, "ids"), unindexed(SessionRow.training) == TrainingState.READY.value
 
 _LEASE = Prepared(

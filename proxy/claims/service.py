@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, Row
 
-from proxy.claims.handing_out import Lease, hand_out, nothing
+from proxy.claims.handing_out import Lease, empty_batch, hand_out
 from proxy.claims.leasing import (
     Attempt,
     Found,
@@ -50,6 +50,7 @@ MAX_WAIT_SECONDS = 60.0
 MAX_WANT = 8192
 MAX_PROCESS = 64
 _RECHECK_SECONDS = 1.0
+"""How often a waiting claim looks for changes that send no signal: time-outs, and other proxies."""
 REWARDED_ON_LOOP = 512
 """The largest batch that is put together on the event loop. A larger one takes too long, so a thread does it."""
 
@@ -121,11 +122,13 @@ class ClaimService:
         while True:
             seen = self._signals.trajectories.count
             remaining = 0.0 if self._closed else deadline - loop.time()
+            # While there is time only a full batch is worth a step; at the end the trainer takes what there is.
             minimum = request.want if remaining > 0 else request.at_least
             if await abandoned():
                 break
             batch = await self._attempt(run, request, minimum)
             if batch is not None:
+                # The client left while the lease was committed: nobody would train on it until the lease passes.
                 if batch.claim_id is not None and await abandoned():
                     await self.release(run, batch.claim_id)
                 return batch
@@ -133,7 +136,7 @@ class ClaimService:
                 break
             await self._signals.trajectories.wait(min(remaining, _RECHECK_SECONDS), since=seen)
         standing = await self._database.read(lambda connection: ClaimRepository(connection).run(run.id))
-        return nothing(base_version=standing.head_version, now=self._clock())
+        return empty_batch(base_version=standing.head_version, now=self._clock())
 
     async def heartbeat(self, run: RunView, claim_id: ClaimId) -> LeaseReply:
         """Extend a live lease. Raise Conflict if it has passed."""
@@ -142,6 +145,7 @@ class ClaimService:
 
         def extend(connection: Connection) -> None:
             repository = ClaimRepository(connection)
+            # Only the claim is locked: a heartbeat must not wait for a claim or a commit of the run.
             known = repository.state(claim_id, run.id)
             if known is None or known[0] is not ClaimState.LEASED or known[1] <= now:
                 raise _gone(claim_id, known)
@@ -159,8 +163,8 @@ class ClaimService:
 
         def release(connection: Connection) -> bool:
             repository = ClaimRepository(connection)
-            repository.may_be_forgotten()
-            repository.run(run.id, lock=True)
+            repository.commit_without_flush()
+            repository.run(run.id, lock=True)  # the run before its claims: the lock order of all transactions
             known = repository.state(claim_id, run.id)
             if known is not None and known[0] is ClaimState.RELEASED:
                 return False

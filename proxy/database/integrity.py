@@ -16,7 +16,7 @@ from enum import StrEnum
 from proxy.errors import StoreDamaged
 from proxy.log import logger
 
-_INSTRUCTIONS = 100_000
+STOP_TEST_STEPS = 100_000
 """SQLite's virtual-machine steps (about ten milliseconds) between two tests of whether the check should stop."""
 
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -90,7 +90,7 @@ class Integrity:
     def _check(self) -> None:
         try:
             with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
-                connection.set_progress_handler(self._stopping.is_set, _INSTRUCTIONS)
+                connection.set_progress_handler(self._stopping.is_set, STOP_TEST_STEPS)
                 found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
             if found != "ok":
                 self.report(" ".join(found.removeprefix(_HEADING).split()))

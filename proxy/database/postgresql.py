@@ -33,7 +33,7 @@ _FEW_ROWS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoi
 """Planner settings for writes. Each names the few rows it changes, so an index finds them; before a table is
 analysed for the first time, PostgreSQL would scan all of its rows instead."""
 
-_IDLE_SECONDS = 10.0
+IDLE_SECONDS = 10.0
 """An idle connection is closed after this time: other proxies, and `base-rl db`, may need it."""
 
 _IDLE_IN_TRANSACTION_SECONDS = 60
@@ -100,7 +100,7 @@ def open_postgresql(
         is_lost=_is_lost,
         is_full=is_full,
         patience_seconds=busy_timeout_seconds,
-        idle_seconds=_IDLE_SECONDS,
+        idle_seconds=IDLE_SECONDS,
     )
     begin_write = _begin("BEGIN", settings, _FEW_ROWS)
     begin_read = _begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", settings)

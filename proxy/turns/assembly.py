@@ -1,4 +1,4 @@
-"""Put turns together to token trees, and read paths out of them. Pure.
+"""Assembly of turns into token trees, and of paths from trees. Pure.
 
 A turn stores only what it adds: its full prompt is the first `prefix_tokens` ids of its parent's path, then its own
 `prompt_ids`; its path is that prompt, then its output.
@@ -99,6 +99,7 @@ def _ancestry(turn_id: str, pieces: Mapping[str, PathPiece]) -> list[PathPiece]:
     return chain[::-1]
 
 
+# gc=False: a large claim loads tens of thousands of turns, which have no reference cycles.
 class StoredTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The columns of a turn that a trajectory needs, with arrays packed as in the store (`contract.arrays`)."""
 

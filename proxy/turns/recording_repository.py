@@ -152,6 +152,9 @@ class RecordingRepository:
         return bool((self._connection.execute(statement)).scalar_one())
 
 
+# Counting locks the session's row until the commit, so that ordinals have no gaps and settling sees every turn. The
+# condition on the turn makes a repeated recording count nothing. Cases and not MAX and MIN, which are null in SQLite
+# if one of the values is.
 _COUNTED = (
     update(SessionRow)
     .where(
@@ -212,6 +215,7 @@ def _count_turns() -> Update:
         .where(SessionRow.id == added.c.id, unindexed(SessionRow.erased_at).is_(None))
         .values(
             turn_count=row.turn_count + added.c.turns,
+            # GREATEST and LEAST ignore nulls in PostgreSQL.
             last_active_at=func.greatest(row.last_active_at, added.c.active_at),
             oldest_version=func.least(row.oldest_version, added.c.oldest),
             newest_version=func.greatest(row.newest_version, added.c.newest),
@@ -222,6 +226,7 @@ def _count_turns() -> Update:
 
 _COUNT_TURNS = Prepared(_count_turns())
 
+# Turns are added by COPY after they were counted: their ordinals come from the locked counts.
 _NEW_TURNS = NewRows(cast("Table", TurnRow.__table__))
 
 _ADD_USER = text(

@@ -96,6 +96,7 @@ class TrajectoryStore:
         users = self._new_users(records[0]) if records and records[0].users else ()
         recording = _Recording(turns, users, self._clock())
         recorded = await self._database.commit(recording, order_key=records[0].turn.session_id if records else None)
+        # Caches are filled after the commit: they must not know what the store may still refuse.
         for digest in users:
             self._users.put((records[0].turn.session_id, digest), True)
         for path in paths:
@@ -124,6 +125,7 @@ class TrajectoryStore:
             return None
         recent = self._recent_parent(session_id, conversation_hashes[0], tools_hash, named)
         if recent is not None:
+            # A redacted path has placeholders where the call has the real tokens, so it cannot be continued.
             return None if recent.redacted else _parent(recent)
         # The list is made on the database's thread: each element hashes the conversation up to there.
         turn_id = await self._database.read(

@@ -1,4 +1,4 @@
-"""A store on a real database, with the services that every domain stands on and a clock that tests move."""
+"""A store on a real database, with the services that every domain needs and a clock that tests set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MovedClock:
 
 
 class SeenLimits:
-    """Observer that keeps what it heard."""
+    """An observer that collects refused limits."""
 
     def __init__(self) -> None:
         self.refused: list[str] = []
@@ -42,7 +42,7 @@ class SeenLimits:
 
 @dataclass
 class Store:
-    """`run` was ensured with the settings given to `open_store`; `owner` is behind a run key of it."""
+    """`run` has the settings given to `open_store`; `owner` is the principal of a run key."""
 
     database: Database
     signals: Signals
@@ -69,7 +69,7 @@ class Store:
         state: str = "complete",
         settled_hash: bytes | None = None,
     ) -> str:
-        """A finished turn, as the trajectory store would record it."""
+        """Insert a finished turn, as `TrajectoryStore` would record it."""
         turn_id = new_turn_id()
         now = self.clock() if at is None else at
 
@@ -114,7 +114,7 @@ class Store:
         return turn_id
 
     async def set_session(self, session_id: str, **values: object) -> None:
-        """What claims and commits of other parts would write."""
+        """Set columns of a session as claims and commits would."""
         await self.database.commit(
             lambda connection: connection.execute(
                 update(SessionRow).where(SessionRow.id == session_id).values(**values)
@@ -126,7 +126,7 @@ class Store:
         return await self.database.read(lambda connection: connection.execute(statement).scalar_one())
 
     async def reward_values(self, session_id: str) -> list[float]:
-        """The ledger of a session, in order of arrival."""
+        """Return the values of a session's rewards, in order of arrival."""
         statement = select(RewardRow.value).where(RewardRow.session_id == session_id).order_by(RewardRow.sequence)
         return await self.database.read(lambda connection: list(connection.execute(statement).scalars()))
 
@@ -135,7 +135,8 @@ class Store:
 async def open_store(
     url: str, settings: RunSettings | None = None, *, outlive_store: bool = False
 ) -> AsyncIterator[Store]:
-    """In the migrated database `url` (`tests.database`). `outlive_store`: as its credentials take it."""
+    """Open a store in the migrated database `url` (`tests.database`). `outlive_store` is passed to its
+    credentials."""
     database = Database(url)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(database.aclose)

@@ -19,7 +19,7 @@ async def trainer(world: World) -> AsyncIterator[TrainerClient]:
         yield client
 
 
-async def test_claim_keep_and_give_back(trainer: TrainerClient, world: World) -> None:
+async def test_claim_heartbeat_and_release(trainer: TrainerClient, world: World) -> None:
     session = await world.ready(0.5)
     batch = await trainer.claim()
     (group,) = batch.groups
@@ -32,12 +32,12 @@ async def test_claim_keep_and_give_back(trainer: TrainerClient, world: World) ->
     assert (await trainer.post(f"/claims/{batch.claim_id}/heartbeat")).status_code == 409
 
 
-async def test_nothing_to_claim_is_an_empty_batch(trainer: TrainerClient) -> None:
+async def test_a_claim_without_ready_trajectories_returns_an_empty_batch(trainer: TrainerClient) -> None:
     batch = await trainer.claim()
     assert (batch.claim_id, batch.groups, batch.base_version) == (None, (), 0)
 
 
-async def test_a_run_goes_by_its_id_too(trainer: TrainerClient, world: World) -> None:
+async def test_a_run_may_be_named_by_its_id(trainer: TrainerClient, world: World) -> None:
     answer = await trainer.http.post(f"/api/v1/runs/{world.run_id}/claims", content=encode(WISH))
     assert answer.status_code == 200
     assert (await trainer.http.post("/api/v1/runs/other/claims", content=encode(WISH))).status_code == 404
@@ -61,7 +61,7 @@ async def test_unknown_claims_are_conflicts(trainer: TrainerClient) -> None:
         (encode({"trainer": "t", "want": 1, "wait_s": 3600}), "wait_s"),
     ],
 )
-async def test_wrong_bodies_are_refused(trainer: TrainerClient, body: bytes, param: str | None) -> None:
+async def test_invalid_bodies_are_refused(trainer: TrainerClient, body: bytes, param: str | None) -> None:
     answer = await trainer.post("/claims", body)
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -100,7 +100,7 @@ async def test_waiting_ends_when_the_proxy_stops(trainer: TrainerClient) -> None
         assert (await waiting).claim_id is None
 
 
-async def test_a_dead_trainers_claims_are_given_back_and_listed(trainer: TrainerClient, world: World) -> None:
+async def test_claims_of_a_dead_trainer_are_released_and_listed(trainer: TrainerClient, world: World) -> None:
     await world.ready()
     batch = await trainer.claim(process="dead")
     released = read(await trainer.post("/claims/abandoned", AbandonedProcess(process="dead")), ReleasedClaims)
@@ -113,7 +113,7 @@ async def test_a_dead_trainers_claims_are_given_back_and_listed(trainer: Trainer
         assert (await trainer.http.get(f"/api/v1/runs/policy/claims?limit={limit}")).status_code in (400, 422)
 
 
-async def test_agents_have_nothing_to_do_with_claims(trainer: TrainerClient, world: World) -> None:
+async def test_agents_keys_may_not_claim(trainer: TrainerClient, world: World) -> None:
     agent = await trainer.key(PrincipalKind.RUN, run_id=world.run_id)
     dead = encode(AbandonedProcess(process="dead"))
     assert (await trainer.http.get("/api/v1/runs/policy/claims", headers=agent)).status_code == 403

@@ -1,4 +1,4 @@
-"""The statements of a claim and of a turn find their rows by index: their cost does not grow with the store."""
+"""Statements of claims and turns use indexes, so their cost does not grow with the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROWING = ("sessions", "turns", "rewards", "claims", "claimed_sessions", "groups
 
 @pytest.fixture
 def database_url(tmp_path: Path) -> str:
-    """SQLite's plans; PostgreSQL's depend on how much is in its tables."""
+    """A SQLite file: PostgreSQL's plans depend on how full its tables are."""
     return sqlite_database(tmp_path)
 
 
@@ -38,7 +38,7 @@ async def watched(world: World) -> list[tuple[str, Any]]:
 
 
 def scans(world: World, statements: list[tuple[str, Any]]) -> list[tuple[str, str]]:
-    """Steps that read a growing table from end to end, with their statements."""
+    """Return plan steps that scan a growing table, with their statements."""
     found = []
     connection = sqlite3.connect(str(world.database.url.database))
     try:

@@ -1,4 +1,4 @@
-"""Two proxies on one store: what both do at the same time is done once."""
+"""Two proxies on one store at the same time: each change takes effect once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ROUNDS = 4
 
 
 class Proxy:
-    """A proxy's claims."""
+    """The claim service of one proxy."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.claims = ClaimService(database=world.database, clock=world.clock, signals=world.signals)
 
     async def claim(self, want: int) -> list[str]:
-        """The sessions that it was handed."""
+        """Claim, and return the session ids of the batch."""
         request = ClaimRequest(trainer="t", want=want, at_least=1, max_staleness=0)
         batch = await self.claims.claim(self.world.run, request)
         return [trajectory.session_id for group in batch.groups for trajectory in group.trajectories]
@@ -46,7 +46,7 @@ async def leased(proxy: Proxy) -> ClaimId:
     return claim_id
 
 
-async def test_a_session_is_handed_out_by_one(proxies: tuple[Proxy, Proxy]) -> None:
+async def test_two_proxies_never_hand_out_the_same_session(proxies: tuple[Proxy, Proxy]) -> None:
     first, second = proxies
     for _ in range(ROUNDS):
         ready = {await first.world.ready() for _ in range(6)}
@@ -58,7 +58,7 @@ async def test_a_session_is_handed_out_by_one(proxies: tuple[Proxy, Proxy]) -> N
         assert sorted(await first.claim(6)) == sorted(left)
 
 
-async def test_a_lease_expires_once(proxies: tuple[Proxy, Proxy]) -> None:
+async def test_two_proxies_expire_a_lease_once(proxies: tuple[Proxy, Proxy]) -> None:
     first, second = proxies
     for number in range(1, ROUNDS + 1):
         await leased(first)
@@ -69,7 +69,7 @@ async def test_a_lease_expires_once(proxies: tuple[Proxy, Proxy]) -> None:
     assert len(await second.claim(ROUNDS)) == ROUNDS
 
 
-async def test_a_lease_that_is_extended_while_another_sweeps_is_live_or_gone_for_both(
+async def test_a_lease_extended_during_a_sweep_is_live_or_expired_for_both_proxies(
     proxies: tuple[Proxy, Proxy],
 ) -> None:
     first, second = proxies
@@ -103,7 +103,7 @@ async def test_turns_of_one_session_by_two_proxies_are_numbered_without_gaps(pro
 
 
 async def test_rewards_by_two_proxies_all_count(proxies: tuple[Proxy, Proxy]) -> None:
-    """Each settles the session anew: whoever comes second has seen the first."""
+    """Each reward settles the session: the second proxy sees the first one's."""
     first, second = proxies
     for _ in range(ROUNDS):
         session = await first.world.session()
@@ -120,7 +120,7 @@ async def test_rewards_by_two_proxies_all_count(proxies: tuple[Proxy, Proxy]) ->
 
 
 @pytest.mark.parametrize("change", ["claimed", "turn", "head", "paused", "nothing"])
-async def test_what_changes_between_the_look_and_the_lease_is_seen(
+async def test_changes_between_the_selection_and_the_lease_are_seen(
     proxies: tuple[Proxy, Proxy], change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = proxies

@@ -1,4 +1,4 @@
-"""What was redacted of a turn goes to the trainer with it."""
+"""Redacted ranges of turns reach the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How claims come back before their lease has passed, and how they are listed."""
+"""Claims that end before their lease has passed, and the list of claims."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sessions(batch: ClaimedBatch) -> list[str]:
     return [trajectory.session_id for group in batch.groups for trajectory in group.trajectories]
 
 
-async def test_a_dead_trainers_claims_return_at_once_and_nobody_elses(world: World, claims: ClaimService) -> None:
+async def test_only_a_dead_trainers_claims_are_released_at_once(world: World, claims: ClaimService) -> None:
     for _ in range(4):
         await world.ready()
     dead = [await claim(world, claims, "dead"), await claim(world, claims, "dead")]
@@ -39,7 +39,7 @@ async def test_a_dead_trainers_claims_return_at_once_and_nobody_elses(world: Wor
         await claims.heartbeat(world.run, batch.claim_id)
 
 
-async def test_to_say_again_that_a_trainer_is_dead_changes_nothing(world: World, claims: ClaimService) -> None:
+async def test_reporting_a_dead_trainer_again_changes_nothing(world: World, claims: ClaimService) -> None:
     session = await world.ready()
     await claim(world, claims, "dead")
     assert len((await claims.release_abandoned(world.run, "dead")).claim_ids) == 1
@@ -49,7 +49,7 @@ async def test_to_say_again_that_a_trainer_is_dead_changes_nothing(world: World,
     assert [event["sessions"] for event in await world.events("claim.released")] == [1]
 
 
-async def test_what_was_leased_while_the_trainer_went_away_returns_at_once(
+async def test_a_lease_made_while_the_trainer_disconnected_is_released_at_once(
     world: World, claims: ClaimService
 ) -> None:
     session = await world.ready()
@@ -84,6 +84,6 @@ async def test_claims_are_listed_with_the_leased_ones_first(world: World, claims
 
 
 @pytest.mark.parametrize("process", ["", "x" * 65])
-async def test_a_process_has_a_name_of_some_length(world: World, claims: ClaimService, process: str) -> None:
+async def test_the_length_of_a_process_name_is_bounded(world: World, claims: ClaimService, process: str) -> None:
     with pytest.raises(InvalidRequest, match="process"):
         await claims.claim(world.run, ClaimRequest(trainer="t", process=process, want=1))

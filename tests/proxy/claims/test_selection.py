@@ -35,7 +35,7 @@ def names(selection: Selection) -> list[list[str]]:
     return [[member.id for member in unit] for unit in selection.units]
 
 
-def test_a_complete_group_goes_at_once() -> None:
+def test_a_complete_group_is_claimable_at_once() -> None:
     assert is_claimable(standing(), 4, BOUNDS)
     assert is_claimable(standing(), 1, BOUNDS)
 
@@ -52,7 +52,7 @@ def test_after_the_time_out_two_are_enough() -> None:
     assert is_claimable(standing(size=None, members=9, first_ended_at=940.0), 2, BOUNDS)
 
 
-def test_after_the_time_out_one_goes_if_no_other_can_come() -> None:
+def test_after_the_time_out_one_is_enough_if_no_other_can_come() -> None:
     assert not is_claimable(standing(pending=1, first_ended_at=900.0), 1, BOUNDS)
     assert is_claimable(standing(members=2, first_ended_at=900.0), 1, BOUNDS)
 
@@ -86,7 +86,7 @@ def test_a_session_without_tokens_is_not_stale() -> None:
     assert names(selected([candidate("empty", version=None)], {})) == [["empty"]]
 
 
-def test_a_group_of_unknown_size_gives_no_more_than_wanted() -> None:
+def test_at_most_the_wanted_number_is_taken_from_a_group_of_unknown_size() -> None:
     members = [candidate(str(number), group="a") for number in range(10)]
     groups = {"a": standing(*members, size=None, members=10, first_ended_at=0.0)}
     assert selected(members, groups, want=4).count == 4

@@ -119,7 +119,7 @@ async def test_open_unrewarded_evaluated_and_failed_sessions_are_not_claimed(
     assert (await claims.claim(world.run, wish())).claim_id is None
 
 
-async def test_a_group_goes_whole(world: World, claims: ClaimService) -> None:
+async def test_a_group_is_claimed_whole(world: World, claims: ClaimService) -> None:
     group = await world.group(size=3)
     members = [await world.ready(float(index), group=group) for index in range(2)]
     late = await world.session(group=group)
@@ -131,7 +131,7 @@ async def test_a_group_goes_whole(world: World, claims: ClaimService) -> None:
     assert sessions_of(batch) == [*members, late]
 
 
-async def test_an_incomplete_group_goes_after_its_time_out(world: World, claims: ClaimService) -> None:
+async def test_an_incomplete_group_is_claimable_after_its_time_out(world: World, claims: ClaimService) -> None:
     group = await world.group(size=3)
     for _ in range(2):
         await world.ready(group=group)
@@ -164,7 +164,7 @@ async def test_too_old_trajectories_become_stale(world: World, claims: ClaimServ
     assert await world.events("sessions.stale") == [{"count": 1, "head": 5, "max_staleness": 2}]
 
 
-async def test_stale_ones_are_marked_though_nothing_is_left(world: World, claims: ClaimService) -> None:
+async def test_stale_sessions_are_marked_even_if_nothing_is_left_to_claim(world: World, claims: ClaimService) -> None:
     old = await world.ready(version=0)
     await world.set_run(head_version=5)
     assert (await claims.claim(world.run, wish())).claim_id is None
@@ -213,7 +213,7 @@ async def test_a_session_with_nothing_to_train_is_excluded(world: World, claims:
     assert await world.events("sessions.excluded") == [{"count": 2, "reason": "no trainable turn"}]
 
 
-async def test_a_claim_of_nothing_trainable_is_none(world: World, claims: ClaimService) -> None:
+async def test_a_claim_with_nothing_trainable_leases_nothing(world: World, claims: ClaimService) -> None:
     session = await world.session()
     await world.turn(session, temperature=0.0)
     await world.reward(session, 1.0)
@@ -222,7 +222,7 @@ async def test_a_claim_of_nothing_trainable_is_none(world: World, claims: ClaimS
     assert [row.state for row in await world.rows(ClaimRow)] == ["released"]
 
 
-async def test_some_greedy_turns_stay_in_the_tree(world: World, claims: ClaimService) -> None:
+async def test_greedy_turns_stay_in_the_tree(world: World, claims: ClaimService) -> None:
     session = await world.session()
     root = await world.turn(session, temperature=0.0)
     await world.turn(session, parent=root, prefix_tokens=5, prompt_ids=(6,))
@@ -245,7 +245,7 @@ async def test_waiting_ends_with_what_is_there(world: World, claims: ClaimServic
         assert sessions_of(await claims.claim(world.run, wish(2, wait_s=0.05))) == [session]
 
 
-async def test_nobody_waiting_gets_no_lease(world: World, claims: ClaimService) -> None:
+async def test_a_disconnected_trainer_gets_no_lease(world: World, claims: ClaimService) -> None:
     async def gone() -> bool:
         return True
 
@@ -254,7 +254,7 @@ async def test_nobody_waiting_gets_no_lease(world: World, claims: ClaimService) 
     assert (await world.session_row(session)).training == "ready"
 
 
-async def test_a_lease_passes(world: World, claims: ClaimService) -> None:
+async def test_a_lease_expires(world: World, claims: ClaimService) -> None:
     session = await world.ready()
     batch = await claims.claim(world.run, wish())
     world.clock.now = batch.lease_expires_at - 1
@@ -269,7 +269,7 @@ async def test_a_lease_passes(world: World, claims: ClaimService) -> None:
     assert sorted(row.state for row in await world.rows(ClaimRow)) == ["expired", "leased"]
 
 
-async def test_a_claim_takes_what_a_lease_that_has_passed_held(world: World, claims: ClaimService) -> None:
+async def test_a_claim_takes_sessions_of_an_expired_lease(world: World, claims: ClaimService) -> None:
     session = await world.ready()
     batch = await claims.claim(world.run, wish())
     world.clock.now = batch.lease_expires_at
@@ -277,7 +277,7 @@ async def test_a_claim_takes_what_a_lease_that_has_passed_held(world: World, cla
     assert len(await world.events("claim.expired")) == 1
 
 
-async def test_many_leases_pass_at_once(world: World, claims: ClaimService) -> None:
+async def test_many_leases_expire_at_once(world: World, claims: ClaimService) -> None:
     for _ in range(40):
         await world.ready()
         assert (await claims.claim(world.run, wish())).claim_id is not None
@@ -297,7 +297,7 @@ async def test_a_heartbeat_extends_the_lease(world: World, claims: ClaimService)
     assert await claims.expire() == 0
 
 
-async def test_a_heartbeat_comes_too_late(world: World, claims: ClaimService) -> None:
+async def test_a_late_heartbeat_is_refused(world: World, claims: ClaimService) -> None:
     await world.ready()
     batch = await claims.claim(world.run, wish())
     assert batch.claim_id is not None
@@ -308,7 +308,7 @@ async def test_a_heartbeat_comes_too_late(world: World, claims: ClaimService) ->
         await claims.heartbeat(world.run, ClaimId("clm_unknown"))
 
 
-async def test_a_release_returns_at_once(world: World, claims: ClaimService) -> None:
+async def test_released_sessions_are_claimable_at_once(world: World, claims: ClaimService) -> None:
     session = await world.ready()
     batch = await claims.claim(world.run, wish())
     assert batch.claim_id is not None
@@ -320,7 +320,7 @@ async def test_a_release_returns_at_once(world: World, claims: ClaimService) -> 
     assert sessions_of(await claims.claim(world.run, wish())) == [session]
 
 
-async def test_rewards_during_a_lease_count_if_it_returns(world: World, claims: ClaimService) -> None:
+async def test_rewards_during_a_lease_count_if_it_ends_without_a_commit(world: World, claims: ClaimService) -> None:
     session = await world.ready(1.0)
     batch = await claims.claim(world.run, wish())
     await world.reward(session, 0.0, after_training=True)
@@ -344,7 +344,7 @@ async def test_rewards_during_a_lease_count_if_it_returns(world: World, claims: 
         ({"wait_s": float("nan")}, "wait_s"),
     ],
 )
-async def test_wrong_wishes_are_refused(
+async def test_invalid_requests_are_refused(
     world: World, claims: ClaimService, changes: dict[str, float], param: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:

@@ -1,4 +1,4 @@
-"""SQLite's log is written back by a thread, beside those who write."""
+"""Checkpoints: a thread writes SQLite's log back while others write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def connection(path: Path) -> Iterator[Connection]:
-    """With a table, whose log no commit writes back."""
+    """Open a store with one table, whose commits make no checkpoints."""
     engine = create_engine(f"sqlite:///{path}", poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         for statement in ("PRAGMA journal_mode = WAL", "PRAGMA wal_autocheckpoint = 0", "CREATE TABLE t (x TEXT)"):
@@ -36,7 +36,7 @@ def connection(path: Path) -> Iterator[Connection]:
 
 
 def add(connection: Connection, rows: int) -> None:
-    """A page of SQLite's and more in each."""
+    """Commit rows that fill more than a page each."""
     run_plain(connection, "BEGIN IMMEDIATE")
     for _ in range(rows):
         run_plain(connection, "INSERT INTO t VALUES (hex(randomblob(4096)))")
@@ -56,7 +56,7 @@ def test_a_long_log_is_written_back_while_somebody_writes(connection: Connection
     assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == ENOUGH + 1
 
 
-def test_a_short_one_is_left(connection: Connection, path: Path) -> None:
+def test_a_short_log_is_not_emptied(connection: Connection, path: Path) -> None:
     checkpoints = Checkpoints(str(path))
     before = path.stat().st_size
     for _ in range(3):
@@ -66,8 +66,8 @@ def test_a_short_one_is_left(connection: Connection, path: Path) -> None:
     assert path.stat().st_size == before
 
 
-def test_a_log_that_is_never_free_of_readers_is_emptied_all_the_same(connection: Connection, path: Path) -> None:
-    """Each reader begins before the one before it ends, so SQLite itself never begins the log anew."""
+def test_a_log_is_emptied_even_if_readers_always_overlap(connection: Connection, path: Path) -> None:
+    """Each reader starts before the previous one ends, so SQLite itself never restarts the log."""
     checkpoints = Checkpoints(str(path), long_log=100)
     log = path.with_name(path.name + "-wal")
 
@@ -96,7 +96,7 @@ def test_a_log_that_is_never_free_of_readers_is_emptied_all_the_same(connection:
     assert connection.execute(text("SELECT count(*) FROM t")).scalar_one() == 8 * ENOUGH
 
 
-async def test_a_log_that_was_long_is_cut_when_it_begins_anew(tmp_path: Path) -> None:
+async def test_a_long_log_is_truncated_when_it_restarts(tmp_path: Path) -> None:
     database = Database(sqlite_database(tmp_path))
     limit = await database.read(lambda found: found.exec_driver_sql("PRAGMA journal_size_limit").scalar_one())
     assert limit == 64 << 20
@@ -107,7 +107,7 @@ def checkpointing(threads_before: set[threading.Thread]) -> list[str]:
     return [each.name for each in set(threading.enumerate()) - threads_before if "checkpoints" in each.name]
 
 
-async def test_a_store_that_is_written_has_it_until_it_is_closed(tmp_path: Path) -> None:
+async def test_a_store_has_a_checkpoint_thread_until_it_is_closed(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     database = Database(sqlite_database(tmp_path))
     rows = [{"kind": "k", "data": "{}"}] * ENOUGH

@@ -1,4 +1,4 @@
-"""PostgreSQL with few connections, and behind PgBouncer in transaction mode: work waits for its turn."""
+"""PostgreSQL with few connections, and behind PgBouncer in transaction mode."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ needs_pgbouncer = pytest.mark.skipif(
 
 @contextmanager
 def limited(connections: int, *, migrated: bool = True) -> Iterator[str]:
-    """The URL of a database for a role of its own that may have so many connections."""
+    """Yield the URL of a database for a new role with this connection limit."""
     role = f"few_{next(_ROLES)}"
     server = shared_server()
     with postgresql_database(migrated=False) as url:
@@ -86,16 +86,16 @@ async def everything_at_once(database: Database, number: int) -> None:
 
 @pytest.mark.parametrize("connections", [1, 2, 5])
 async def test_a_role_with_few_connections_serves_everybody_in_turn(connections: int) -> None:
-    """The proxy would take six."""
+    """A proxy uses up to six connections by default."""
     with limited(connections) as url:
         database = Database(url, busy_timeout_seconds=60)
         await everything_at_once(database, 25)
         await database.aclose()
 
 
-async def test_two_proxies_share_what_a_role_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one does not use for a while it gives back, so the other is not shut out."""
-    monkeypatch.setattr(postgresql, "_IDLE_SECONDS", 0.2)
+async def test_two_proxies_share_the_connections_of_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each closes idle connections, so that the other can connect."""
+    monkeypatch.setattr(postgresql, "IDLE_SECONDS", 0.2)
     with limited(5) as url:
         first, second = Database(url, busy_timeout_seconds=60), Database(url, busy_timeout_seconds=60)
         await asyncio.gather(*(first.read(count) for _ in range(50)))
@@ -108,7 +108,7 @@ async def test_two_proxies_share_what_a_role_has(monkeypatch: pytest.MonkeyPatch
 async def test_no_more_connections_are_made_than_allowed_and_idle_ones_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(postgresql, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(postgresql, "IDLE_SECONDS", 0.2)
     with postgresql_database() as url:
         database = Database(url, connections=3)
 
@@ -135,7 +135,7 @@ async def test_no_more_connections_are_made_than_allowed_and_idle_ones_end(
         await database.aclose()
 
 
-async def test_work_that_waits_in_vain_is_told_so_without_the_address_or_the_role() -> None:
+async def test_work_without_a_free_connection_fails_without_naming_the_address_or_the_role() -> None:
     with limited(1) as url, psycopg.connect(url):
         role = url.partition("//")[2].partition("@")[0]
         database = Database(url, busy_timeout_seconds=0.3)
@@ -156,7 +156,7 @@ async def test_errors_name_neither_the_server_nor_the_user() -> None:
         await database.aclose()
 
 
-async def test_model_calls_are_written_while_slow_readers_hold_all_they_may() -> None:
+async def test_writes_go_on_while_slow_reads_use_all_their_connections() -> None:
     with postgresql_database() as url:
         database = Database(url, connections=2)
         slow = asyncio.create_task(database.read(lambda connection: connection.execute(text("SELECT pg_sleep(2)"))))
@@ -170,7 +170,7 @@ async def test_model_calls_are_written_while_slow_readers_hold_all_they_may() ->
 
 @contextmanager
 def pgbouncer(directory: Path, url: str, *, servers: int) -> Iterator[str]:
-    """The URL of the database through PgBouncer, which has so many connections to give, each for one transaction."""
+    """Yield the database's URL through PgBouncer in transaction mode, with this number of server connections."""
     database, _, socket = url.partition("@/")[2].partition("?host=")
     port = random_free_port("127.0.0.1")
     users = directory / "users.txt"
@@ -207,8 +207,8 @@ def pgbouncer(directory: Path, url: str, *, servers: int) -> Iterator[str]:
 
 
 @needs_pgbouncer
-async def test_behind_pgbouncer_in_transaction_mode_nothing_is_different(tmp_path: Path) -> None:
-    """Migration, every kind of work far more often than statements are prepared, settings, and a check at the end."""
+async def test_everything_works_behind_pgbouncer_in_transaction_mode(tmp_path: Path) -> None:
+    """Migrate, run every kind of work often enough for statements to be prepared, and check the store."""
     with postgresql_database(migrated=False) as direct, pgbouncer(tmp_path, direct, servers=2) as url:
         migrate.upgrade(url)
         database = Database(url, statement_timeout_seconds=30, synchronous="normal")

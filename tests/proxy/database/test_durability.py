@@ -1,4 +1,4 @@
-"""What a commit of SQLite waits for."""
+"""Durability of SQLite's commits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ASK = (
 )
 
 
-def test_every_commit_waits_for_the_disk_unless_told_otherwise(tmp_path: Path) -> None:
-    """In a process of its own: this one's stores are made to be forgotten."""
+def test_every_commit_waits_for_the_disk_by_default(tmp_path: Path) -> None:
+    """In a new process, as this one's stores do not wait for the disk."""
     url = sqlite_database(tmp_path)
     asked = subprocess.run([sys.executable, "-c", ASK, url], capture_output=True, text=True, check=True)
     assert int(asked.stdout) == FULL
 
 
 @pytest.mark.parametrize(("asked", "level"), [("normal", NORMAL), ("full", FULL)])
-async def test_every_connection_waits_for_the_disk_as_asked(tmp_path: Path, asked: str, level: int) -> None:
+async def test_every_connection_has_the_configured_durability(tmp_path: Path, asked: str, level: int) -> None:
     database = Database(sqlite_database(tmp_path), synchronous=asked)
     statement = "PRAGMA synchronous"
     assert await database.commit(lambda found: found.exec_driver_sql(statement).scalar_one()) == level

@@ -17,7 +17,7 @@ from proxy.errors import StoreUnavailable
 
 
 class Adding(Together[int]):
-    """A number that is added; together, all by one statement."""
+    """Adds a number; a group of them uses one statement."""
 
     def __init__(self, number: int, runs: list[Any]) -> None:
         self.number = number
@@ -37,16 +37,16 @@ class Adding(Together[int]):
 
 
 class Numbers:
-    """A table of numbers, each at most once; `transactions` counts those that were begun to write."""
+    """A table of distinct numbers. `runs` records every run of a write, `threads` the names of its threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.database = Database(f"sqlite+aiosqlite:///{path}", busy_timeout_seconds=0.1)
+        self.database = Database(f"sqlite:///{path}", busy_timeout_seconds=0.1)
         self.runs: list[Any] = []
         self.threads: set[str] = set()
 
     async def add(self, number: int) -> int:
-        """Raises ValueError, after writing it, for a negative one."""
+        """Add a number. Raise ValueError for a negative one, after writing it."""
 
         def write(connection: Connection) -> int:
             self.runs.append(number)
@@ -84,9 +84,9 @@ async def test_every_caller_gets_its_own_result(numbers: Numbers) -> None:
     assert len(numbers.threads) == 1
 
 
-async def test_writes_that_come_together_share_transactions(numbers: Numbers) -> None:
+async def test_writes_that_arrive_together_share_transactions(numbers: Numbers) -> None:
     def transaction_count(connection: Connection) -> int:
-        """SQLite counts those that changed the file."""
+        """Return SQLite's count of commits that changed the file."""
         return int(connection.exec_driver_sql("PRAGMA data_version").scalar_one())
 
     before = await numbers.database.read(transaction_count)
@@ -105,7 +105,7 @@ async def test_a_failing_write_fails_alone(numbers: Numbers) -> None:
     assert numbers.runs == [1, -1, *(1, -1, 2, 2, 3)], "together first, then each alone"
 
 
-async def test_writes_of_a_kind_are_made_together(numbers: Numbers) -> None:
+async def test_writes_of_a_together_kind_run_as_one(numbers: Numbers) -> None:
     writes = [numbers.add(1), *(numbers.database.commit(Adding(n, numbers.runs)) for n in (2, 3)), numbers.add(4)]
     writes.append(numbers.database.commit(Adding(5, numbers.runs)))
     assert await asyncio.gather(*writes) == [10, 20, 30, 40, 50]
@@ -113,7 +113,7 @@ async def test_writes_of_a_kind_are_made_together(numbers: Numbers) -> None:
     assert await numbers.stored() == {1, 2, 3, 4, 5}
 
 
-async def test_where_writes_cannot_be_made_together_each_is_alone(numbers: Numbers) -> None:
+async def test_writes_that_fail_as_one_run_one_by_one(numbers: Numbers) -> None:
     writes = [numbers.database.commit(Adding(n, numbers.runs)) for n in (2, 3, 3, 4)]
     results = await asyncio.gather(*writes, return_exceptions=True)
     assert [results[0], results[1], results[3]] == [20, 30, 40]
@@ -122,7 +122,7 @@ async def test_where_writes_cannot_be_made_together_each_is_alone(numbers: Numbe
     assert await numbers.stored() == {2, 3, 4}
 
 
-async def test_where_writes_fail_they_are_not_tried_together_for_a_while(numbers: Numbers) -> None:
+async def test_after_a_failure_transactions_use_savepoints_for_a_while(numbers: Numbers) -> None:
     await asyncio.gather(numbers.add(-1), numbers.add(1), return_exceptions=True)
     numbers.runs.clear()
     await asyncio.gather(numbers.add(2), numbers.add(-1), numbers.add(3), return_exceptions=True)
@@ -192,7 +192,7 @@ async def test_a_write_that_takes_long_delays_the_others_and_fails_none(numbers:
     assert await numbers.stored() == {*range(10), 100, 101}
 
 
-async def test_a_database_that_another_process_keeps_locked_is_unavailable(numbers: Numbers) -> None:
+async def test_a_database_locked_by_another_process_is_unavailable(numbers: Numbers) -> None:
     other = sqlite3.connect(numbers.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     results = await asyncio.gather(*(numbers.add(number) for number in range(3)), return_exceptions=True)
@@ -223,10 +223,10 @@ async def test_a_full_disk_fails_what_does_not_fit_and_nothing_afterwards(number
     assert await numbers.stored() == kept | {1}, "what was told is what is there"
 
 
-async def test_who_shares_a_transaction_with_what_a_full_disk_refuses_is_told_what_became_of_its_own(
+async def test_writes_that_share_a_transaction_with_one_too_large_for_the_disk_report_their_own_fate(
     numbers: Numbers,
 ) -> None:
-    """SQLite may give the whole transaction up: then its mates fail as well, and nothing of them is there."""
+    """SQLite may roll back the whole transaction: the other writes then fail too, and nothing of them is stored."""
 
     def bound(connection: Connection) -> None:
         connection.exec_driver_sql("CREATE TABLE fillings (content BLOB)")

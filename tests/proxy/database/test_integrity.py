@@ -1,4 +1,4 @@
-"""Damage of a SQLite file: found at the start, by calls that meet it, and then told by one error."""
+"""Damage of a SQLite file: found at the start or by a call, and reported by every call from then on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SESSIONS = 60
 
 
 def filled(directory: Path) -> Path:
-    """A store with some sessions, all of it in its one file."""
+    """Create a store with some sessions and an empty log."""
     url = sqlite_database(directory)
 
     async def fill() -> None:
@@ -57,7 +57,7 @@ def overwrite(path: Path, page: int, byte: bytes = b"\xff") -> None:
 
 
 @pytest.mark.parametrize("byte", [b"\xff", b"\0"])
-def test_whatever_page_is_overwritten_the_start_finds_it(tmp_path: Path, byte: bytes) -> None:
+def test_an_overwritten_page_is_found_at_the_start(tmp_path: Path, byte: bytes) -> None:
     path = filled(tmp_path)
     whole = path.read_bytes()
     _, count = page_count(path)
@@ -75,17 +75,17 @@ def test_whatever_page_is_overwritten_the_start_finds_it(tmp_path: Path, byte: b
         found.close()
 
 
-async def test_a_whole_store_is_found_whole(tmp_path: Path) -> None:
+async def test_an_undamaged_store_passes_the_check(tmp_path: Path) -> None:
     database = Database(sqlite_database(tmp_path))
     await database.check_integrity(patience_seconds=30)
     assert database.integrity is IntegrityState.OK
     await database.aclose()
 
 
-async def test_a_large_store_is_checked_on_in_the_background_and_no_stop_waits_for_it(
+async def test_a_large_store_is_checked_in_the_background_and_stopping_does_not_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integrity, "_INSTRUCTIONS", 1)
+    monkeypatch.setattr(integrity, "STOP_TEST_STEPS", 1)
     path = tmp_path / "store.sqlite3"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE t (x TEXT)")
@@ -102,8 +102,8 @@ async def test_a_large_store_is_checked_on_in_the_background_and_no_stop_waits_f
     assert states == [IntegrityState.CHECKING, IntegrityState.UNCHECKED], "stopped before its end"
 
 
-def test_damage_that_a_call_meets_is_told_by_every_call_from_then_on(tmp_path: Path) -> None:
-    """Also by those that would find nothing: no 404 for a run that is there."""
+def test_after_a_call_finds_damage_every_call_reports_it(tmp_path: Path) -> None:
+    """Also calls that would find nothing: a run that exists must not become a 404."""
     path = filled(tmp_path)
     for page in pages_of(path, "turns")[1:]:
         overwrite(path, page)
@@ -130,8 +130,8 @@ def test_damage_that_a_call_meets_is_told_by_every_call_from_then_on(tmp_path: P
     asyncio.run(meet())
 
 
-def test_an_error_of_another_kind_is_no_damage(tmp_path: Path) -> None:
-    """A lock goes away by itself, and callers are told to come again."""
+def test_a_locked_store_does_not_count_as_damaged(tmp_path: Path) -> None:
+    """A lock is temporary, so callers get the error that asks them to retry."""
     path = filled(tmp_path)
 
     async def meet() -> None:

@@ -77,7 +77,7 @@ def clauses(sql: str) -> list[str]:
     return [clause.strip().replace("( ", "(").replace(" )", ")") for clause in found if clause.strip()]
 
 
-def test_down_to_nothing_and_up_again(empty_database_url: str) -> None:
+def test_migrations_go_down_to_nothing_and_up_again(empty_database_url: str) -> None:
     url = empty_database_url
     assert current(url) is None
     upgrade(url)
@@ -108,7 +108,7 @@ def test_a_database_that_lacks_a_table_or_a_column_is_refused_with_a_remedy(data
         upgrade(database_url)
 
 
-def test_a_database_of_somebody_else_is_refused_and_left_as_it_is(empty_database_url: str) -> None:
+def test_a_database_with_foreign_tables_is_refused_and_unchanged(empty_database_url: str) -> None:
     changed(empty_database_url, "CREATE TABLE sessions (name TEXT)")
     with pytest.raises(ConfigurationError, match="name an empty database"):
         upgrade(empty_database_url)
@@ -116,7 +116,7 @@ def test_a_database_of_somebody_else_is_refused_and_left_as_it_is(empty_database
 
 
 @needs_postgresql
-def test_an_address_that_leads_nowhere_is_told_by_its_kind() -> None:
+def test_an_unusable_address_is_reported_with_its_cause() -> None:
     url = shared_server().url("store")
     with pytest.raises(ConfigurationError, match="createdb"):
         upgrade(url)
@@ -127,7 +127,7 @@ def test_an_address_that_leads_nowhere_is_told_by_its_kind() -> None:
     assert "secret" not in refused.value.message
 
 
-def test_a_file_that_is_no_database_is_refused_with_a_remedy_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused_with_a_remedy_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite3"
     content = b"this is no database, but long enough to be taken for one. " * 100
     path.write_bytes(content)

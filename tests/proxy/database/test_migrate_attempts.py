@@ -1,4 +1,4 @@
-"""A store whose sessions were not numbered within their names."""
+"""The upgrade of a store whose sessions had no attempt numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store with rewards from before revisions were marked."""
+"""The upgrade of a store with rewards from before revisions were marked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy.settings import RunSettings
 RULES = {"weights": {"style": 0.5}}
 
 
-def test_what_was_revised_before_is_marked_and_claims_get_the_rules_of_their_time(database_url: str) -> None:
+def test_earlier_revisions_are_marked_and_claims_get_the_rules_of_their_time(database_url: str) -> None:
     url = make_url(database_url)
     sync = url.set(drivername="sqlite") if url.get_backend_name() == "sqlite" else url
     engine = create_engine(sync)

@@ -24,18 +24,18 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(VALUES)
-def test_what_is_packed_comes_back(value: Any) -> None:
+def test_packing_and_unpacking_returns_the_value(value: Any) -> None:
     assert unpack_json(pack_json(value)) == json.loads(json.dumps(value))
     assert json.loads(json_bytes(value)) == json.loads(json.dumps(value))
 
 
-def test_half_characters_come_back() -> None:
+def test_lone_surrogates_survive_packing() -> None:
     value = {"content": "\ud800 alone"}
     assert unpack_json(pack_json(value)) == value
 
 
 @given(st.text(max_size=200))
-def test_packed_is_never_longer_than_plain_and_its_mark(text: str) -> None:
+def test_a_packed_value_is_at_most_one_byte_longer_than_the_plain_one(text: str) -> None:
     assert len(pack_json(text)) <= len(json_bytes(text)) + 1
 
 
@@ -63,7 +63,7 @@ def test_an_answer_takes_little_more_than_its_text() -> None:
 
 
 def test_values_packed_by_earlier_versions_can_be_read() -> None:
-    """Bytes that were written once: the dictionary may not change under them."""
+    """Bytes of an earlier version: the dictionary must never change."""
     stored = bytes.fromhex(STORED)
     assert unpack_json(stored) == [{"role": "user", "content": "What is 6 times 7?"}]
     assert unpack_json(b"\x00[]") == []
@@ -75,7 +75,7 @@ def test_damaged_values_are_a_value_error(packed: bytes) -> None:
         unpack_json(packed)
 
 
-def test_it_is_deflate_that_others_can_read_with_the_dictionary() -> None:
+def test_other_programs_can_read_the_deflate_stream_with_the_dictionary() -> None:
     packed = pack_json([{"role": "user", "content": "x" * 500}])
     with pytest.raises(zlib.error):
         zlib.decompress(packed[1:], -15)

@@ -1,4 +1,4 @@
-"""What PostgreSQL does that SQLite cannot: other writers, and a server that goes and comes back."""
+"""PostgreSQL's own cases: other writers, and a server that stops and starts again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 async def pair(url: str) -> AsyncIterator[tuple[Database, Database]]:
-    """Two proxies' views of one database with a table of two accounts."""
+    """Two proxies' connections to one database with a table of two accounts."""
     first, second = Database(url), Database(url)
 
     def work(connection: Connection) -> None:
@@ -76,14 +76,14 @@ class Crossing:
         return write
 
 
-async def test_of_two_that_lock_each_other_out_both_are_written(pair: tuple[Database, Database]) -> None:
+async def test_two_transactions_in_a_deadlock_are_both_committed(pair: tuple[Database, Database]) -> None:
     crossing = Crossing()
     await asyncio.gather(pair[0].commit(crossing.write("a", "b")), pair[1].commit(crossing.write("b", "a")))
     assert await values(pair[0]) == {"a": 2, "b": 2}
     assert crossing.begun == 3, "one was run again"
 
 
-async def test_who_shares_a_transaction_with_one_that_is_locked_out_is_written_once(
+async def test_writes_that_share_a_transaction_with_a_deadlocked_one_are_committed_once(
     pair: tuple[Database, Database],
 ) -> None:
     crossing = Crossing()
@@ -105,7 +105,7 @@ async def test_who_shares_a_transaction_with_one_that_is_locked_out_is_written_o
     assert await values(pair[1]) == {"a": 2, "b": 2, "mate 0": 0, "mate 1": 0}
 
 
-async def test_of_two_that_insert_the_same_name_the_second_finds_it(pair: tuple[Database, Database]) -> None:
+async def test_the_second_of_two_inserts_of_one_name_finds_the_first(pair: tuple[Database, Database]) -> None:
     both = threading.Barrier(2)
     met = set()
 
@@ -126,7 +126,7 @@ async def test_of_two_that_insert_the_same_name_the_second_finds_it(pair: tuple[
     assert sorted(result[2:] for result in results) == ["found it", "made it"]
 
 
-async def test_a_write_that_always_meets_others_is_unavailable_and_not_tried_forever(
+async def test_a_write_that_always_conflicts_fails_after_five_attempts(
     pair: tuple[Database, Database],
 ) -> None:
     begun = 0
@@ -163,7 +163,7 @@ async def test_a_read_cannot_write(pair: tuple[Database, Database]) -> None:
     assert await values(pair[0]) == {"a": 0, "b": 0}
 
 
-async def test_waiting_for_a_lock_has_an_end(url: str, pair: tuple[Database, Database]) -> None:
+async def test_waiting_for_a_lock_is_bounded(url: str, pair: tuple[Database, Database]) -> None:
     impatient = Database(url, busy_timeout_seconds=0.05)
     try:
         locked, done = threading.Event(), threading.Event()
@@ -185,7 +185,7 @@ async def test_waiting_for_a_lock_has_an_end(url: str, pair: tuple[Database, Dat
     assert (await values(pair[0]))["a"] == 2
 
 
-async def test_a_statement_has_an_end(url: str) -> None:
+async def test_the_time_of_a_statement_is_bounded(url: str) -> None:
     impatient = Database(url, statement_timeout_seconds=0.05)
     try:
         with pytest.raises(StoreUnavailable, match="statement timeout"):
@@ -196,7 +196,7 @@ async def test_a_statement_has_an_end(url: str) -> None:
 
 
 @pytest.mark.parametrize(("asked", "waits"), [(None, "on"), ("normal", "off"), ("full", "on")])
-async def test_what_a_commit_waits_for(url: str, asked: str | None, waits: str) -> None:
+async def test_a_commit_waits_for_the_disk_as_configured(url: str, asked: str | None, waits: str) -> None:
     database = Database(url, synchronous=asked)
     try:
         assert await database.commit(setting("synchronous_commit")) == waits
@@ -204,16 +204,16 @@ async def test_what_a_commit_waits_for(url: str, asked: str | None, waits: str) 
         await database.aclose()
 
 
-async def test_only_leases_may_be_forgotten(pair: tuple[Database, Database]) -> None:
+async def test_only_leases_commit_without_waiting_for_the_disk(pair: tuple[Database, Database]) -> None:
     def lease(connection: Connection) -> str:
-        ClaimRepository(connection).may_be_forgotten()
+        ClaimRepository(connection).commit_without_flush()
         return setting("synchronous_commit")(connection)
 
     assert await pair[0].commit(lease) == "off"
     assert await pair[0].commit(setting("synchronous_commit")) == "on"
 
 
-async def test_a_value_that_the_database_cannot_hold_is_the_requests_fault(pair: tuple[Database, Database]) -> None:
+async def test_a_value_that_the_database_cannot_hold_is_an_invalid_request(pair: tuple[Database, Database]) -> None:
     for value in (2**40, "text\0more"):
         with pytest.raises(InvalidRequest, match="cannot hold"):
             await pair[0].commit(
@@ -225,8 +225,8 @@ async def test_a_value_that_the_database_cannot_hold_is_the_requests_fault(pair:
     assert await values(pair[0]) == {"a": 0, "b": 0}
 
 
-async def test_after_a_crash_of_the_server_the_first_calls_are_served(url: str) -> None:
-    """Nothing is restarted on our side, and every kind of connection is replaced."""
+async def test_the_first_calls_after_a_restart_of_the_server_succeed(url: str) -> None:
+    """The proxy is not restarted; it replaces all of its connections."""
     server = PostgresServer()
     server.start()
     database = Database(server.url("postgres"))
@@ -266,7 +266,7 @@ async def counted(database: Database) -> int:
     )
 
 
-async def test_a_connection_that_the_server_closed_is_replaced_without_a_word(
+async def test_a_connection_closed_by_the_server_is_replaced_unnoticed(
     pair: tuple[Database, Database],
 ) -> None:
     await values(pair[0])

@@ -1,4 +1,4 @@
-"""Whether the store takes writes: asked often, found out by at most one small write a second."""
+"""The write probe: asked often, it makes at most one small write a second."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Writes:
             raise self.failure
 
 
-async def test_many_questions_make_one_write() -> None:
+async def test_many_readiness_checks_make_one_write() -> None:
     writes, clock = Writes(), MovedClock()
     probe = WriteProbe(writes, now=clock)
     await asyncio.gather(*(probe.check() for _ in range(50)))
@@ -43,7 +43,7 @@ async def test_many_questions_make_one_write() -> None:
     assert writes.count == 2
 
 
-async def test_a_failure_is_told_until_a_write_succeeds() -> None:
+async def test_a_failure_is_reported_until_a_write_succeeds() -> None:
     writes, clock = Writes(), MovedClock()
     probe = WriteProbe(writes, now=clock)
     writes.failure = StoreUnavailable("the disk is full")
@@ -56,7 +56,7 @@ async def test_a_failure_is_told_until_a_write_succeeds() -> None:
     await probe.check()
 
 
-async def test_nobody_piles_up_behind_a_write_that_hangs() -> None:
+async def test_checks_do_not_queue_behind_a_write_that_hangs() -> None:
     writes = Writes()
     probe = WriteProbe(writes, patience_seconds=0.05)
     writes.open.clear()
@@ -69,7 +69,7 @@ async def test_nobody_piles_up_behind_a_write_that_hangs() -> None:
     await probe.aclose()
 
 
-async def test_a_store_under_a_lock_is_not_ready(tmp_path: Path) -> None:
+async def test_a_locked_store_is_not_ready(tmp_path: Path) -> None:
     url = sqlite_database(tmp_path)
     database = Database(url, busy_timeout_seconds=60)
     await database.check_writable()
@@ -95,7 +95,7 @@ async def test_a_store_on_a_full_disk_is_not_ready(tmp_path: Path) -> None:
 
 
 @needs_postgresql
-async def test_a_postgresql_that_only_reads_is_not_ready() -> None:
+async def test_a_read_only_postgresql_is_not_ready() -> None:
     with postgresql_database() as url:
         database = Database(f"{url}&options=-c%20default_transaction_read_only%3Don")
         assert await database.read(lambda connection: connection.exec_driver_sql("SELECT 1").scalar_one()) == 1

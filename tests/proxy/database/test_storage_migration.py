@@ -1,4 +1,4 @@
-"""Turns written by earlier versions come through the migration that packs them, and back."""
+"""The migration that packs turns, and its downgrade."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def read(url: str, statement: Any) -> Any:
 
 
 def upgraded(url: str) -> Any:
-    """The old turn, in a database that was brought here with it."""
+    """Return the old turn after migrating its database to this revision."""
     upgrade(url, "0004")
     written(url, RUN, SESSION, turn=OLD)
     upgrade(url)
     return read(url, select(TurnRow.__table__))
 
 
-def test_turns_come_through(empty_database_url: str) -> None:
+def test_old_turns_survive_the_migration(empty_database_url: str) -> None:
     row = upgraded(empty_database_url)
     assert unpack_ids(bytes(row.prompt_ids)) == (1, 151_935, 70_000)
     assert unpack_ids(bytes(row.output_ids)) == (4, 1 << 25)
@@ -84,7 +84,7 @@ def test_turns_come_through(empty_database_url: str) -> None:
     assert (row.request_of, row.idempotency_key, row.ordinal) == (None, "once", 0)
 
 
-def test_and_back_with_requests_that_are_kept_once(empty_database_url: str) -> None:
+def test_turns_with_shared_requests_survive_the_downgrade(empty_database_url: str) -> None:
     url = empty_database_url
     first = upgraded(url)
     second = {**first._mapping, "id": "turn_2", "ordinal": 1, "idempotency_key": None, "request": None}

@@ -17,7 +17,7 @@ SOURCES = ("api", "judge")
 
 @st.composite
 def ledgers(draw: st.DrawFn, *, turns: st.SearchStrategy[str | None] | None = None) -> list[LedgerEntry]:
-    """One session's entries in order of arrival."""
+    """Draw one session's entries, in order of arrival."""
     about = turns if turns is not None else st.none()
     drawn = draw(
         st.lists(
@@ -44,7 +44,7 @@ ANY_TURN = st.sampled_from([None, "t1", "t2"])
 
 
 def by_name(ledger: list[LedgerEntry], rule: SourceRule) -> dict[str, float]:
-    """What each name comes to, worked out another way than in the code."""
+    """Return the value of each name, computed in another way than the code does."""
     found: dict[str, float] = {}
     for name in NAMES:
         values = [
@@ -57,7 +57,7 @@ def by_name(ledger: list[LedgerEntry], rule: SourceRule) -> dict[str, float]:
 
 
 @given(ledgers(), weights)
-def test_by_default_the_reward_is_the_weighted_sum_of_what_stands(
+def test_by_default_the_reward_is_the_weighted_sum_of_the_latest_entries(
     ledger: list[LedgerEntry], by_weight: dict[str, float]
 ) -> None:
     parts = {name: by_weight.get(name, 1.0) * value for name, value in by_name(ledger, SourceRule.SUM).items()}
@@ -66,7 +66,7 @@ def test_by_default_the_reward_is_the_weighted_sum_of_what_stands(
 
 
 @given(ledgers(), rules)
-def test_every_rule_says_what_its_name_says(ledger: list[LedgerEntry], given_rules: RewardRules) -> None:
+def test_every_rule_computes_what_its_name_says(ledger: list[LedgerEntry], given_rules: RewardRules) -> None:
     weight = {name: given_rules.weights.get(name, 1.0) for name in NAMES}
     values = {
         name: weight[name] * value
@@ -95,7 +95,7 @@ def test_every_rule_says_what_its_name_says(ledger: list[LedgerEntry], given_rul
 
 
 @given(ledgers(), rules, st.integers(-50, 50), st.integers(0, 100))
-def test_the_combined_reward_is_kept_within_its_bounds_and_absent_stays_absent(
+def test_the_combined_reward_is_within_its_bounds_and_absent_stays_absent(
     ledger: list[LedgerEntry], given_rules: RewardRules, low: int, width: int
 ) -> None:
     bounded = RewardRules(
@@ -111,7 +111,7 @@ def test_the_combined_reward_is_kept_within_its_bounds_and_absent_stays_absent(
 
 
 @given(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=64), st.sampled_from(NameRule))
-def test_the_largest_rewards_come_to_a_number(values: list[float], rule: NameRule) -> None:
+def test_the_largest_rewards_combine_to_a_finite_number(values: list[float], rule: NameRule) -> None:
     ledger = [
         LedgerEntry(id=f"r{number}", turn_id=None, name=f"n{number}", source="api", value=value, created_at=0.0)
         for number, value in enumerate(values)
@@ -145,7 +145,7 @@ def test_a_turns_rewards_are_its_own(ledger: list[LedgerEntry], given_rules: Rew
 
 
 @given(ledgers(turns=ANY_TURN), st.integers(0, 12), rules)
-def test_what_came_after_training_is_a_revision_only_where_a_number_changes(
+def test_a_reward_after_training_is_a_revision_only_if_a_number_changes(
     ledger: list[LedgerEntry], trained_on: int, given_rules: RewardRules
 ) -> None:
     before, after = ledger[:trained_on], ledger[trained_on:]

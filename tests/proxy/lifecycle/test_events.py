@@ -16,8 +16,9 @@ def kinds(connection: Connection) -> list[str]:
 
 
 @needs_postgresql
-async def test_who_has_read_up_to_an_event_has_seen_all_before_it() -> None:
-    """Of two transactions that append, the second waits for the first's commit: a smaller id never comes later."""
+async def test_event_ids_are_in_the_order_of_commits() -> None:
+    """The second of two transactions that append waits for the first to commit, so a smaller id never appears
+    later."""
     with postgresql_database() as url:
         first, second = Database(url), Database(url)
         appended, looked = threading.Event(), threading.Event()

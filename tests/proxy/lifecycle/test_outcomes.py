@@ -23,7 +23,7 @@ endings = st.builds(Ending, st.sampled_from(EndReason), st.none() | st.sampled_f
 
 
 @given(st.lists(endings, min_size=1, max_size=6))
-def test_the_first_ending_decides_and_no_later_one_takes_anything_back(asked: list[Ending]) -> None:
+def test_the_first_ending_decides_and_later_ones_revoke_nothing(asked: list[Ending]) -> None:
     last = SessionEnd()
     for ending in asked:
         after = ended(last, ending)
@@ -38,7 +38,7 @@ def test_the_first_ending_decides_and_no_later_one_takes_anything_back(asked: li
 
 
 @given(st.lists(endings, min_size=1, max_size=6))
-def test_what_a_reward_ended_is_never_cancelled_afterwards(asked: list[Ending]) -> None:
+def test_a_session_that_a_reward_ended_is_never_cancelled(asked: list[Ending]) -> None:
     first = ended(SessionEnd(), Ending(EndReason.REWARD))
     assert reduce(ended, asked, first).outcome is not Outcome.CANCELLED
 
@@ -46,7 +46,7 @@ def test_what_a_reward_ended_is_never_cancelled_afterwards(asked: list[Ending]) 
 @pytest.mark.parametrize(
     ("said", "outcome"), [(Outcome.CANCELLED, None), (Outcome.FAILED, Outcome.FAILED), (None, None)]
 )
-def test_a_runner_that_cleans_up_after_the_reward(said: Outcome | None, outcome: Outcome | None) -> None:
+def test_a_runner_may_cancel_after_the_reward_without_effect(said: Outcome | None, outcome: Outcome | None) -> None:
     rewarded = ended(SessionEnd(), Ending(EndReason.REWARD))
     assert ended(rewarded, Ending(EndReason.EXPLICIT, said)) == SessionEnd(reason=EndReason.REWARD, outcome=outcome)
 
@@ -66,7 +66,7 @@ standings = st.builds(
 
 
 @given(standings)
-def test_only_a_session_with_something_to_learn_is_promised_to_be_trained(standing: SessionStanding) -> None:
+def test_only_a_session_with_a_trainable_turn_is_promised_to_be_trained(standing: SessionStanding) -> None:
     said = explanation(standing)
     assert said.endswith((".", ")."))
     if standing.training is TrainingState.EXCLUDED and not standing.teaches:
@@ -79,7 +79,7 @@ def turn(name: str, state: TurnState = TurnState.COMPLETE, *, is_greedy: bool = 
     return TurnFacts(place=TurnPlace(name, None, 0, 4, state), is_greedy=is_greedy)
 
 
-def test_turns_that_are_not_trained_say_why() -> None:
+def test_untrained_turns_have_a_reason() -> None:
     turns = [
         turn("whole"),
         turn("failed", TurnState.FAILED),
@@ -108,7 +108,7 @@ def test_turns_that_are_not_trained_say_why() -> None:
         ("no_reward", "Version 3 consumed it and learnt nothing from it: no reward."),
     ],
 )
-def test_a_consumed_session_that_taught_nothing_says_so(skipped: str | None, said: str) -> None:
+def test_the_explanation_says_if_a_consumed_session_taught_nothing(skipped: str | None, said: str) -> None:
     standing = SessionStanding(
         training=TrainingState.CONSUMED,
         state=SessionState.ENDED,

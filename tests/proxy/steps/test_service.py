@@ -1,4 +1,4 @@
-"""The batch of a committed step is the one that was handed out, whatever came later."""
+"""The batch of a committed step equals the claimed one, whatever happened later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.proxy.versions.publishing import commit_request, inspector, publish
 
 
 class Training:
-    """Claims and commits of a world's run."""
+    """Claims and commits for a world's run."""
 
     def __init__(self, world: World, weights: Path) -> None:
         wiring = {"database": world.database, "clock": world.clock, "signals": world.signals}
@@ -43,7 +43,7 @@ def training(world: World, tmp_path: Path) -> Training:
 
 
 async def conversation(world: World, reward: float, turn_reward: float) -> SessionId:
-    """Two branches out of one turn, one of them rewarded by itself."""
+    """Create a session with two branches from one turn, one of which has a reward of its own."""
     session = await world.session()
     first = await world.turn(session, conversation="a")
     second = await world.turn(session, parent=first, prefix_tokens=5, output_ids=(6, 7, 8), conversation="b")
@@ -53,7 +53,7 @@ async def conversation(world: World, reward: float, turn_reward: float) -> Sessi
     return session
 
 
-async def test_the_batch_is_what_was_handed_out(world: World, training: Training) -> None:
+async def test_the_batch_equals_the_claimed_one(world: World, training: Training) -> None:
     group = await world.group(size=2)
     await world.ready(1.0, group=group)
     await conversation(world, 0.5, 2.0)
@@ -72,7 +72,7 @@ async def test_the_batch_is_what_was_handed_out(world: World, training: Training
     assert (batch.seed, batch.config_hash, batch.metrics) == (7, "c" * 64, {"loss": 0.25})
 
 
-async def test_what_comes_after_the_claim_does_not_enter(world: World, training: Training) -> None:
+async def test_changes_after_the_claim_have_no_effect(world: World, training: Training) -> None:
     session = await conversation(world, 0.5, 2.0)
     claimed = await training.claim(1)
     turn = claimed.groups[0].trajectories[0].turns[1].id
@@ -96,7 +96,7 @@ async def test_a_parent_has_its_weights(world: World, training: Training) -> Non
     assert (second.parent_removed, second.removed) == (False, False)
 
 
-async def test_a_session_that_is_not_whole_is_named(world: World, training: Training) -> None:
+async def test_an_incomplete_session_is_listed_as_missing(world: World, training: Training) -> None:
     whole, broken = await world.ready(), await conversation(world, 1.0, 1.0)
     await training.commit(await training.claim(2))
     await world.database.commit(
@@ -109,9 +109,7 @@ async def test_a_session_that_is_not_whole_is_named(world: World, training: Trai
     assert whole in {found.session_id for group in batch.claims[0].groups for found in group.trajectories}
 
 
-async def test_there_is_no_step_behind_the_base_model_and_none_that_was_not_made(
-    world: World, training: Training
-) -> None:
+async def test_the_base_model_and_unknown_versions_have_no_step(world: World, training: Training) -> None:
     with pytest.raises(InvalidRequest, match="base model"):
         await training.steps.batch(world.run, 0)
     with pytest.raises(NotFound, match="no version 1"):

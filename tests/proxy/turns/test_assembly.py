@@ -32,7 +32,7 @@ ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 
 @st.composite
 def trees(draw: st.DrawFn) -> list[tuple[Turn, tuple[int, ...]]]:
-    """Turns in order of their recording, each with the full path that its call and answer made."""
+    """Draw turns in order of recording, each with its full path."""
     records: list[tuple[TurnRecord, tuple[int, ...]]] = []
     for _ in range(draw(st.integers(1, 8))):
         prompt, output = draw(ids), draw(ids)
@@ -100,7 +100,7 @@ def test_nothing_is_stored_twice(tree: list[tuple[Turn, tuple[int, ...]]]) -> No
 
 
 @given(trees())
-def test_recorded_order_stays_where_parents_allow(tree: list[tuple[Turn, tuple[int, ...]]]) -> None:
+def test_turns_keep_the_recorded_order_if_parents_allow_it(tree: list[tuple[Turn, tuple[int, ...]]]) -> None:
     turns = [turn for turn, _ in tree]
     assert [node.id for node in assembled(turns).turns] == [turn.id for turn in turns]
 
@@ -133,7 +133,7 @@ def test_a_missing_parent_is_an_error() -> None:
         path_of(child.turn.id, {child.turn.id: piece})
 
 
-def test_turns_say_how_they_ended() -> None:
+def test_turns_have_their_finish_reason_and_state() -> None:
     whole = turn_record(RUN, SESSION, now=0.0).turn
     long = turn_record(RUN, SESSION, now=0.0, finish_reason=FinishReason.LENGTH).turn
     left = turn_record(RUN, SESSION, now=0.0, finish_reason=FinishReason.LENGTH, state=TurnState.TRUNCATED).turn
@@ -156,7 +156,7 @@ def test_rewards_go_to_their_turns() -> None:
     assert trajectory.reward is None
 
 
-def test_what_teaches_nothing_is_not_trainable() -> None:
+def test_failed_and_greedy_turns_are_not_trainable() -> None:
     assert is_trainable(turn_record(RUN, SESSION, now=0.0).turn)
     assert is_trainable(turn_record(RUN, SESSION, now=0.0, state=TurnState.TRUNCATED).turn)
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, state=TurnState.FAILED).turn)
@@ -164,8 +164,8 @@ def test_what_teaches_nothing_is_not_trainable() -> None:
     assert not is_trainable(turn_record(RUN, SESSION, now=0.0, output_ids=()).turn)
 
 
-def test_an_answer_that_nobody_acted_on_is_not_trained() -> None:
-    """The client timed out, and sent the call again: the first attempt's two tokens are nobody's."""
+def test_an_abandoned_answer_is_not_trained() -> None:
+    """The client timed out and repeated the call: the first attempt's two tokens belong to no path."""
     first = turn_record(RUN, SESSION, now=0.0)
     abandoned = turn_record(RUN, SESSION, now=0.0, parent=first, prefix_tokens=5, state=TurnState.TRUNCATED)
     again = turn_record(RUN, SESSION, now=0.0, parent=first, prefix_tokens=5)
@@ -179,7 +179,7 @@ def test_an_answer_that_nobody_acted_on_is_not_trained() -> None:
 
 @given(trees(), st.data())
 def test_every_token_of_a_path_has_one_owner(tree: list[tuple[Turn, tuple[int, ...]]], data: st.DataObject) -> None:
-    """The turn whose own part holds the last of the tokens, up to the root."""
+    """Compare each token's owner with a walk up to the root."""
     turns = {turn.id: turn for turn, _ in tree}
     paths = {turn.id: path for turn, path in tree}
     pieces: dict[str, PathPiece] = {

@@ -26,7 +26,7 @@ def hash_of(conversation: str) -> bytes:
 
 
 def cold(world: World) -> TrajectoryStore:
-    """A store that remembers nothing, as after a restart, and keeps nothing."""
+    """Return a store with an empty cache of size zero, as after a restart."""
     return TrajectoryStore(
         database=world.database, clock=world.clock, signals=world.signals, paths=PathCache(tokens=0)
     )
@@ -43,7 +43,7 @@ async def test_a_turn_counts_in_its_session(world: World) -> None:
     assert [turn.ordinal for turn in await world.rows(TurnRow)] == [0, 1]
 
 
-async def test_a_turn_without_output_leaves_the_versions_alone(world: World) -> None:
+async def test_a_turn_without_output_does_not_change_the_versions(world: World) -> None:
     session = await world.session()
     await world.turn(session, output_ids=(), state=TurnState.FAILED)
     row = await world.session_row(session)
@@ -73,8 +73,10 @@ async def test_turns_recorded_at_once_get_ordinals_of_their_own(world: World) ->
 
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-async def test_turns_that_wait_together_are_recorded_as_one_by_one(world: World, seed: int, refused: bool) -> None:
-    """Of open, ended, rewarded and evaluated sessions; where one is refused, those beside it are not."""
+async def test_turns_recorded_in_a_group_equal_turns_recorded_one_by_one(
+    world: World, seed: int, refused: bool
+) -> None:
+    """Sessions are open, ended, rewarded or evaluations; a refused turn does not affect the others of its group."""
     alone = await drawn_turns(world, random.Random(seed), refused=refused)
     together = await drawn_turns(world, random.Random(seed), refused=refused)
     failures = [await failure(world.store.record(record)) for record in alone]
@@ -85,11 +87,10 @@ async def test_turns_that_wait_together_are_recorded_as_one_by_one(world: World,
     assert {session["training"] for session, _turns in one} == {"pending", "ready", "excluded"}
 
 
-async def test_postgresql_writes_turns_that_wait_together_at_once(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_postgresql_records_a_group_of_turns_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     if not world.database.url.get_backend_name().startswith("postgresql"):
         pytest.skip("SQLite writes one row at a time")
+    # The method that records a single turn: without it, only recording a group can succeed.
     monkeypatch.setattr(RecordingRepository, "_count_and_insert", None)
     records = await drawn_turns(world, random.Random(0), refused=False)
     await asyncio.gather(*(world.store.record(record) for record in records))
@@ -131,7 +132,7 @@ async def failure(recording: Awaitable[bool]) -> type[Exception] | None:
 
 
 async def stored(world: World, records: list[TurnRecord]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The sessions of these records, and their turns in order; without what names or dates them."""
+    """Return the sessions of these records with their turns, without ids and times."""
     sessions = {session.id: session for session in await world.rows(SessionRow)}
     turns = sorted(await world.rows(TurnRow), key=attrgetter("ordinal"))
     return [
@@ -217,7 +218,7 @@ async def test_a_failed_turn_is_nobodys_parent(world: World) -> None:
         assert [turn.id for turn in await store.recent_turns(session, 10)] == [good.turn.id]
 
 
-async def test_of_equal_conversations_the_newest_is_the_parent(world: World) -> None:
+async def test_the_newest_turn_with_the_conversation_is_the_parent(world: World) -> None:
     session = await world.session()
     await world.turn(session, conversation="a")
     newest = await world.turn(session, conversation="a", output_ids=(9,))
@@ -270,7 +271,7 @@ async def test_a_small_cache_changes_no_answer(world: World) -> None:
         assert found.path_ids == expected
 
 
-async def test_turns_are_there_after_a_restart(database_url: str) -> None:
+async def test_turns_are_found_after_a_restart(database_url: str) -> None:
     async with open_world(database_url) as world:
         session = await world.session()
         await world.turn(session, conversation="a")

@@ -1,4 +1,4 @@
-"""The store and the assembly of trajectories agree on what can be trained."""
+"""The query and the assembly of trajectories agree on which turns can be trained."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_session_with_only_a_failed_turn_is_never_ready(world: World) ->
     assert (await world.session_row(session_id)).training == "ready", "a call that was still running came in"
 
 
-async def test_a_session_that_nobody_continued_waits_for_no_reward(world: World) -> None:
+async def test_a_session_with_only_an_abandoned_turn_waits_for_no_reward(world: World) -> None:
     session_id = await world.session()
     await world.turn(session_id, state=TurnState.TRUNCATED)
     await world.end(session_id, Outcome.COMPLETED)

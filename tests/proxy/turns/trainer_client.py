@@ -1,4 +1,4 @@
-"""The trainer's API over HTTP on a world's store."""
+"""A client of the trainer's HTTP API on a world's store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _Message = TypeVar("_Message")
 
 
 class TrainerClient:
-    """Sends the trainer key of the world's run, unless told another."""
+    """Sends the trainer key of the world's run by default."""
 
     def __init__(self, world: World, http: httpx.AsyncClient, credentials: Credentials, claims: ClaimService) -> None:
         self.world = world
@@ -36,7 +36,7 @@ class TrainerClient:
         self._credentials = credentials
 
     async def key(self, kind: PrincipalKind, *, run_id: str | None = None) -> dict[str, str]:
-        """Headers with a new key."""
+        """Return headers with a new key."""
         return {"authorization": f"Bearer {(await self._credentials.create(kind, run_id=run_id)).text}"}
 
     async def post(self, path: str, message: Any = None, **options: Any) -> httpx.Response:

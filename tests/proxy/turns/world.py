@@ -1,4 +1,4 @@
-"""A store with one run, a clock that tests move, and short words for what clients do."""
+"""A store with one run, a clock that tests set, and short methods for what clients do."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.proxy.store import MovedClock
 
 
 class World:
-    """`run` is as of the start; read `current_run` for versions."""
+    """`run` is the run as of the start; `current_run` returns it with its present versions."""
 
     def __init__(self, database: Database, clock: MovedClock, run: RunView) -> None:
         self.database = database
@@ -78,7 +78,7 @@ class World:
         return session_id
 
     def record(self, session_id: SessionId, **changes: Any) -> TurnRecord:
-        """A turn of its own, or a continuation of `parent` (a TurnRecord) with `prefix_tokens`."""
+        """Return a turn without a parent, or one that continues `parent` (a TurnRecord) with `prefix_tokens`."""
         return turn_record(self.run_id, session_id, now=self.clock(), **changes)
 
     async def turn(self, session_id: SessionId, **changes: Any) -> TurnRecord:
@@ -126,14 +126,14 @@ class World:
         await self.database.commit(lambda connection: settle(connection, (), now=now, endings=endings))
 
     async def ready(self, value: float = 1.0, *, group: GroupId | None = None, version: int = 0) -> SessionId:
-        """A session with one turn and a reward."""
+        """Create a session with one turn and a reward."""
         session_id = await self.session(group=group)
         await self.turn(session_id, version=version)
         await self.reward(session_id, value)
         return session_id
 
     async def hold_ready(self, *session_ids: SessionId) -> None:
-        """Sessions that the store holds ready, though nothing in them can be trained: older stores have some."""
+        """Mark sessions as ready though they have nothing to train, as some in older stores are."""
         ready = {"training": "ready", "ready_at": self.clock()}
         await self.database.commit(
             lambda connection: connection.execute(
