@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from proxy.contract.turn import Continuation, TurnState
 from proxy.transfer.records import TurnRecord
+from proxy.turns.answers import answer_message
 
 _CONTINUES = (Continuation.EXACT, Continuation.RETEMPLATED)
 
@@ -23,7 +24,7 @@ def messages_of(turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for turn in reversed(path):
         messages += turn.messages
-        answer = _answer(turn.response)
+        answer = answer_message(turn.response)
         if answer is not None:
             messages.append(answer)
     return messages
@@ -36,23 +37,3 @@ def tools_of(turns: Sequence[TurnRecord]) -> list[Any] | None:
         if isinstance(tools, list) and tools:
             return tools
     return None
-
-
-def _answer(response: Mapping[str, Any]) -> dict[str, Any] | None:
-    match response:
-        case {"choices": [{"text": str(text)} as choice, *_]}:
-            message: dict[str, Any] = {"role": "assistant", "content": text}
-        case _:
-            return None
-    if choice.get("reasoning"):
-        message["reasoning_content"] = choice["reasoning"]
-    calls = [_call(made) for made in choice.get("tool_calls") or () if "call" in made]
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _call(made: Mapping[str, Any]) -> dict[str, Any]:
-    call = made["call"]
-    function = {"name": call.get("name"), "arguments": call.get("arguments")}
-    return {"id": made.get("id"), "type": "function", "function": function}

@@ -14,6 +14,7 @@ from proxy.contract.turn import SamplingParameters, TurnPlace, TurnState, Versio
 from proxy.lifecycle.audits import SessionAudit
 from proxy.lifecycle.outcomes import TurnFacts, explanation, standing_of, untrained_turns
 from proxy.overview.sessions.views import SessionItem, Trained, TurnTokens, TurnView
+from proxy.turns.answers import answer_message
 
 AnyRow = Row[*tuple[Any, ...]]
 # Returns the text of a token id.
@@ -84,7 +85,7 @@ def turn_view(row: AnyRow, *, with_tokens: bool, text: TokenText | None) -> Turn
         first_token_at=row.first_token_at,
         finished_at=row.finished_at,
         messages=tuple(message for message in row.messages if isinstance(message, dict)),
-        answer=answer_of(row.response),
+        answer=answer_message(row.response),
         request=row.request,
         tokens=tokens,
         masked=tuple((start, end) for start, end in row.masked or ()),
@@ -98,35 +99,11 @@ def _sampling(stored: Mapping[str, Any]) -> dict[str, Any]:
     return {name: msgspec.to_builtins(getattr(parameters, name)) for name in SamplingParameters.__struct_fields__}
 
 
-def answer_of(response: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a recorded answer as a chat-completion message, or None if the call has no answer."""
-    match response:
-        case {"choices": [{"text": str()} as choice, *_]}:
-            return _answer_message(choice)
-    return None
-
-
 def _failure_of(response: Mapping[str, Any]) -> str | None:
     match response:
         case {"choices": [{"failure": str() as failure}, *_]}:
             return failure
     return None
-
-
-def _answer_message(choice: Mapping[str, Any]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.get("text", "")}
-    if choice.get("reasoning"):
-        message["reasoning_content"] = choice["reasoning"]
-    if choice.get("tool_calls"):
-        message["tool_calls"] = [
-            {
-                "id": made["id"],
-                "type": "function",
-                "function": {"name": made["call"]["name"], "arguments": made["call"]["arguments"]},
-            }
-            for made in choice["tool_calls"]
-        ]
-    return message
 
 
 def trained(session: SessionItem, trainings: Sequence[AnyRow]) -> Trained | None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -15,7 +14,6 @@ from proxy.contract.identifiers import SessionId
 from proxy.errors import InvalidRequest
 from proxy.overview.curves import bucket_stride, reward_points
 from proxy.overview.filters import Cursor
-from proxy.overview.sessions.assembly import answer_of
 from proxy.overview.steps.assembly import audit_of, step_facts, stored_step_facts
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=300)
@@ -81,11 +79,6 @@ def test_the_facts_of_a_stored_audit_are_those_of_the_audit(reward: float | None
 def test_a_step_without_trained_tokens_says_that_it_does_not_know() -> None:
     facts = step_facts([])
     assert (facts.reward_mean, facts.staleness_mean, facts.staleness_max) == (None, None, None)
-
-
-@pytest.mark.parametrize("response", [{}, {"choices": []}, {"choices": [{"delta": {}}]}, {"choices": "x"}])
-def test_an_answer_without_a_message_is_none(response: dict[str, Sequence[object]]) -> None:
-    assert answer_of(response) is None
 
 
 def _audit(tokens: int, staleness: float, most: int, reward: float) -> TrajectoryAudit:
