@@ -126,7 +126,9 @@ class ReadConversation:
         self._restored: dict[bytes, int] = {}
         # At once and not on demand: every call needs the hashes of its new messages to find its session.
         current, plain, named = known.hash, known.plain, known.named
-        for position, message in enumerate(messages[start:], start):
+        self._new = messages[start:]
+        """The messages after the known ones, read."""
+        for position, message in enumerate(self._new, start):
             current = extend_hash(current, message)
             plain = plain and _is_plain(message)
             named = _naming(named, message)
@@ -143,25 +145,25 @@ class ReadConversation:
         Agents append a reminder to the conversation and leave it out of the next request. It is the last message, if
         the message before also asks for an answer, or the end of the last user message (`without_reminder`).
         """
-        if not self._tail or self.messages[-1]["role"] not in _FLOATING:
+        if not self._new or self._new[-1]["role"] not in _FLOATING:
             return None
-        if len(self._tail) > 1 and self.messages[-2]["role"] in _ANSWERED:
+        if len(self._new) > 1 and self._new[-2]["role"] in _ANSWERED:
             return self._tail[-2]
-        text = without_reminder(self.messages[-1])
+        text = without_reminder(self._new[-1])
         if text is None:
             return None
         before = self._tail[-2] if len(self._tail) > 1 else self._known.hash
-        return extend_hash(before, {**self.messages[-1], "content": text})
+        return extend_hash(before, {**self._new[-1], "content": text})
 
     @property
     def lone_message(self) -> tuple[bytes, str] | None:
         """The hash of the system messages and the text of the only message after them; None unless it is a user's."""
-        if self._start or not self.messages or self.messages[-1]["role"] != "user":
+        if self._start or not self._new or self._new[-1]["role"] != "user":
             return None
-        content = self.messages[-1].get("content")
+        content = self._new[-1].get("content")
         if isinstance(content, list) and any(part.get("type") not in _TEXT_PARTS for part in content):
             return None
-        if not all(self.messages[position]["role"] in _SYSTEM for position in range(len(self.messages) - 1)):
+        if any(message["role"] not in _SYSTEM for message in self._new[:-1]):
             return None
         return (self._tail[-2] if len(self._tail) > 1 else self._known.hash), text_of(content)
 
@@ -187,9 +189,9 @@ class ReadConversation:
 
     def walk_answered(self) -> Iterator[bytes]:
         """Yield the hash of the conversation up to and with each answer, the last answer first."""
-        for position in range(len(self.messages) - 1, self._start - 1, -1):
-            if self.messages[position]["role"] == "assistant":
-                yield self._tail[position - self._start]
+        for message, digest in zip(reversed(self._new), reversed(self._tail), strict=True):
+            if message["role"] == "assistant":
+                yield digest
         if self._start:
             whole = self._whole()
             for position in range(self._start - 1, -1, -1):
@@ -320,7 +322,8 @@ class ConversationIndex:
 
 def _last_answer(messages: Sequence[Message]) -> int:
     """Return the position of the last message of the assistant; 0 if there is none near the end."""
-    for position in range(len(messages) - 1, max(-1, len(messages) - _LOOK_BACK), -1):
+    count = len(messages)
+    for position in range(count - 1, max(-1, count - _LOOK_BACK), -1):
         if messages[position]["role"] == "assistant":
             return position
     return 0

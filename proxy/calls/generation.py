@@ -67,6 +67,8 @@ class Generation:
         self.head = head
         self.call = captures[0].plan.call
         self.abandoned = False
+        self.answer: Answer | None = None
+        """The answer once it is recorded. None for a generation that failed."""
         self._captures = tuple(captures)
         self._engine = engine
         self._slots = slots
@@ -92,13 +94,6 @@ class Generation:
     @property
     def done(self) -> bool:
         return self._task.done()
-
-    @property
-    def answer(self) -> Answer | None:
-        """The recorded answer; None before the end, and for a generation that failed."""
-        if not self.done or self._task.cancelled() or self._task.exception() is not None:
-            return None
-        return self._task.result()
 
     @property
     def tokens_used(self) -> int:
@@ -172,7 +167,8 @@ class Generation:
                 raise Unavailable("the call was ended before its first token")
             for capture in self._captures:
                 self._show(capture.flush())
-            return await self._record(tuple(zip(self._captures, states, strict=True)))
+            self.answer = await self._record(tuple(zip(self._captures, states, strict=True)))
+            return self.answer
         except BaseRlError:
             # Before the client sees the error: a session that the call opened must be gone by then.
             if self._vacate is not None and not self._has_recorded:

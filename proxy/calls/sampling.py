@@ -51,12 +51,12 @@ def resolve_sampling(
             raise InvalidRequest(f"there is no token {token}", param="logit_bias")
     plain = SamplingParameters(
         max_new_tokens=min(requested.max_new_tokens or run.max_new_tokens, run.max_new_tokens, room),
-        temperature=_or(requested.temperature, 1.0),
-        top_p=_or(requested.top_p, 1.0),
+        temperature=1.0 if requested.temperature is None else requested.temperature,
+        top_p=1.0 if requested.top_p is None else requested.top_p,
         top_k=requested.top_k or -1,
-        min_p=_or(requested.min_p, 0.0),
-        presence_penalty=_or(requested.presence_penalty, 0.0),
-        frequency_penalty=_or(requested.frequency_penalty, 0.0),
+        min_p=0.0 if requested.min_p is None else requested.min_p,
+        presence_penalty=0.0 if requested.presence_penalty is None else requested.presence_penalty,
+        frequency_penalty=0.0 if requested.frequency_penalty is None else requested.frequency_penalty,
         seed=requested.seed,
         stop=requested.stop if call_end is None else (*requested.stop, call_end),
         stop_token_ids=template.stop_ids,
@@ -102,7 +102,3 @@ def _with_mode(asked: SamplingParameters, run: RunSettings) -> SamplingParameter
     if mode is SamplingMode.RAISE_GREEDY and asked.is_greedy:
         return msgspec.structs.replace(asked, temperature=temperature)
     return asked
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
