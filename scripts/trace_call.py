@@ -46,7 +46,7 @@ from proxy.settings import BootstrapSettings, EngineSettings, RunSettings, Serve
 _ROOT = Path(__file__).resolve().parent.parent
 _KEY = "rl-run-traced"
 _WARM_CONVERSATIONS = 3
-_CONVERSATIONS = 10
+_CONVERSATIONS = 50
 _READY_SECONDS = 60.0
 _LOOP_FILES = ("asyncio/base_events.py", "asyncio/events.py", "selectors.py")
 _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
