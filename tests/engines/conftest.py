@@ -1,4 +1,4 @@
-"""Both engines as processes, started by the launch plans; every test finds model `a` loaded and nothing running."""
+"""Both engines as processes, started by the launch plans. Every test begins with model `a` loaded and idle."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.engines.tiny_model import make_model
 SGLANG_TIMEOUT = 400
 STOP_SECONDS = 30
 NOBODY = "http://127.0.0.1:9"
-"""Where nobody listens: no port of those that are given away."""
+"""An address where nothing listens: systems do not assign this port."""
 IDLE_SECONDS = 40
-"""An engine on a busy machine may look only every few seconds whether somebody still waits."""
+"""On a busy machine an engine may check only every few seconds whether a client is still connected."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Connections are tried on both event loops: their transports differ, and the proxy serves on uvloop."""
+    """Run the tests of connections on both event loops: their transports differ, and the proxy uses uvloop."""
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
     if item.path.name == "test_connections.py":
         factories["uvloop"] = uvloop.new_event_loop
@@ -40,14 +40,14 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """An engine is one process for all who ask it."""
+    """Group the tests of one engine, so that one worker runs them with one process."""
     if isinstance(item, pytest.Function) and "server" in item.fixturenames:
         kind = item.callspec.params.get("server", "scripted") if hasattr(item, "callspec") else "scripted"
         item.add_marker(pytest.mark.xdist_group(f"engine-{kind}"))
 
 
 class Models(NamedTuple):
-    """Two models of one shape, and a directory that is none."""
+    """Two models of one shape, and one with a different shape."""
 
     a: Path
     b: Path
@@ -169,7 +169,7 @@ async def http(server: Server) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def becomes_idle(http: httpx.AsyncClient) -> bool:
-    """True once the engine flushes its cache, which it does only when no request runs or waits."""
+    """Return True once the engine flushes its cache, which it does only while no request runs or waits."""
     try:
         async with asyncio.timeout(IDLE_SECONDS):
             while (await http.post("/flush_cache")).status_code != httpx.codes.OK:

@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 def ask(prompt: tuple[int, ...] = PROMPT, *, stream: bool = False, **sampling: Any) -> GenerateRequest:
-    """A request that does not end by itself, greedy unless told."""
+    """Return a request without a natural end, greedy by default."""
     options = {"max_new_tokens": 16, "temperature": 0.0, "logit_bias": NEVER_END, **sampling}
     return GenerateRequest(
         request_id=f"request-{next(_numbers)}",

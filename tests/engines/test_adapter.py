@@ -1,4 +1,4 @@
-"""What the adapter makes of engines that misbehave, and of both ways of streaming."""
+"""The adapter with engines that misbehave, and with both ways of streaming."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def reply(ids: list[int], total: int, finish: dict[str, Any] | None = None, **me
 async def engine_that(
     answer: Answerer, *, read_timeout: float = 30.0, about_itself: Answerer | None = None
 ) -> AsyncIterator[tuple[SglangEngine, list[str]]]:
-    """An adapter before a server that answers `/generate` by `answer`, `/server_info` by `about_itself`, everything
-    else with 200; and the paths."""
+    """Yield an adapter and the paths that it requests. Its server answers `/generate` by `answer`, `/server_info` by
+    `about_itself`, and everything else with 200."""
     paths: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""An engine without a model: answers from a script, honours the `Engine` protocol."""
+"""A fake of the `Engine` protocol, which answers from a function."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ Script = Callable[[GenerateRequest], Sequence[int]]
 
 
 class FakeEngine:
-    """`script` gives the output ids of a request, stop token included; every log-probability is -0.5.
+    """`script` returns the output ids of a request, stop token included; every log-probability is -0.5. The most
+    probable tokens at any position are the generated one and the ids that follow it.
 
-    The most probable tokens in any place are the one that came, and those of the ids behind it.
-
-    `error` set: generation raises it, after `error_after` tokens. `down`: unreachable. Calls are kept in `calls`.
-    A cleared `gate` holds generation before its last token, so that a test decides when it goes on; `held` is set
-    while it does. An abort ends a held generation with what it has; one that is `deaf` takes no notice. Constraints
-    are refused as by an engine with `grammar_backend`, and not obeyed. It is `seeded` if it says that it draws by
-    seeds.
+    If `error` is set, generation raises it after `error_after` tokens. If `down`, the engine is unreachable. `calls`
+    records all control calls. While `gate` is cleared, generation stops before its last token and `held` is set. An
+    abort ends a stopped generation with the tokens produced so far, unless the engine is `deaf`. Constraints are
+    refused as by an engine with `grammar_backend`, and not obeyed. `seeded` is the answer of `draws_by_seed`.
     """
 
     def __init__(self, script: Script, *, label: str = "default", model_path: str = "fake-model") -> None:

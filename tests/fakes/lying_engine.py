@@ -1,4 +1,4 @@
-"""An HTTP server on loopback that speaks SGLang's API and lies as a test tells it to."""
+"""An HTTP server on loopback with SGLang's API, whose answers a test may falsify."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 Event = dict[str, Any] | bytes | float
-"""What a stream holds: a chunk, bytes as they are, or seconds of silence."""
+"""One part of a stream: a chunk, bytes as they are, or seconds of silence."""
 
 Lie = Callable[["Honest"], list[Event]]
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 
 
 class Honest:
-    """The truth about one request, two tokens at a time, for a lie to change."""
+    """The true answer to one request, two tokens at a time, which a lie changes."""
 
     def __init__(self, request: dict[str, Any], ids: list[int], label: str) -> None:
         self.ids = ids
@@ -25,7 +25,7 @@ class Honest:
         self.max_new_tokens = request["sampling_params"]["max_new_tokens"]
 
     def chunk(self, start: int, end: int, *, finish: str | None = None, **changed: Any) -> dict[str, Any]:
-        """The tokens `[start, end)`; `changed` replaces parts of it, those of `meta_info` among them."""
+        """Return the tokens `[start, end)`; `changed` replaces fields of the chunk or of its `meta_info`."""
         ids = self.ids[start:end]
         meta = {
             "completion_tokens": end,
@@ -40,18 +40,18 @@ class Honest:
         return chunk
 
     def whole(self, **changed: Any) -> list[Event]:
-        """An honest chunk of two tokens, then the rest with what is `changed`."""
+        """Return an honest chunk of two tokens, then the rest with the `changed` fields."""
         return [self.chunk(0, 2), self.chunk(2, len(self.ids), finish="stop", **changed)]
 
     def scored(self, *logprobs: Any) -> list[Any]:
-        """The log-probabilities of the last chunk, beginning with these."""
+        """Return the log-probabilities of the last chunk, the first ones replaced by these."""
         rest = self.ids[2:]
         return [[logprobs[at] if at < len(logprobs) else -0.5, token, None] for at, token in enumerate(rest)]
 
 
 class LyingEngine:
-    """`lie` makes the events of a streamed answer; the last one alone is the whole answer of a call that is not
-    streamed. A cleared `answers` keeps the server from answering anything, as SIGSTOP does."""
+    """`lie` returns the events of a streamed answer; an answer that is not streamed joins them. While `answers` is
+    cleared, the server accepts connections and answers nothing, as a process stopped by SIGSTOP does."""
 
     def __init__(self, ids: list[int]) -> None:
         self.ids = ids
@@ -73,13 +73,13 @@ class LyingEngine:
             if path == "/generate":
                 await self._generate(json.loads(body), writer)
             else:
-                await self._tell(path, body, writer)
+                await self._describe(path, body, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the proxy has given up on this answer
         finally:
             writer.close()
 
-    async def _tell(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _describe(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "/update_weight_version":
             self.label = json.loads(body)["new_version"]
         about = {"model_path": "base/model", "weight_version": self.label, "grammar_backend": "none"}
@@ -108,7 +108,7 @@ class LyingEngine:
 
 
 def _joined(events: list[Event]) -> Event:
-    """The chunks as the one answer of a call that is not streamed; what is no chunk is sent as it is."""
+    """Return the chunks joined into one answer; other events are sent as they are."""
     if not all(isinstance(event, dict) for event in events):
         return events[-1]
     *before, last = [event for event in events if isinstance(event, dict)]

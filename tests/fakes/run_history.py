@@ -1,4 +1,4 @@
-"""A store with the history of a run: a calculator agent that learns, with everything a page has to show."""
+"""Fill a store with the history of a run: a calculator agent that learns, with every state that a page shows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def create_tables(database: Database) -> None:
 
 
 async def add_run(database: Database, *, name: str = "calculator", now: float = NOW) -> str:
-    """An empty run with its version 0, as it is after the first start."""
+    """Return an empty run with its version 0, as after the first start."""
     run_id = new_run_id()
 
     def work(connection: Connection) -> None:
@@ -73,7 +73,8 @@ async def add_run(database: Database, *, name: str = "calculator", now: float = 
 async def add_history(
     database: Database, run_id: str, *, steps: int = 12, per_step: int = 32, now: float = NOW, seconds: float = 100.0
 ) -> None:
-    """`steps` committed versions of `per_step` sessions each, then sessions in every other state; ends at `now`."""
+    """Write `steps` committed versions of `per_step` sessions each, then sessions in every other state, up to
+    `now`."""
     history = _History(run_id, begin=now - seconds, seconds=seconds, steps=steps, per_step=per_step)
     await database.commit(history.write)
 
@@ -81,7 +82,7 @@ async def add_history(
 async def add_session(
     database: Database, run_id: str, *, now: float, reward: float | None = None, **values: Any
 ) -> str:
-    """One session with one turn; ended and rewarded when there is a reward."""
+    """Write a session with one turn; with a reward, it is ended and rewarded."""
     session_id = new_session_id()
 
     def write(connection: Connection) -> None:
@@ -120,7 +121,7 @@ class _History:
         connection.execute(update(RunRow).where(RunRow.id == self._run_id).values(head))
 
     def _write_step(self, connection: Connection, step: int) -> None:
-        """Sessions mostly of version `step`, consumed by version `step + 1`."""
+        """Write sessions, mostly sampled from version `step`, that version `step + 1` consumed."""
         start = self._begin + step * self._step_seconds
         end = start + self._step_seconds
         claim_id = new_claim_id()
@@ -180,7 +181,7 @@ class _History:
             connection.execute(insert(EventRow).values(run_id=self._run_id, kind=kind, data=data, created_at=end))
 
     def _write_rest(self, connection: Connection) -> None:
-        """What is not trained yet or never will be."""
+        """Write sessions that are not trained yet, or never will be."""
         now = self._begin + (self._steps + 1) * self._step_seconds
         states: Sequence[tuple[str, dict[str, Any]]] = (
             ("ready", {"reward": 1.0}),
@@ -319,7 +320,7 @@ def _reward_row(run_id: str, session_id: str, value: float, at: float) -> dict[s
 def _turns(
     rng: random.Random, run_id: str, session_id: str, start: float, end: float, version: int, *, good: bool
 ) -> list[dict[str, Any]]:
-    """System and question → a tool call → another → the answer."""
+    """Write a session of several turns: system and question, a tool call, another one, the answer."""
     question: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a calculator. Use the tools, then answer with the number alone."},
         {"role": "user", "content": "What is (17 + 25) * 3?"},

@@ -48,10 +48,12 @@ class _Lease:
 
 @dataclass
 class TrainingProxy:
-    """`source(version)` makes the next group when a claim finds too few waiting; None: only what `offer` put there.
+    """`source(version)` returns the next group when a claim finds too few; with None, claims get only the groups that
+    `offer` added.
 
-    `lose_answers` drops the answer of that many commits after they were made. `outage` answers that many requests
-    with 503. `before_commit` runs before a commit is looked at; a ConnectionAbortedError from it cuts the connection.
+    `lose_answers` is the number of commits that are made and whose answers are lost. `outage` is the number of
+    requests that are answered with 503. `before_commit` runs before a commit; a ConnectionAbortedError from it cuts
+    the connection.
     """
 
     base_model: str
@@ -99,8 +101,8 @@ class TrainingProxy:
         )
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 110.0) -> None:
-        """Blocks until `condition` is true, which is looked at after every request, and for what becomes of processes
-        a few times a second."""
+        """Block until `condition` is true. It is evaluated after every request and, for changes of processes, a few
+        times a second."""
         end = time.monotonic() + timeout
         with self.changed:
             while not condition():
@@ -110,7 +112,7 @@ class TrainingProxy:
                 self.changed.wait(min(left, 0.2))
 
     def handle(self, method: str, path: str, authorization: str, body: bytes) -> tuple[int, bytes]:
-        """(status, body). Raises ConnectionAbortedError where the answer is to be lost."""
+        """Return (status, body). Raises ConnectionAbortedError if the answer is to be lost."""
         if authorization != f"Bearer {KEY}":
             return _error(401, "unknown key")
         match = _PATH.fullmatch(path)
@@ -161,7 +163,7 @@ class TrainingProxy:
         return ReleasedClaims(claim_ids=tuple(held))
 
     def _prune(self, request: PruneRequest) -> tuple[int, bytes]:
-        """Serving is the head's business alone here."""
+        """Remove all versions older than the newest `keep`; here only the head ever serves."""
         if self.refuse_to_prune:
             return _error(503, "not now")
         old = {commit.weights.uri for commit in self.commits[: max(0, self.version - request.keep)]}
@@ -240,7 +242,7 @@ class TrainingProxy:
 
     @contextmanager
     def serve(self) -> Iterator[str]:
-        """The address of a real server with this behaviour, on a free port."""
+        """Serve this behaviour on a free port, and yield the address."""
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -269,7 +271,7 @@ class TrainingProxy:
             daemon_threads = True
 
             def handle_error(self, request: object, client_address: object) -> None:
-                """A trainer that was killed leaves its connection half used; that is what the tests do."""
+                """Ignore broken connections: tests kill trainers in the middle of a request."""
 
         with Server(("127.0.0.1", 0), Handler) as server:
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
