@@ -24,13 +24,12 @@ from proxy.lifecycle.lifecycle import ledger_of
 from proxy.runs.service import RunView
 from proxy.turns.repository import TurnRepository
 
+# Ready sessions read at once: up to `_PAGE`, and some more than the request still needs, as groups may be incomplete
+# and sessions stale.
 _PAGE = 512
 _PAGE_AT_LEAST = 16
-"""Ready sessions read at once: up to `_PAGE`, and some more than the request still needs, as groups may be incomplete
-and sessions stale."""
+# Claims that one transaction expires: each gives back up to thousands of sessions, and other writes wait meanwhile.
 _EXPIRED_AT_ONCE = 16
-"""Claims that one transaction expires: each gives back up to thousands of sessions, and other writes wait
-meanwhile."""
 
 
 class Raced(Exception):

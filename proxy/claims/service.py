@@ -49,10 +49,10 @@ from proxy.runs.service import RunView
 MAX_WAIT_SECONDS = 60.0
 MAX_WANT = 8192
 MAX_PROCESS = 64
+# How often a waiting claim looks for changes that send no signal: time-outs, and other proxies.
 _RECHECK_SECONDS = 1.0
-"""How often a waiting claim looks for changes that send no signal: time-outs, and other proxies."""
+# The largest batch that is put together on the event loop. A larger one takes too long, so a thread does it.
 REWARDED_ON_LOOP = 512
-"""The largest batch that is put together on the event loop. A larger one takes too long, so a thread does it."""
 
 Abandoned = Callable[[], Awaitable[bool]]
 

@@ -17,8 +17,8 @@ from sqlalchemy import URL, make_url
 from proxy.errors import StoreUnavailable
 from proxy.settings import ConfigurationError
 
+# Pages copied at once. Writers wait while a part is copied, so it is small (16 MiB).
 _PAGES = 1024
-"""Pages copied at once. Writers wait while a part is copied, so it is small (16 MiB)."""
 
 _LIST_SECONDS = 60.0
 

@@ -10,18 +10,18 @@ from contextlib import closing, suppress
 
 from sqlalchemy import Connection
 
+# Rows changed between two checkpoints; they fill some hundred pages of the log.
 _CHANGES = 256
-"""Rows changed between two checkpoints; they fill some hundred pages of the log."""
 
+# Pages (64 MiB) beyond which the log is emptied even if others must wait. The log restarts only while nobody reads
+# from it, so readers that overlap without a gap would let it grow without bound.
 LONG_LOG = 4000
-"""Pages (64 MiB) beyond which the log is emptied even if others must wait. The log restarts only while nobody reads
-from it, so readers that overlap without a gap would let it grow without bound."""
 
+# How long emptying the log may wait for readers. Nothing is written meanwhile.
 _EMPTYING_WAITS_SECONDS = 0.2
-"""How long emptying the log may wait for readers. Nothing is written meanwhile."""
 
+# The least time between two attempts. While a reader stays for minutes, writers lose at most 4 % of their time.
 _EMPTYING_PAUSE_SECONDS = 5.0
-"""The least time between two attempts. While a reader stays for minutes, writers lose at most 4 % of their time."""
 
 
 class Checkpoints:

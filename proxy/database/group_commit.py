@@ -19,16 +19,16 @@ from proxy.database.prepared import run_plain
 
 _Result = TypeVar("_Result")
 
+# The largest number of writes in one transaction. A write waits for the transaction under way, and for one more for
+# every 64 writes queued before it.
 AT_ONCE = 64
-"""The largest number of writes in one transaction. A write waits for the transaction under way, and for one more for
-every 64 writes queued before it."""
 
+# The number of transactions that use savepoints from the start after a write failed. A client that sends only faulty
+# writes would otherwise make every group run twice.
 CAREFUL = 64
-"""The number of transactions that use savepoints from the start after a write failed. A client that sends only faulty
-writes would otherwise make every group run twice."""
 
+# The number of times a write is started in all, if conflicts with other proxies make it fail.
 ATTEMPTS = 5
-"""The number of times a write is started in all, if conflicts with other proxies make it fail."""
 
 Write = Callable[[Connection], _Result]
 

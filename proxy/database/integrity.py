@@ -16,15 +16,15 @@ from enum import StrEnum
 from proxy.errors import StoreDamaged
 from proxy.log import logger
 
+# SQLite's virtual-machine steps (about ten milliseconds) between two tests of whether the check should stop.
 STOP_TEST_STEPS = 100_000
-"""SQLite's virtual-machine steps (about ten milliseconds) between two tests of whether the check should stop."""
 
 _DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+# SQLite's extended error codes have the primary code in their lowest byte.
 _PRIMARY_CODE = 0xFF
-"""SQLite's extended error codes have the primary code in their lowest byte."""
 
+# The first line of `quick_check`'s findings, left out as there is no other database.
 _HEADING = "*** in database main ***"
-"""The first line of `quick_check`'s findings, left out as there is no other database."""
 
 _LOG = logger(__name__)
 

@@ -33,14 +33,14 @@ HEAD = "head"
 _DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 _ADVISORY_LOCK = 0x6261_7365_2D72_6C  # "base-rl" in ASCII: locked while a PostgreSQL database is migrated
 _CONNECT_SECONDS = 10.0
+# No prepared statements: behind a pooler in transaction mode, the next transaction runs in another session.
 _UNPREPARED = {**connect_arguments(_CONNECT_SECONDS), "prepare_threshold": None}
-"""No prepared statements: behind a pooler in transaction mode, the next transaction runs in another session."""
+# How long to wait for a server without a free connection: twice the time after which proxies close idle ones.
 _FULL_SECONDS = 20.0
-"""How long to wait for a server without a free connection: twice the time after which proxies close idle ones."""
 _FULL_PAUSE_SECONDS = 0.5
 
+# Errors of a file or directory without write permission, or of a file system that is mounted read-only.
 _NOT_OURS = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM})
-"""Errors of a file or directory without write permission, or of a file system that is mounted read-only."""
 
 _REFUSED = {
     "28P01": "the password is wrong",

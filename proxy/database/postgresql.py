@@ -25,40 +25,40 @@ from proxy.database.packed_json import json_text
 from proxy.database.prepared import run_script
 from proxy.database.threads import Begin, ConnectionThreads
 
+# Write transactions at the same time: while the server works on one group, the proxy prepares another. The last lane
+# is for writes without an order key (`Database.commit`).
 _LANES = 3
-"""Write transactions at the same time: while the server works on one group, the proxy prepares another. The last
-lane is for writes without an order key (`Database.commit`)."""
 
+# Planner settings for writes. Each names the few rows it changes, so an index finds them; before a table is analysed
+# for the first time, PostgreSQL would scan all of its rows instead.
 _FEW_ROWS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
-"""Planner settings for writes. Each names the few rows it changes, so an index finds them; before a table is
-analysed for the first time, PostgreSQL would scan all of its rows instead."""
 
+# An idle connection is closed after this time: other proxies, and `base-rl db`, may need it.
 IDLE_SECONDS = 10.0
-"""An idle connection is closed after this time: other proxies, and `base-rl db`, may need it."""
 
+# The server ends a transaction whose proxy sent nothing for this long: a hung proxy would keep its locks.
 _IDLE_IN_TRANSACTION_SECONDS = 60
-"""The server ends a transaction whose proxy sent nothing for this long: a hung proxy would keep its locks."""
 
+# A connection whose peer acknowledged nothing for this long is given up: the server's machine or the network failed,
+# and nobody closed the connection.
 _SILENCE_SECONDS = 15
-"""A connection whose peer acknowledged nothing for this long is given up: the server's machine or the network failed,
-and nobody closed the connection."""
 
+# Serialization failure, deadlock, and a unique value that another transaction inserted first: a second run finds that
+# row and uses it.
 _RETRIED = frozenset({"40001", "40P01", "23505"})
-"""Serialization failure, deadlock, and a unique value that another transaction inserted first: a second run finds
-that row and uses it."""
 
+# Read-only (a standby during a failover) and ended while idle in a transaction. Both mean "unavailable", and the
+# driver does not raise them as OperationalError.
 _UNAVAILABLE = frozenset({"25006", "25P03"})
-"""Read-only (a standby during a failover) and ended while idle in a transaction. Both mean "unavailable", and the
-driver does not raise them as OperationalError."""
 
 _FULL_STATE = "53300"
+# Messages of the server and of PgBouncer: the driver has no code for a refused connection.
 _FULL = re.compile(r"too many (clients|connections)|remaining connection slots|no more connections allowed")
-"""Messages of the server and of PgBouncer: the driver has no code for a refused connection."""
 
+# Errors whose message does not reveal the server, its users or its tables to an agent.
 _SAFE_TO_SHOW = frozenset(
     {"25006", "25P03", "40001", "40P01", "53100", "53200", "55P03", "57014", "57P01", "57P02", "57P03"}
 )
-"""Errors whose message does not reveal the server, its users or its tables to an agent."""
 
 _COMMIT_WAITS = {"normal": "off", "full": "on"}
 

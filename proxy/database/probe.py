@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from proxy.errors import StoreUnavailable
 
+# How long a result is reused: the store sees one write a second, however many readiness probes arrive.
 FRESH_SECONDS = 1.0
-"""How long a result is reused: the store sees one write a second, however many readiness probes arrive."""
 
+# The store is not ready if a write takes longer than this. Kubernetes probes time out after a second or so.
 PATIENCE_SECONDS = 2.0
-"""The store is not ready if a write takes longer than this. Kubernetes probes time out after a second or so."""
 
 
 class WriteProbe:

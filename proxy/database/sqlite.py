@@ -17,18 +17,18 @@ from proxy.database.threads import ConnectionThreads, begin_by
 from proxy.private_files import make_directory, make_file
 from proxy.settings import ConfigurationError
 
+# Every commit waits for the disk. Writes that arrive together share one flush, so the rate of calls does not suffer;
+# a call that comes alone waits one flush longer.
 DEFAULT_SYNCHRONOUS = "full"
-"""Every commit waits for the disk. Writes that arrive together share one flush, so the rate of calls does not suffer;
-a call that comes alone waits one flush longer."""
 
 _BEGIN_WRITING = "BEGIN IMMEDIATE"
 _BEGIN_READING = "BEGIN"
+# The number of connections that read at the same time.
 _READERS = 4
-"""The number of connections that read at the same time."""
+# The write-ahead log's file is truncated to this size when the log restarts, however long it had become.
 _LOG_BYTES = 64 << 20
-"""The write-ahead log's file is truncated to this size when the log restarts, however long it had become."""
+# How long `scrub` waits for readers. Writers wait meanwhile, so it is short.
 _SCRUB_PATIENCE_SECONDS = 0.2
-"""How long `scrub` waits for readers. Writers wait meanwhile, so it is short."""
 
 
 def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: float) -> Backend:

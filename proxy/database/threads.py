@@ -16,19 +16,19 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from proxy.database.prepared import run_plain
 
+# A failed connection attempt that took longer than this counts as timed out.
 _SLOW_CONNECT_SECONDS = 0.5
-"""A failed connection attempt that took longer than this counts as timed out."""
+# How long new work fails at once after a connection attempt timed out: waiting again would stall every call.
 _FAIL_FAST_SECONDS = 1.0
-"""How long new work fails at once after a connection attempt timed out: waiting again would stall every call."""
 
+# Pauses of one thread between attempts to connect to a server that has no free connection; doubled each time.
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
-"""Pauses of one thread between attempts to connect to a server that has no free connection; doubled each time."""
 
 _Result = TypeVar("_Result")
 
+# Starts a transaction on a connection.
 Begin = Callable[[Connection], None]
-"""Starts a transaction on a connection."""
 
 
 def begin_by(statement: str) -> Begin:

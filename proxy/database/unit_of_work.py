@@ -32,8 +32,8 @@ from proxy.errors import InvalidRequest, StoreContended, StoreUnavailable
 from proxy.log import logger
 from proxy.settings import DEFAULT_CONNECTIONS
 
+# The least time between two log lines about an unusable store: during an outage every call fails alike.
 _LOG_SECONDS = 10.0
-"""The least time between two log lines about an unusable store: during an outage every call fails alike."""
 
 _LOG = logger(__name__)
 

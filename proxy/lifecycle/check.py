@@ -18,8 +18,8 @@ from proxy.database.migrate import current, missing_columns, newest, opened
 from proxy.database.tables import NO_CONVERSATION, ClaimedSessionRow, ClaimRow, PolicyVersionRow, SessionRow, TurnRow
 
 _SHOWN = 5
+# Turns read at once: bounds memory, as one turn may have a megabyte of arrays.
 _PAGE = 500
-"""Turns read at once: bounds memory, as one turn may have a megabyte of arrays."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +86,7 @@ _CONSUMED = SessionRow.training == TrainingState.CONSUMED.value
 
 _TURN_COUNT = select(func.count()).where(TurnRow.session_id == SessionRow.id).scalar_subquery()
 
+# Rules that a store obeys: a name, an explanation, and a query for the rows that break the rule.
 _CONSISTENCY: tuple[tuple[str, str, Select[Any]], ...] = (
     (
         "consumed once",
@@ -152,7 +153,6 @@ _CONSISTENCY: tuple[tuple[str, str, Select[Any]], ...] = (
         select(SessionRow.id).where(SessionRow.turn_count != _TURN_COUNT).order_by(SessionRow.id),
     ),
 )
-"""Rules that a store obeys: a name, an explanation, and a query for the rows that break the rule."""
 
 
 def _torn_turns(connection: Connection) -> Iterator[str]:

@@ -13,8 +13,8 @@ import msgspec
 from proxy.contract.identifiers import TurnId
 from proxy.contract.reward import NameRule, RewardRules, SourceRule
 
+# The largest magnitude of a combined reward: a product of many factors stays finite, in float32 too.
 _BOUND = 1e30
-"""The largest magnitude of a combined reward: a product of many factors stays finite, in float32 too."""
 
 
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):

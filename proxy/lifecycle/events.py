@@ -8,9 +8,9 @@ from sqlalchemy import Connection, func, insert, select
 
 from proxy.database.tables import EventRow
 
+# The PostgreSQL advisory lock that a transaction holds from its first event to its commit. The number is "events" in
+# ASCII, so that it cannot clash with a lock of the migrations.
 _APPEND_LOCK = 0x6576_656E_7473
-"""The PostgreSQL advisory lock that a transaction holds from its first event to its commit. The number is "events" in
-ASCII, so that it cannot clash with a lock of the migrations."""
 
 
 def append_event(connection: Connection, *, run_id: str | None, kind: str, data: dict[str, Any], now: float) -> None:

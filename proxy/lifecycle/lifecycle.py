@@ -143,8 +143,8 @@ class _Facts(NamedTuple):
     last_active_at: float
 
 
+# The columns that `settle` writes.
 _SETTLED = ("state", "end_reason", "ended_at", "outcome", "reward", "training", "ready_at", "revised_at")
-"""The columns that `settle` writes."""
 
 
 class _Lineage(msgspec.Struct, frozen=True):

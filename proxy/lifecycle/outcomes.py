@@ -46,8 +46,8 @@ def ended(before: SessionEnd, ending: Ending) -> SessionEnd:
     return msgspec.structs.replace(before, outcome=ending.outcome)
 
 
+# States that only claims and commits change; settling a session leaves them as they are.
 OUT_OF_OUR_HANDS = frozenset({TrainingState.LEASED, TrainingState.CONSUMED, TrainingState.STALE})
-"""States that only claims and commits change; settling a session leaves them as they are."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +121,7 @@ def untrained_turns(
     return found
 
 
+# Explanations of the trainer's reasons for leaving a turn out (`contract.claim.MaskedTurn`).
 _MASKED: Mapping[str, str] = {
     AnswerFault.LENGTH: "it was cut by its bound on tokens",
     AnswerFault.INTERRUPTED: "it was cut when its client left, or when the generation was ended",
@@ -131,7 +132,6 @@ _MASKED: Mapping[str, str] = {
     ),
     SUPERSEDED: "the agent went on with another answer to this prompt, and this one has no reward of its own",
 }
-"""Explanations of the trainer's reasons for leaving a turn out (`contract.claim.MaskedTurn`)."""
 
 
 class SessionStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,6 +189,7 @@ def explanation(standing: SessionStanding) -> str:
 
 _NO_TURN = "No turn of it can be trained: the calls failed, were abandoned by the agent, or were drawn greedily."
 
+# Explanations of the trainer's reasons for skipping a session; any other reason is shown as it is.
 _SKIPPED: Mapping[str, str] = {
     SkipReason.TRUNCATED: "its answers were cut",
     SkipReason.REPETITION: "a filter found its answers repetitive",
@@ -196,7 +197,6 @@ _SKIPPED: Mapping[str, str] = {
     SkipReason.SAMPLING: "its answers were drawn with top_p, top_k or min_p, which no engine says the effect of",
     SkipReason.NO_SIGNAL: "nothing in its batch was better or worse than the rest",
 }
-"""Explanations of the trainer's reasons for skipping a session; any other reason is shown as it is."""
 
 _SENTENCES = {
     TrainingState.PENDING: "It ended and waits for a reward (POST /v1/feedback).",

@@ -10,9 +10,8 @@ from proxy.contract.turn import Continuation
 from proxy.database.tables import SessionRow, TurnRow
 from proxy.lifecycle.turn_requests import request_as_sent
 
+# Continuations of turns that store only the messages added to the parent's conversation; others store all of them.
 CONTINUES = (Continuation.EXACT.value, Continuation.RETEMPLATED.value)
-"""Continuations of turns that store only the messages added to the parent's conversation; others store all of
-them."""
 
 AnyRow = Row[*tuple[Any, ...]]
 

@@ -10,10 +10,10 @@ from proxy.bounded_cache import BoundedCache
 from proxy.contract.token_ids import TokenIds
 from proxy.turns.assembly import Lineage
 
+# The default size, for example 500 paths of 8,000 tokens.
 _TOKENS = 4_000_000
-"""The default size, for example 500 paths of 8,000 tokens."""
+# The weight of a turn beside its path, in tokens: it bounds the number of short turns.
 _TURN_TOKENS = 128
-"""The weight of a turn beside its path, in tokens: it bounds the number of short turns."""
 
 
 class StoredRequest(msgspec.Struct, frozen=True):

@@ -28,10 +28,10 @@ from proxy.database.tables import SessionRow, TurnRow
 from proxy.lifecycle.lifecycle import is_open
 from proxy.turns.assembly import PathPiece, StoredTurn
 
+# Hashes per statement: SQLite bounds the number of parameters, and mostly one of the first is found.
 _HASHES = 500
-"""Hashes per statement: SQLite bounds the number of parameters, and mostly one of the first is found."""
+# Sessions per statement: bounds the memory for the rows, as a session may have megabytes.
 _SESSIONS = 64
-"""Sessions per statement: bounds the memory for the rows, as a session may have megabytes."""
 
 
 class TurnRepository:

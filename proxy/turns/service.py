@@ -25,8 +25,8 @@ from proxy.turns.path_cache import CachedTurn, PathCache, StoredRequest
 from proxy.turns.recording_repository import RecordingRepository, RecordingResult
 from proxy.turns.repository import TurnRepository
 
+# Pairs of session and user whose row is known to exist, so that not every turn writes it again.
 _KNOWN_USERS = 16_384
-"""Pairs of session and user whose row is known to exist, so that not every turn writes it again."""
 
 
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
