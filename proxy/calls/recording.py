@@ -100,7 +100,7 @@ class TurnRecorder:
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
         if context.runtime.redactor is not None:
             records = await context.runtime.redactor.redacted(records)
-        seen_at = self._sessions.look()
+        seen_at = self._sessions.as_of_now()
         try:
             is_open = await self._trajectories.record(*records)
         except Conflict:

@@ -26,6 +26,7 @@ from proxy.sessions.service import CreatedSession, SessionService
 
 router = APIRouter(tags=["sessions"])
 
+# One transaction opens them all, and others wait for it meanwhile.
 _MOST_SESSIONS = 1024
 _LONGEST_TTL = 30 * 86400.0
 _METADATA_BYTES = 65536
@@ -39,7 +40,8 @@ def _plain_metadata(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 class CreateSessionBody(BaseModel):
-    """`n` opens that many sessions of one group, which is what group-relative algorithms compare."""
+    """The session to open. `n` opens that many sessions of one group, for algorithms that compare the attempts of a
+    group."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,7 +55,7 @@ class CreateSessionBody(BaseModel):
 
 
 class EndSessionBody(BaseModel):
-    """How the attempt went; `failed` and `cancelled` sessions are trained only if they are rewarded."""
+    """The result of the attempt. `failed` and `cancelled` sessions are trained only if they are rewarded."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +72,7 @@ def sessions_of(request: Request) -> SessionService:
     openapi_extra=described(CreateSessionBody, answers={201: "The session, or all of them."}, may_be_absent=True),
 )
 async def create_sessions(request: Request) -> JSONResponse:
-    """Open a session, or `n` of one group, each with a key of its own. The keys are shown this once."""
+    """Open a session, or `n` of one group, each with a key of its own. The keys are shown only in this answer."""
     who = await principal(request)
     require(who, PrincipalKind.RUN)
     body = validated(CreateSessionBody, await _object(request))
@@ -92,7 +94,7 @@ async def create_sessions(request: Request) -> JSONResponse:
 
 @router.get("/v1/sessions/{session_id}", openapi_extra=_SESSION)
 async def get_session(request: Request, session_id: str) -> JSONResponse:
-    """State, turns, rewards, and whether it is trained or why not."""
+    """Return the state, turns and rewards of a session, and whether it is trained or why not."""
     view = await sessions_of(request).get(await principal(request), session_id)
     return JSONResponse(msgspec.to_builtins(view))
 
@@ -102,7 +104,7 @@ async def get_session(request: Request, session_id: str) -> JSONResponse:
     openapi_extra=described(EndSessionBody, answers={200: "The session."}, may_be_absent=True),
 )
 async def end_session(request: Request, session_id: str) -> JSONResponse:
-    """End a session; ending it again is no error."""
+    """End a session. Ending it again is no error."""
     who = await principal(request)
     body = validated(EndSessionBody, await _object(request))
     view = await sessions_of(request).end(who, session_id, body.outcome)
@@ -110,7 +112,7 @@ async def end_session(request: Request, session_id: str) -> JSONResponse:
 
 
 async def _object(request: Request) -> Any:
-    """The body; an absent one has no fields."""
+    """Return the body; an absent body has no fields."""
     body = await json_body(request)
     return {} if body is None else body
 

@@ -1,8 +1,8 @@
-"""Prompts that grow: all steps of an agent in one user message.
+"""Growing prompts: agents that send all of their steps in one user message.
 
-An agent in ReAct's form (task, thought, action, observation, thought, …) sends no answer back as a message of its
-own. Its next message begins with the text of the one before, and our answer stands somewhere in the rest. A common
-beginning alone proves nothing: "What is 1 + 12" begins with "What is 1 + 1".
+An agent in ReAct's form (task, thought, action, observation, thought, …) does not send answers back as messages of
+their own. Its next message begins with the text of the previous one and contains our answer somewhere behind it. A
+common beginning alone is no evidence: "What is 1 + 12" begins with "What is 1 + 1".
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ import msgspec
 from proxy.contract.identifiers import KeyId
 
 SHORTEST_ANSWER = 16
-"""Characters that an answer to a first prompt must have. Another task's text may contain a number, a yes, a name or a
-small JSON object by chance; a thought with its action is longer."""
+"""The least number of characters in an answer to a first prompt that can be recognised in a later one. Another task's
+text may contain a number, a yes, a name or a small JSON object by chance; a thought with its action is longer."""
 
 LONGEST_PROMPT = 1 << 18
-"""Characters. To hash so many takes less than a millisecond, in which other calls wait."""
+"""The most characters of a prompt that is compared. Hashing them takes less than a millisecond, which delays other
+calls."""
 
+# Characters at the beginning of an answer that are stored as text, to search for them; the rest is stored as a hash.
 _HEAD = 64
-"""Characters of an answer that are kept as text, to search for; the rest is compared by its hash."""
+# Places with the head of an answer that are compared with the whole answer: bounds the cost of repetitive texts.
 _OCCURRENCES = 4
-"""How many places that begin like the answer are compared with it, so that repetitive texts cost no more."""
+# The newest steps of one key, system prompt and tools that are compared with a call. This suffices for a few hundred
+# agents in parallel, because only the newest step of each matters.
 _STEPS_OF_FRAME = 512
-"""How many steps of one key, system prompt and tools are compared with a call, the newest. That is enough for a few
-hundred runs at once, since the newest step of each is what counts."""
+# Steps of all keys together: about 10 MB.
 _STEPS = 16_384
-"""Of all keys: about 10 MB."""
 
 _DIGEST = 16
 
 
 class LonePrompt(msgspec.Struct, frozen=True):
-    """A conversation of one user message behind nothing but system messages.
+    """A conversation of a single user message, except for system messages before it.
 
-    `frame` is the hash of the system messages and of the tools; `text` comes without white space around it.
+    `frame` is the hash of the system messages and of the tools; `text` has no white space around it.
     """
 
     frame: bytes
@@ -46,10 +47,8 @@ class LonePrompt(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A recorded prompt and the answer to it: its text's length and hash; the answer's head, length and hash.
-
-    `id` is equal for equal prompts with equal answers.
-    """
+    """A recorded prompt and its answer, without their texts: the length and hash of the prompt, and the head, length
+    and hash of the answer. `id` is equal for equal prompts with equal answers."""
 
     id: bytes
     length: int
@@ -59,7 +58,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     answer_digest: bytes
 
     def answer_within(self, text: str, digests: Mapping[int, bytes]) -> int | None:
-        """Return where the answer is in `text`, behind the prompt; None if the text does not continue this step.
+        """Return the index of the answer in `text`, behind the prompt; None if the text does not continue this step.
 
         `digests` are the hashes of the text's beginnings (`beginnings`), by length.
         """
@@ -90,7 +89,7 @@ def step_of(prompt: LonePrompt, answer: str) -> Step:
 
 
 def beginnings(text: str, lengths: Iterable[int]) -> dict[int, bytes]:
-    """Return the hashes of the text's beginnings of these lengths, as far as it is as long, in one pass."""
+    """Return the hashes of the text's beginnings by length, for those of `lengths` that it reaches, in one pass."""
     hasher, done, digests = blake2b(digest_size=_DIGEST), 0, {}
     for length in sorted(set(lengths)):
         if length > len(text):
@@ -101,11 +100,11 @@ def beginnings(text: str, lengths: Iterable[int]) -> dict[int, bytes]:
 
 
 def continued_steps(text: str, steps: Iterable[Step]) -> list[Step]:
-    """Return the steps that a prompt of this text goes on from, the best first.
+    """Return the steps that a prompt with this text continues, the best first.
 
-    That is the longest prompt, so that the third step of a run continues the second; then the answer that stands
-    nearest to it, because a short one may also be part of an observation; then the longest answer, because one may
-    begin with another.
+    The longest prompt comes first, so that the third step of an agent continues the second. Then the answer nearest
+    to its prompt, because a short one may also be part of an observation. Then the longest answer, because one answer
+    may begin with another.
     """
     shorter = [step for step in steps if step.length < len(text)]
     digests = beginnings(text, (step.length for step in shorter))
@@ -118,7 +117,7 @@ def continued_steps(text: str, steps: Iterable[Step]) -> list[Step]:
 
 
 class GrowingPrompts:
-    """The newest steps of every key and frame; bounded, and of this process alone."""
+    """The newest steps of every key and frame that this process recorded, bounded in number."""
 
     def __init__(self, kept: int = _STEPS) -> None:
         self._kept = kept
@@ -129,14 +128,15 @@ class GrowingPrompts:
         return len(self._ages)
 
     def add(self, key_id: KeyId, prompt: LonePrompt, answer: str, *, has_grown: bool) -> bytes | None:
-        """Remember a step and return its id; None for an answer that is too short to be told from chance.
+        """Add a step and return its id, or None for an answer so short that it could occur by chance.
 
-        `has_grown`: the prompt holds an answer of ours already. No other task begins so, and any answer will do.
+        With `has_grown` the prompt already contains an answer of ours. No other task begins with that, so an answer
+        of any length suffices.
         """
         if len(answer.strip()) < (1 if has_grown else SHORTEST_ANSWER):
             return None
         step = step_of(prompt, answer)
-        self._drop(key_id, prompt.frame, step.id)  # added again, it is the newest
+        self._drop(key_id, prompt.frame, step.id)  # so that adding it again makes it the newest
         steps = self._frames.setdefault((key_id, prompt.frame), OrderedDict())
         steps[step.id] = step
         self._ages[key_id, prompt.frame, step.id] = None
@@ -147,12 +147,12 @@ class GrowingPrompts:
         return step.id
 
     def continued(self, key_id: KeyId, prompt: LonePrompt) -> list[bytes]:
-        """Return the ids of the steps that the prompt goes on from, the best first."""
+        """Return the ids of the steps that the prompt continues, the best first."""
         steps = self._frames.get((key_id, prompt.frame))
         return [step.id for step in continued_steps(prompt.text, steps.values())] if steps else []
 
     def drop_where(self, is_unwanted: Callable[[KeyId, bytes], bool]) -> None:
-        """Forget the steps of which that is true, given key and id."""
+        """Drop the steps for whose key and id `is_unwanted` returns true."""
         for key_id, frame, step_id in list(self._ages):
             if is_unwanted(key_id, step_id):
                 self._drop(key_id, frame, step_id)
@@ -172,4 +172,4 @@ def _digest(text: str) -> bytes:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # JSON can hold lone surrogates
+    return text.encode("utf-8", "surrogatepass")  # JSON may contain lone surrogates

@@ -1,22 +1,23 @@
-"""What a model call says about its session: the rules that read it, and what they find.
+"""The rules that identify the session of a model call, and the hints that they read from it.
 
-Ten rules; the first that applies decides. Rules 1, 3, 4, 6, 7, 8 and 10 find a name, and a run has one namespace:
-`x` in a header and `x` in `metadata.session_id` name the same session. A session is one attempt; a name is used for
-one attempt after another (`opening.py`).
+There are ten rules, and the first that applies decides. Rules 1, 3, 4, 6, 7, 8 and 10 find a name, and a run has one
+namespace: `x` in a header and `x` in `metadata.session_id` name the same session. A session is one attempt; its name
+may be used again for the next attempt (`opening.py`).
 
      1  path              /sessions/{id}/v1/…
      2  key               a session's own key
      3  header            X-Base-RL-Session
-     4  agent_header      what agents send anyway: Codex, OpenCode, Claude Code
-     5  answer_id         ids that we gave and that come back: of tool calls, items, responses (`previous_response`)
+     4  agent_header      headers that agents send anyway: Codex, OpenCode, Claude Code
+     5  answer_id         our ids that the call sends back: of tool calls, items, responses (`previous_response`)
      6  prompt_cache_key  of the body
      7  metadata          metadata.session_id; the session in metadata.user_id, as Claude Code writes it
      8  project           OpenAI-Project
      9  conversation      a recorded conversation that the messages extend, or that the only user message holds
     10  traceparent       its trace id; otherwise `new`
 
-`user` names a person, who makes many attempts, so it never names a session. The path and our own headers are meant
-for us: a fault in them is an error. The other fields are not, so a value that cannot be a name is ignored.
+`user` names a person, who makes many attempts, so it never names a session. The path and our own headers are
+addressed to us, so an invalid value in them is an error. The other fields are not, so a value that cannot be a name
+is ignored.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from proxy.errors import InvalidRequest
 from proxy.sessions.growing import LonePrompt
 
 _NAME_LENGTH = 200
+# Longer values of fields that are not addressed to us are ignored without parsing: bounds the cost of a call.
 _FOREIGN_LENGTH = 2000
-"""Longer values of fields that are not meant for us are ignored unread."""
 
 
 class AttributedBy(StrEnum):
-    """How a call came to its session, or a session into being."""
+    """The rule that attributed a call to its session, or the origin of a session."""
 
     CREATED = "created"
     PATH = "path"
@@ -54,7 +55,7 @@ class AttributedBy(StrEnum):
     PROJECT = "project"
     TRACEPARENT = "traceparent"
     USER = "user"
-    """Only in older stores: `user` named a session once."""
+    """In older stores only: `user` used to name sessions."""
     CONVERSATION = "conversation"
     NEW = "new"
     IMPORT = "import"
@@ -63,13 +64,14 @@ class AttributedBy(StrEnum):
     def outlives_sessions(self) -> bool:
         """Whether clients use the rule's names beyond one attempt, such as a cache key or a project.
 
-        After the end of its session, such a name opens the next attempt even for a conversation that goes on.
+        After the end of its session, such a name opens the next attempt even for a call that continues a
+        conversation.
         """
         return self in _OUTLIVING
 
     @property
     def meaning(self) -> str:
-        """Explain the rule in a sentence, for people."""
+        """An explanation of the rule in a sentence, for people."""
         return _MEANINGS[self]
 
 
@@ -109,14 +111,17 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call says about its session.
+    """The parts of a call that may identify its session.
 
-    `path` and the text of `named`, the first of rules 3, 4, 6, 7 and 8 that applies, are our session ids or the
-    client's own names. `turns` are the turns whose ids the call sends back, newest first; `by_previous` says that the
-    first of them is its `previous_response_id`. `conversation_hashes` are those behind every answer in its
-    conversation, longest conversation first; `lone_prompt` is its only message, if it is the user's.
-    `trace` is the trace id. `group` matters where a session is opened. `repeats` tells whether this very request was
-    answered in a session before; `idempotency_key` is the client's own mark of that.
+    - `path`, and the text of `named`: our session id or the client's own name. `named` is the result of the first of
+      the rules 3, 4, 6, 7 and 8 that applies.
+    - `turns`: the turns whose ids the call sends back, newest first. With `by_previous` the first of them is its
+      `previous_response_id`.
+    - `conversation_hashes`: the hashes of its conversation up to each of its answers, longest first.
+    - `lone_prompt`: its only message, if it is a user message.
+    - `trace`: the trace id. `group`: the group of a session that the call opens.
+    - `repeats`: returns whether this very request was answered in a session before. `idempotency_key`: the client's
+      own mark of a repeated request.
     """
 
     path: str | None = None
@@ -132,17 +137,20 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str | None:
-        """The name that decides, if one does before the conversation."""
+        """The name that takes precedence over the conversation, if there is one."""
         return self.path if self.path is not None or self.named is None else self.named.text
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     """The session of a call.
 
-    `key_id` is the run key whose call opened it; `attempt` is its number among the sessions of its name, None without
-    a name. These fields differ between calls of one session: the rule (`attributed_by`), whether it had ended before
-    the call, so that the call is not trained, whether this very call opened it, and the hash by which rule 9 found it
-    (`continues`): of the conversation, or of the prompt with its answer.
+    `key_id` is the run key whose call opened it. `attempt` is its number among the sessions of its name, None without
+    a name. The other fields may differ between calls of one session:
+
+    - `attributed_by`: the rule that found it.
+    - `has_ended`: it had ended before the call, so the call is not trained.
+    - `is_new`: this very call opened it.
+    - `continues`: the hash by which rule 9 found it, of the conversation or of the prompt with its answer.
     """
 
     id: SessionId
@@ -158,9 +166,9 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unrecorded_session(run_id: RunId) -> SessionContext:
-    """Return a session that is in no store, for a call that is answered while nothing can be recorded.
+    """Return a session without a row, for a call that is served while the store is unavailable.
 
-    It is not trained, so its sampling is the client's own.
+    Its purpose is `eval`: it is not trained, so the client's sampling is left unchanged.
     """
     return SessionContext(
         id=new_session_id(),
@@ -173,7 +181,7 @@ def unrecorded_session(run_id: RunId) -> SessionContext:
 
 
 def checked_name(name: str, *, param: str) -> str:
-    """Return `name` if it can name a session or group. Raises InvalidRequest."""
+    """Return `name` if it can name a session or group. Raise InvalidRequest otherwise."""
     if not _is_name(name):
         raise InvalidRequest(f"{param} is 1 to {_NAME_LENGTH} printable characters", param=param)
     return name
@@ -184,10 +192,10 @@ GROUP_HEADER = "x-base-rl-group"
 
 _AGENT_HEADERS = (
     "session-id",  # Codex: shared by its sub-agents, whose thread-id differs
-    "session_id",  # so Codex wrote it at first
+    "session_id",  # older versions of Codex
     "thread-id",
     "thread_id",
-    "x-session-id",  # OpenCode, to providers that are not its own
+    "x-session-id",  # OpenCode, to providers other than its own
     "x-session-affinity",
     "x-opencode-session",  # OpenCode, to providers whose id begins with opencode
     "x-claude-code-session-id",
@@ -198,12 +206,12 @@ _HEADERS = {
 }
 
 
-_TELLING = frozenset({"metadata", "prompt_cache_key", "user"})
-"""The fields of a body that rules read; of `user`, only the session that gateways write into it."""
+_BODY_FIELDS = frozenset({"metadata", "prompt_cache_key", "user"})
+"""The fields of a body that rules read; in `user`, only the session that gateways write into it."""
 
 
 def session_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return the headers that the rules read, out of all (names in lower case, as ASGI has them)."""
+    """Return the headers that the rules read. `raw` are all headers of a request, names in lower case as in ASGI."""
     found: dict[str, str] = {}
     for key, value in raw:
         name = _HEADERS.get(key)
@@ -219,13 +227,11 @@ def session_hints(
     body: Mapping[str, Any],
     conversation_hashes: tuple[bytes, ...] = (),
 ) -> SessionHints:
-    """Read what a call of any dialect says.
-
-    Raises InvalidRequest if the path or a header of ours holds what cannot be a name.
-    """
+    """Read the hints of a call in any dialect. Raise InvalidRequest if the path or one of our headers has a value
+    that cannot be a name."""
     if path is not None:
         checked_name(path, param="session_id")
-    if not headers and _TELLING.isdisjoint(body):
+    if not headers and _BODY_FIELDS.isdisjoint(body):
         return SessionHints(path=path, conversation_hashes=conversation_hashes)
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -255,7 +261,7 @@ def _named(headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mappin
 def _foreign(
     headers: Mapping[str, str], body: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> Iterable[tuple[AttributedBy, Any]]:
-    """Yield what each of the rules 4, 6, 7 and 8 finds, in their order."""
+    """Yield the values of the rules 4, 6, 7 and 8, in this order."""
     if headers:
         for header in _AGENT_HEADERS:
             yield AttributedBy.AGENT_HEADER, headers.get(header)
@@ -267,7 +273,7 @@ def _foreign(
 
 
 def _usable(value: Any) -> str | None:
-    """Return a value that is not meant for us as a name; None if it cannot be one. Whole numbers are written out."""
+    """Return a foreign value as a name, or None if it cannot be one. An integer becomes its decimal text."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
         value = str(value)
     if not isinstance(value, str) or len(value) > _FOREIGN_LENGTH:
@@ -300,7 +306,7 @@ _CLAUDE_CODE_USER = re.compile(r"user_\w+_account_[\w-]*_session_([0-9A-Za-z-]{8
 def claude_code_session(user_id: Any) -> str | None:
     """Return the session in a `metadata.user_id` of Claude Code, or in the `user` that gateways make of it.
 
-    JSON `{"device_id", "account_uuid", "session_id"}` since 2.1.78, before that
+    The value is JSON, `{"device_id", "account_uuid", "session_id"}`, since version 2.1.78; before, it was
     `user_<hash>_account_<uuid or nothing>_session_<uuid>`.
     """
     if not isinstance(user_id, str) or len(user_id) > _FOREIGN_LENGTH:

@@ -1,8 +1,8 @@
-"""A process's memory of sessions, by which a model call finds its own session without a query.
+"""A process's memory of sessions, which lets a model call find its session without a query.
 
-It is a bounded cache of the store. The only fact of a session that changes is whether it is open, once and for good.
-`forget` reports ends in this process at once; because other processes end sessions too, no session counts as open
-longer than `FRESH_SECONDS` after it was last seen open.
+It is a bounded cache of the store. The only cached fact of a session that changes is whether it is open, and it
+changes only once. `forget` records ends in this process at once. Other processes end sessions too, so a session
+counts as open for at most `FRESH_SECONDS` after it was last seen open.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from proxy.sessions.identification import SessionContext
 
 FRESH_SECONDS = 1.0
 
+# Bounds on memory: a few hundred bytes for each entry.
 _SESSIONS = 16_384
 _CONVERSATIONS = 65_536
 _TURNS = 65_536
+# The newest sessions cached for one conversation, since a benchmark may begin thousands with equal messages.
 _EQUAL_CONVERSATIONS = 256
-"""How many sessions that hold one conversation are remembered, the newest."""
 
+# The `seen_open_at` of a session that `forget` named: so long ago that it must be read again.
 _FORGOTTEN = 0.0
 
 
 class KnownSession(msgspec.Struct, kw_only=True):
-    """A remembered session. `seen_open_at` is when it was last known to be open; None once it has ended."""
+    """A cached session. `seen_open_at` is when it was last known to be open; None once it has ended."""
 
     context: SessionContext
     external_id: str | None
@@ -40,12 +42,15 @@ class KnownSession(msgspec.Struct, kw_only=True):
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether `forget` named it since it was seen open."""
+        """Whether `forget` named the session since it was last seen open."""
         return self.seen_open_at == _FORGOTTEN
 
 
-class Look(msgspec.Struct, frozen=True):
-    """The time of a query, and how often `forget` had been called before it."""
+class AsOf(msgspec.Struct, frozen=True):
+    """A moment before a query: its time, and the number of calls of `forget` until then.
+
+    The query's result may be older than an end that `forget` records while the query runs; the number shows that.
+    """
 
     at: float
     forgotten: int
@@ -54,8 +59,8 @@ class Look(msgspec.Struct, frozen=True):
 class _Holder(msgspec.Struct, kw_only=True):
     """A session that holds a conversation.
 
-    `times` counts the recorded calls that continued from there, `begun` those that are under way. `exact` is False if
-    the session holds the conversation only without a message that was sent last.
+    `times` counts the recorded calls that continued it, `begun` those that are still running. `exact` is False if the
+    session holds the conversation only without its last message.
     """
 
     times: int = 0
@@ -78,24 +83,24 @@ class SessionMemory:
         )
         self._turns: BoundedCache[TurnId, SessionId] = BoundedCache(_TURNS)
 
-    def look(self) -> Look:
-        """Return the token for a query that begins now: pass it to the method that takes in the result."""
-        return Look(self._clock(), self._times_forgotten)
+    def as_of_now(self) -> AsOf:
+        """Return a mark of this moment: take it before a query, and pass it to the method that caches the result."""
+        return AsOf(self._clock(), self._times_forgotten)
 
-    def put(self, context: SessionContext, *, external_id: str | None, is_open: bool, look: Look) -> KnownSession:
-        """Remember a session as the store had it."""
-        seen = _FORGOTTEN if self._is_outdated(context.id, look) else look.at
+    def put(self, context: SessionContext, *, external_id: str | None, is_open: bool, as_of: AsOf) -> KnownSession:
+        """Cache a session as read from the store."""
+        seen = _FORGOTTEN if self._is_outdated(context.id, as_of) else as_of.at
         known = KnownSession(context=context, external_id=external_id, seen_open_at=seen if is_open else None)
         if not self._erased.get(context.id):
             self._sessions.put(context.id, known)
         return known
 
-    def put_name(self, run_id: RunId, name: str, session_id: SessionId, look: Look) -> None:
-        """Remember the newest session of a name."""
-        self._names.put((run_id, name), (session_id, look.at))
+    def put_name(self, run_id: RunId, name: str, session_id: SessionId, as_of: AsOf) -> None:
+        """Cache the newest session of a name."""
+        self._names.put((run_id, name), (session_id, as_of.at))
 
     def by_id(self, session_id: SessionId) -> KnownSession | None:
-        """Return the session; whether it is still open is uncertain."""
+        """Return the session with this id; it may have ended since."""
         return self._sessions.get(session_id)
 
     def by_name(self, run_id: RunId, name: str) -> KnownSession | None:
@@ -111,17 +116,18 @@ class SessionMemory:
             return known if self._is_fresh(known) else None
         return known if self._clock() - seen_at < FRESH_SECONDS else None
 
-    def has_heard_of(self, run_id: RunId, name: str) -> bool:
+    def has_known_name(self, run_id: RunId, name: str) -> bool:
+        """Return whether a session of this name has been cached, even if it may have ended."""
         return self._names.get((run_id, name)) is not None
 
-    def seen_open(self, session_id: SessionId, look: Look) -> None:
-        """Note that the session was open at that time."""
+    def seen_open(self, session_id: SessionId, as_of: AsOf) -> None:
+        """Record that the session was open at that moment."""
         known = self._sessions.get(session_id)
-        if known is not None and known.is_open and not self._is_outdated(session_id, look):
-            known.seen_open_at = look.at
+        if known is not None and known.is_open and not self._is_outdated(session_id, as_of):
+            known.seen_open_at = as_of.at
 
     def forget(self, session_ids: Iterable[str]) -> None:
-        """Note that these sessions may have ended: the next call queries the store."""
+        """Record that these sessions may have ended: their next calls query the store."""
         self._times_forgotten += 1
         for session_id in session_ids:
             self._forgotten.put(session_id, self._times_forgotten)
@@ -140,9 +146,9 @@ class SessionMemory:
     def put_conversation(
         self, key_id: KeyId, conversation: bytes, times: Mapping[SessionId, int], *, exact: Collection[SessionId]
     ) -> None:
-        """Remember which sessions hold a conversation, newest first, and how often each was continued from there.
+        """Cache the sessions that hold a conversation, newest first, each with the number of calls that continued it.
 
-        Those that are not among `exact` hold it only without a message that was sent last.
+        Sessions that are not in `exact` hold it only without its last message.
         """
         kept = self._conversations.get((key_id, conversation)) or {}
         holders: dict[SessionId, _Holder] = {}
@@ -158,7 +164,7 @@ class SessionMemory:
     def add_conversation(
         self, key_id: KeyId, conversation: bytes, session_id: SessionId, *, exact: bool = True
     ) -> None:
-        """Remember one more session that holds the conversation; more may, unknown to this process."""
+        """Cache one more session that holds the conversation. Others, unknown to this process, may hold it too."""
         holders = self._conversations.get((key_id, conversation))
         if holders is None:
             self._conversations.put((key_id, conversation), {session_id: _Holder(exact=exact)})
@@ -167,7 +173,7 @@ class SessionMemory:
         else:
             holders[session_id] = _Holder(exact=exact)
             if len(holders) > _EQUAL_CONVERSATIONS:
-                del holders[min(holders)]  # ids sort by the time of creation: the oldest
+                del holders[min(holders)]  # ids sort by time of creation, so this is the oldest
 
     def holders(self, key_id: KeyId, conversation: bytes) -> list[SessionId]:
         """Return the sessions that are known to hold the conversation."""
@@ -180,10 +186,10 @@ class SessionMemory:
     def continued(self, key_id: KeyId, conversation: bytes, traced: SessionId | None = None) -> KnownSession | None:
         """Return the session, open or ended, that a call continues from this conversation; None if that is uncertain.
 
-        Several may hold it. Then the one that the call's trace names (`traced`) is taken; else an open one before
-        ended ones, one that holds it exactly, one without a name before those whose calls usually bring theirs, the
-        one that was continued from here least often, so that equal attempts in parallel go on apart, and the newest.
-        The call counts as one that continues until `settled` says what became of it.
+        If several sessions hold it, these criteria decide, in this order: it is open; the call's trace names it
+        (`traced`); it holds the conversation exactly; it has no name (calls of named sessions usually send the name);
+        it was continued from here least often, which keeps equal attempts in parallel apart; it is the newest. The
+        call counts as a continuation until `settled` records its end.
         """
         chosen: tuple[KnownSession, _Holder] | None = None
         best = (False, False, False, False, 0)
@@ -206,13 +212,14 @@ class SessionMemory:
         return chosen[0]
 
     def begun(self, key_id: KeyId, conversation: bytes, session_id: SessionId) -> None:
-        """Note that a call continues from the conversation in this session, as `continued` does."""
+        """Record that a call continues the conversation in this session, as `continued` does."""
         holder = (self._conversations.get((key_id, conversation)) or {}).get(session_id)
         if holder is not None:
             holder.begun += 1
 
     def settled(self, key_id: KeyId, conversation: bytes, session_id: SessionId, *, recorded: bool) -> None:
-        """Note the end of a call that continued from the conversation: an attempt that failed does not count."""
+        """Record the end of a call that continued the conversation. A failed call does not count as a
+        continuation."""
         holder = (self._conversations.get((key_id, conversation)) or {}).get(session_id)
         if holder is not None and holder.begun:
             holder.begun -= 1
@@ -221,7 +228,7 @@ class SessionMemory:
     # Turns
 
     def put_turn(self, turn_id: TurnId, session_id: SessionId) -> None:
-        """Remember the session of a recorded turn."""
+        """Cache the session of a recorded turn."""
         self._turns.put(turn_id, session_id)
 
     def by_turn(self, run_id: RunId, turn_id: TurnId) -> KnownSession | None:
@@ -232,9 +239,9 @@ class SessionMemory:
             return None
         return known
 
-    def _is_outdated(self, session_id: SessionId, look: Look) -> bool:
-        """Return whether the session may have ended since."""
-        return (self._forgotten.get(session_id) or 0) > look.forgotten
+    def _is_outdated(self, session_id: SessionId, as_of: AsOf) -> bool:
+        """Return whether the session may have ended since that moment."""
+        return (self._forgotten.get(session_id) or 0) > as_of.forgotten
 
     def _is_fresh(self, known: KnownSession) -> bool:
         return known.seen_open_at is None or self._clock() - known.seen_open_at < FRESH_SECONDS

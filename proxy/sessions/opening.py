@@ -1,8 +1,8 @@
-"""New sessions, in the transaction that makes them, and the attempts of a name.
+"""The transaction that opens a session, and the rules for the attempts of a name.
 
-A session is one attempt. A name is used again for the next attempt: a call by the name of a session that has ended
-opens the next one, unless it goes on from a conversation of the ended one (a summary, say), which takes it then.
-Names that clients keep beyond an attempt open the next one in any case.
+A session is one attempt, and its name may be used again for the next attempt. A call by the name of an ended session
+opens the next one. The exception is a call that continues a conversation of the ended session, for example to
+summarise it: it belongs to the ended session, unless clients use the name beyond one attempt (`outlives_sessions`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxy.sessions.repository import ContextRow, SessionRepository
 
 
 class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A session to be opened. `ttl` is its idle time-out in seconds; the run's otherwise."""
+    """The properties of a session to open. `ttl` is its idle time-out in seconds; None for the run's."""
 
     task: str | None = None
     group: str | None = None
@@ -36,10 +36,8 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call gives to the session that it opens, beside the name.
-
-    By `hints` a call is recognised that goes on in a session that has ended.
-    """
+    """The properties of a call that may open a session, except its name. `hints` show whether it continues an ended
+    session."""
 
     run: RunView
     key_id: KeyId
@@ -48,11 +46,16 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FoundOrNew = tuple[ContextRow | None, dict[str, Any] | None]
-"""The session that had the name, and the row of the one that was opened, None if the first takes the call."""
+"""The session that already has the name, and the row of a newly opened one; the row is None if the call belongs to
+the former."""
 
 
 class Opened(Together[FoundOrNew]):
-    """The session that takes a call, opened if none of its name does. Raises Gone, NameUsed, Conflict."""
+    """The work of a transaction that finds the session of a call by name, or opens one.
+
+    Raise Gone for an erased session, NameUsed if the run refuses to use names again, Conflict if another process
+    opened a session of the name at the same time.
+    """
 
     def __init__(self, opening: Opening, name: Name | None, now: float) -> None:
         self._opening = opening
@@ -70,7 +73,8 @@ class Opened(Together[FoundOrNew]):
 
     @classmethod
     def together(cls, connection: Connection, writes: Sequence[Self]) -> list[FoundOrNew]:
-        """On PostgreSQL, insert those by names of their own at once; SQLite gains nothing by it."""
+        """Run several such transactions as one. On PostgreSQL, sessions with different names are inserted together,
+        which saves round trips; SQLite has none."""
         repository = SessionRepository(connection)
         alike: dict[tuple[RunId, str], Self] = {}
         if connection.dialect.name == "postgresql":
@@ -87,13 +91,13 @@ class Opened(Together[FoundOrNew]):
 
     @property
     def _called(self) -> tuple[RunId, str] | None:
-        """Return the client's own name for the session."""
+        """The run and the client's own name for the session; None for a call by our id or without a name."""
         if self._name is None or is_session_id(self._name.text):
             return None
         return self._opening.run.id, self._name.text
 
     def _new(self, repository: SessionRepository, found: ContextRow | None) -> dict[str, Any] | None:
-        """Return the row to be inserted; None if the found session takes the call."""
+        """Return the row to insert, or None if the call belongs to the found session."""
         name, opening = self._name, self._opening
         if name is not None and found is not None:
             if found.erased_at is not None:
@@ -121,6 +125,11 @@ class Opened(Together[FoundOrNew]):
 def group_for(
     repository: SessionRepository, run: RunView, spec: SessionSpec, n: int | None, now: float
 ) -> GroupId | None:
+    """Return the group of a new session, created if needed; None for a session without a group.
+
+    `n` sessions that are opened together without a group's name form a group of their own. Raise InvalidRequest if
+    the group is known with another size.
+    """
     size = spec.group_size or n
     if spec.group is None:
         if n is None or size is None or size < 2:
@@ -139,12 +148,12 @@ def group_for(
 
 
 def stays_with_ended(name: Name) -> bool:
-    """Return whether calls that go on from an ended session belong to it: if the name is that of an attempt."""
+    """Return whether calls that continue an ended session belong to it: true for a name of a single attempt."""
     return not name.by.outlives_sessions
 
 
 def goes_on_in(repository: SessionRepository, session_id: SessionId, hints: SessionHints) -> bool:
-    """Return whether a call goes on from a turn of the session, or repeats one."""
+    """Return whether a call continues a turn of the session, or repeats one."""
     if not hints.conversation_hashes and not hints.turns and hints.idempotency_key is None:
         return False
     return repository.goes_on_in(
@@ -163,6 +172,7 @@ def _used(name: Name, found: ContextRow) -> NameUsed:
 
 
 def erased(session_id: str) -> Gone:
+    """Return the error for a call in an erased session."""
     return Gone(f"the session {session_id} was erased; open another one")
 
 
@@ -180,7 +190,7 @@ def new_row(
     metadata: dict[str, Any] | None = None,
     idle_seconds: float | None = None,
 ) -> dict[str, Any]:
-    """A new session, with every column that an insert of many needs."""
+    """Return the row of a new session, with every column that an insert of many rows needs."""
     return {
         "id": new_session_id(),
         "run_id": run_id,

@@ -1,4 +1,4 @@
-"""Rows of sessions and groups."""
+"""Rows of sessions and groups: finding the session of a call, and opening one."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ from proxy.errors import Conflict
 from proxy.lifecycle.lifecycle import is_open
 from proxy.lifecycle.session_names import session_called
 
+# Hashes compared in one query: bounds its parameters.
 _HASHES = 64
 
 AnyRow = Row[*tuple[Any, ...]]
 
 
 class ContextRow(NamedTuple):
-    """What a call must know of its session."""
+    """The columns of a session that a call needs."""
 
     id: SessionId
     run_id: RunId
@@ -61,18 +62,19 @@ class ContextRow(NamedTuple):
 
 
 class SessionRepository:
-    """Reads and writes of one transaction."""
+    """Reads and writes on the connection of one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def context(self, *, name: str, run_id: str | None) -> ContextRow | None:
-        """Return a session by our id or, within a run, the newest that has the client's own name."""
+        """Return the session with our id, or the newest of the run with the client's own name."""
         row = session_called(self._connection, name, run_id, _BY_ID)
         return ContextRow(*row) if row is not None else None
 
     def newest_called(self, names: Sequence[tuple[RunId, str]]) -> dict[tuple[RunId, str], ContextRow]:
-        """Return the newest session of each pair of a run and a client's own name that there is. For PostgreSQL."""
+        """Return the newest session for each pair of a run and a client's own name; pairs without one are omitted.
+        Only for PostgreSQL."""
         runs, called = zip(*names, strict=True)
         rows = _NEWEST_CALLED.run(self._connection, {"run": list(runs), "name": list(called)})
         return {(run_id, name): ContextRow(*columns) for run_id, name, *columns in rows}
@@ -80,9 +82,9 @@ class SessionRepository:
     def goes_on_in(
         self, session_id: str, *, turn_ids: Sequence[str], hashes: Sequence[bytes], idempotency_key: str | None
     ) -> bool:
-        """Return whether a call goes on from something that the session recorded, or repeats a call of it.
+        """Return whether a call continues a recorded turn of the session, or repeats one of its calls.
 
-        It goes on from a turn that it names, or from a turn that ended with one of these conversations.
+        A call continues a turn if it sends the turn's id, or if the turn ended with one of these conversations.
         """
         of_session = and_(TurnRow.session_id == session_id, TurnRow.state != TurnState.FAILED.value)
         ways: list[ColumnElement[bool]] = [
@@ -96,23 +98,23 @@ class SessionRepository:
         return found.first() is not None
 
     def contexts(self, *, run_id: str, session_ids: Sequence[str]) -> list[ContextRow]:
-        """Return those of these sessions that the run has and nobody erased."""
+        """Return the sessions among these that belong to the run and are not erased."""
         rows = _BY_IDS.run(self._connection, {"run": run_id, "ids": list(session_ids)})
         return [ContextRow(*row) for row in rows]
 
     def of_turns(self, *, run_id: str, turn_ids: Sequence[str]) -> dict[str, ContextRow]:
-        """Return the sessions of those of these turns that were recorded in the run, without failed ones."""
+        """Return the sessions of these turns by turn. Turns of other runs, failed and unknown ones are omitted."""
         rows = _OF_TURNS.run(self._connection, {"run": run_id, "ids": list(turn_ids)})
         return {turn_id: ContextRow(*columns) for turn_id, *columns in rows}
 
     def of_conversation(self, *, run_id: str, key_id: str, hashes: Sequence[bytes]) -> list[AnyRow]:
-        """Return the sessions that hold the longest of these conversations (`hashes`, longest first) that any session
-        of the key holds, open ones and then the newest first.
+        """Return the key's sessions that hold the longest conversation of `hashes` (longest first) that any of them
+        holds: open sessions first, then the newest first.
 
-        Each comes with the hash (`held`), how often it was continued from there (`times`), and whether it holds the
-        conversation as it is (`exact`) or without a message that was sent last. The first hash has a query of its
-        own: mostly it is held, and then the others need not be computed.
+        Each row has the hash (`held`), the number of calls that continued it (`times`), and whether the session holds
+        the whole conversation (`exact`) or all but its last message.
         """
+        # The first hash has a query of its own: it is nearly always found, and then the others are never computed.
         for part in _parts(hashes):
             values = {"run": run_id, "key": key_id, "hashes": list(part)}
             rows = [row for held in (_HELD, _SETTLED) for row in self._connection.execute(held, values)]
@@ -123,7 +125,7 @@ class SessionRepository:
         return []
 
     def add_users(self, run_id: str, session_ids: Sequence[str], digests: Sequence[bytes]) -> None:
-        """Note on whose behalf sessions of this transaction are opened."""
+        """Record the people on whose behalf the sessions of this transaction are opened."""
         users = [
             {"session_id": session_id, "digest": digest, "run_id": run_id}
             for session_id in session_ids
@@ -133,7 +135,7 @@ class SessionRepository:
             self._connection.execute(insert(SessionUserRow), users)
 
     def delete_empty(self, session_id: str) -> bool:
-        """Delete an open session that nothing was ever said about. Raises Conflict where something refers to it."""
+        """Delete an open session without turns and rewards. Raise Conflict if another row refers to it."""
         rewards = select(RewardRow.id).where(RewardRow.session_id == session_id).exists()
         statement = delete(SessionRow).where(
             SessionRow.id == session_id,
@@ -148,7 +150,7 @@ class SessionRepository:
             raise Conflict(f"the session {session_id} is not empty: {error.orig}") from error
 
     def insert(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Insert new sessions. Raises Conflict where the name of one is that of an open session."""
+        """Insert new sessions. Raise Conflict if an open session has the name of one."""
         try:
             _NEW_SESSIONS.add(self._connection, rows)
         except IntegrityError as error:
@@ -187,7 +189,7 @@ _NEW = (
     "created_at",
     "last_active_at",
 )
-"""What a session is opened with."""
+"""The columns that a new session has values for."""
 
 _NEW_SESSIONS = NewRows(
     cast("Table", SessionRow.__table__),
@@ -208,7 +210,7 @@ _BY_IDS = Prepared(
 
 
 def _newest_called() -> Select[Any]:
-    """A look into an index for each, however many sessions had the name."""
+    """Return a statement with one index look-up for each name, however many sessions have had it."""
     given = given_rows(run=Text(), name=Text())
     newest = (
         select(*_CONTEXT)

@@ -35,11 +35,12 @@ from proxy.sessions.sweeping import Sweeper, Swept
 from proxy.sessions.view_repository import SessionViewRepository
 from proxy.sessions.views import SessionView, session_view
 
+# Bounds the answer: a name may have thousands of attempts.
 _ATTEMPTS_SHOWN = 100
 
 
 class CreatedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """`api_key` is shown this once."""
+    """A session that was opened for a client. `api_key` is shown only now."""
 
     id: SessionId
     api_key: str
@@ -65,10 +66,10 @@ class SessionService(SessionFinder):
         self._sweeper = Sweeper(database, runs, signals, clock)
 
     async def create(self, run: RunView, spec: SessionSpec, n: int | None = None) -> list[CreatedSession]:
-        """Open a session with a key of its own; with `n`, that many of one group in one transaction.
+        """Open a session with a key of its own; with `n`, that many sessions of one group in one transaction.
 
-        `n` sessions without a group's name make a group of their own. Raises InvalidRequest where the group is
-        known with another size, TrainerBehind where the run opens none for training now.
+        `n` sessions without a group's name form a group of their own. Raise InvalidRequest if the group is known with
+        another size, TrainerBehind if the run currently opens no sessions for training.
         """
         if self._limits is not None and spec.purpose is Purpose.TRAIN:
             await self._limits.check_waiting(run)
@@ -106,9 +107,9 @@ class SessionService(SessionFinder):
         ]
 
     async def discard(self, session: SessionContext) -> bool:
-        """Delete a session that was opened for a call of which nothing was recorded; return whether it is gone.
+        """Delete a session whose opening call recorded nothing, and return whether it is deleted.
 
-        While the store is away it stays, and ends as idle.
+        It stays if the store is unavailable, and the sweep ends it later.
         """
         try:
             is_gone = await self._database.commit(
@@ -118,19 +119,19 @@ class SessionService(SessionFinder):
             return False
         if is_gone:
             self._memory.erase([session.id])
-            if session.group_id is not None:  # which may be complete without it
+            if session.group_id is not None:  # the group may be complete without it, and claimable
                 self._signals.trajectories.notify()
         return is_gone
 
     async def get(self, principal: Principal, name: str) -> SessionView:
-        """Return a session by our id or the client's own name. Raises NotFound, PermissionDenied."""
+        """Return a session by our id or the client's own name. Raise NotFound or PermissionDenied."""
         session_id, _run_id = await self._visible(principal, name)
         return await self._database.read(lambda connection: _view(connection, session_id))
 
     async def end(self, principal: Principal, name: str, outcome: Outcome) -> SessionView:
-        """End a session, once: of one that had ended, only a missing outcome is filled in.
+        """End a session and return its view. If it has already ended, only a missing outcome is filled in.
 
-        Raises NotFound, PermissionDenied.
+        Raise NotFound or PermissionDenied.
         """
         session_id, _run_id = await self._visible(principal, name)
         now = self._clock()
@@ -151,7 +152,7 @@ class SessionService(SessionFinder):
         return await self._sweeper.sweep()
 
     async def count_revised(self) -> dict[str, int]:
-        """Return how many trained sessions of each run, by name, have other rewards now."""
+        """Return for each run, by name, the number of trained sessions whose rewards have changed since."""
         rows = await self._database.read(lambda connection: SweepRepository(connection).count_revised())
         return {row.name: row.sessions for row in rows}
 

@@ -15,12 +15,13 @@ from proxy.lifecycle.signals import Signals
 from proxy.runs.service import RunDirectory, RunView
 from proxy.sessions.sweep_repository import SweepRepository
 
+# A sweep commits after each batch, so that calls wait for at most one batch; the next sweep does the rest.
 _SWEEP_BATCH = 500
 _SWEEP_BATCHES = 20
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """How many sessions a sweep ended as idle, and how many expired unrewarded."""
+    """The numbers of sessions that a sweep ended as idle and that expired without a reward."""
 
     ended: int
     expired: int

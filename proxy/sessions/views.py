@@ -1,4 +1,4 @@
-"""The view of a session that its owner is given."""
+"""The view of a session in the API."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ AnyRow = Row[*tuple[Any, ...]]
 
 
 class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """`attributed_by` is how the call came to the session. `prompt_tokens` counts the full prompt, shared tokens
-    included."""
+    """A call of a session. `attributed_by` is the rule that attributed it to the session. `prompt_tokens` counts the
+    full prompt, including tokens shared with the parent."""
 
     id: str
     ordinal: int
@@ -37,8 +37,8 @@ class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger. `superseded`: a later one about the same thing took its place. `trained`: the step that
-    consumed the session used it."""
+    """An entry of the ledger. `superseded`: a later entry about the same turn, name and source replaced it.
+    `trained`: the step that consumed the session used it."""
 
     id: str
     turn_id: str | None
@@ -53,8 +53,8 @@ class RewardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement that the session, or its turn `turn_id`, was `chosen` or `rejected` against another session, or a
-    turn of it; of two turns of one session there are two entries with one id."""
+    """A statement that the session, or its turn `turn_id`, was `chosen` or `rejected` against another session or
+    turn. A preference between two turns of one session appears as two entries with the same id."""
 
     id: str
     verdict: str
@@ -67,7 +67,7 @@ class PreferenceEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the sessions of a name."""
+    """One of the sessions with the same name."""
 
     id: str
     attempt: int
@@ -78,12 +78,15 @@ class AttemptEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
-    """`attributed_by` is how the session came into being. `trainable`: it is with the trainer now or will be;
-    `explanation` is the reason in a sentence. `trained_reward` is what its step trained on, `reward` what the ledger
-    comes to now; where these differ, or a turn's, `revised_at` is when the newest entry came that was not used.
-    `attempt` is its number among the sessions of its `external_id`, which are the `attempts`, newest first (the
-    newest hundred); both are empty for a session without a name. `untrained_turns` are the ids of those turns that
-    are not trained, with the reasons."""
+    """A session with its turns, rewards and preferences.
+
+    - `attributed_by`: the origin of the session.
+    - `trainable`: it is with the trainer or will be; `explanation` gives the reason in a sentence.
+    - `trained_reward`: the reward that its step trained on; `reward`: the value of the ledger now. If these differ,
+    for the session or a turn, `revised_at` is the time of the newest entry that was not used. - `attempt`: its number
+    among the sessions with its `external_id`. These are the `attempts`, the newest hundred, newest first. A session
+    without a name has neither. - `untrained_turns`: the ids of the turns that are not trained, with the reasons.
+    """
 
     id: str
     run: str
@@ -127,8 +130,8 @@ def session_view(
     teaches: bool,
     audit: SessionAudit | None = None,
 ) -> SessionView:
-    """Build the view of a session. `teaches`: at least one of its turns can be trained. `audit` is what the step that
-    consumed the session says of it."""
+    """Build the view of a session. `teaches`: at least one of its turns can be trained. `audit` is the record of the
+    session in the step that consumed it."""
     masked = audit.reasons if audit is not None else {}
     training = TrainingState(row.training)
     is_trained = training is TrainingState.CONSUMED
@@ -177,9 +180,9 @@ def _facts(turn: AnyRow) -> TurnFacts:
 
 
 def reward_entries(rows: Sequence[AnyRow], *, trained: Collection[str]) -> tuple[RewardEntry, ...]:
-    """Rows in order of arrival: the last about each (turn, name, source) stands, the others are superseded.
-    `trained` are the ids that a step used."""
-    standing = {(row.turn_id, row.name, row.source): row.id for row in rows}
+    """Return the entries of rows in order of arrival. The last row of each turn, name and source is in force; the
+    others are superseded. `trained` are the ids that a step used."""
+    in_force = {(row.turn_id, row.name, row.source): row.id for row in rows}
     return tuple(
         RewardEntry(
             id=row.id,
@@ -188,7 +191,7 @@ def reward_entries(rows: Sequence[AnyRow], *, trained: Collection[str]) -> tuple
             value=row.value,
             source=row.source,
             comment=row.comment,
-            superseded=standing[row.turn_id, row.name, row.source] != row.id,
+            superseded=in_force[row.turn_id, row.name, row.source] != row.id,
             after_training=row.after_training,
             trained=row.id in trained,
             created_at=row.created_at,

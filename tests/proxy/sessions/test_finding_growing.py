@@ -30,7 +30,7 @@ async def step(proxy: Proxy, text: str, answer: str = THOUGHT) -> SessionContext
     hints = lone(text)
     context = await proxy.call(hints)
     await proxy.store.add_turn(context.id)
-    look = proxy.sessions.look()
+    look = proxy.sessions.as_of_now()
     proxy.sessions.answered(context, text.encode(), lone_prompt=hints.lone_prompt, answer=answer, seen_open=look)
     proxy.sessions.call_ended(context, recorded=True)
     return context

@@ -151,12 +151,12 @@ async def test_a_session_that_is_answered_stays_known(proxy: Proxy, monkeypatch:
     named = await proxy.call(by_name(AttributedBy.PROJECT, "alice"))
     for _ in range(3):
         proxy.store.clock.now += 10 * FRESH_SECONDS
-        proxy.sessions.answered(named, ONE, seen_open=proxy.sessions.look())
+        proxy.sessions.answered(named, ONE, seen_open=proxy.sessions.as_of_now())
         with transactions(proxy.store, monkeypatch) as opened:
             assert (await proxy.call(by_name(AttributedBy.PROJECT, "alice"))).id == named.id
             assert (await proxy.call(goes_on(ONE))).id == named.id
             assert opened == []
-    look = proxy.sessions.look()
+    look = proxy.sessions.as_of_now()
     await proxy.sessions.end(proxy.store.owner, named.id, Outcome.COMPLETED)
     proxy.sessions.answered(named, ONE, seen_open=look)
     assert (await proxy.call(by_name(AttributedBy.PROJECT, "alice"))).is_new, "it ended while the turn was recorded"

@@ -20,7 +20,7 @@ class Kept:
         self.memory = SessionMemory(self.clock)
 
     def put(self, session_id: str, *, name: str | None = None, is_open: bool = True) -> KnownSession:
-        look = self.memory.look()
+        as_of = self.memory.as_of_now()
         context = SessionContext(
             id=SessionId(session_id),
             run_id=RUN,
@@ -29,9 +29,9 @@ class Kept:
             group_id=None,
             key_id=KEY,
         )
-        known = self.memory.put(context, external_id=name, is_open=is_open, look=look)
+        known = self.memory.put(context, external_id=name, is_open=is_open, as_of=as_of)
         if name is not None:
-            self.memory.put_name(RUN, name, context.id, look)
+            self.memory.put_name(RUN, name, context.id, as_of)
         return known
 
     def continued(self) -> str | None:
@@ -50,8 +50,8 @@ def test_an_open_session_is_known_by_its_name_for_a_moment(kept: Kept) -> None:
     assert kept.memory.by_name(RunId("other"), "mine") is None
     kept.clock.now += FRESH_SECONDS
     assert kept.memory.by_name(RUN, "mine") is None
-    assert kept.memory.has_heard_of(RUN, "mine")
-    kept.memory.seen_open(SessionId("a"), kept.memory.look())
+    assert kept.memory.has_known_name(RUN, "mine")
+    kept.memory.seen_open(SessionId("a"), kept.memory.as_of_now())
     assert kept.memory.by_name(RUN, "mine") is known
 
 
@@ -70,17 +70,17 @@ def test_an_end_is_heard_of_at_once(kept: Kept) -> None:
 
 def test_an_end_that_came_while_the_store_was_read_is_not_overlooked(kept: Kept) -> None:
     known = kept.put("a", name="mine")
-    look = kept.memory.look()
+    as_of = kept.memory.as_of_now()
     kept.memory.forget(["a"])
-    kept.memory.put(known.context, external_id="mine", is_open=True, look=look)
+    kept.memory.put(known.context, external_id="mine", is_open=True, as_of=as_of)
     assert kept.memory.by_name(RUN, "mine") is None
-    kept.memory.put(known.context, external_id="mine", is_open=True, look=kept.memory.look())
+    kept.memory.put(known.context, external_id="mine", is_open=True, as_of=kept.memory.as_of_now())
     assert kept.memory.by_name(RUN, "mine") is not None, "the end of another session, say: it is open"
 
 
 def test_an_ended_session_has_its_name_until_another_may_have_it(kept: Kept) -> None:
     known = kept.put("a", name="mine", is_open=False)
-    kept.memory.seen_open(SessionId("a"), kept.memory.look())
+    kept.memory.seen_open(SessionId("a"), kept.memory.as_of_now())
     assert kept.memory.by_name(RUN, "mine") is known
     assert not known.is_open
     kept.clock.now += FRESH_SECONDS
