@@ -1,7 +1,8 @@
-"""How far apart the gradients of the presets are on one small batch, always the same.
+"""The distances between the gradients of all presets on one small, fixed batch.
 
-The model is a table of logits in float64; intake, advantages, packing and learner are those that train. Axes: V
-vocabulary, N trained tokens.
+The model is a table of logits in float64; preparation, advantages, packing and learner are those that train.
+
+Axes: V vocabulary, N trained tokens.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from trainer.update import Learner
 
 VOCABULARY = 12
 HEAD = 2
-"""The version that is trained; tokens are of versions 0 to 2."""
+"""The version that is trained; the batch has tokens of versions 0 to 2."""
 LONGEST = 16
-"""Tokens from which an answer is overlong here."""
+"""Number of tokens from which an answer is overlong in this batch."""
 DRIFT = 0.35
-"""How much a logit differs between two versions, and how far it moves within a step: enough for ratios to leave the
-clips' ranges."""
+"""Difference of a logit between two versions, and within a step: enough for ratios to leave the clips' ranges."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """Logits by token and next token, V×V: of each version that acted, of the weights at the start of the step, of
-    these after earlier steps of the batch, of the base model and of the teacher; and a critic's values by token."""
+    """Logits by token and next token, V×V: of each behaviour version, of the weights at the start of the step, of
+    the weights after earlier steps of the batch, of the base model and of the teacher; and a critic's values by
+    token."""
 
     acting: tuple[Tensor, ...]
     start: Tensor
@@ -78,7 +79,7 @@ def tables() -> Tables:
 
 
 class TablePolicy(Passes, nn.Module):
-    """A policy whose logits depend on the token before alone.
+    """A policy whose logits depend on the previous token alone.
 
     It is scored at the start of a step and learns at weights that earlier steps of the batch have moved. `gradient`
     is that of the last optimiser step.
@@ -114,7 +115,7 @@ class TablePolicy(Passes, nn.Module):
 
 
 class TableScorer:
-    """A reference whose logits are a table."""
+    """A reference with a table of logits."""
 
     def __init__(self, logits: Tensor) -> None:
         self._logits = logits
@@ -124,7 +125,7 @@ class TableScorer:
 
 
 class TableValues(nn.Module):
-    """A critic that knows the token before alone."""
+    """A critic whose value depends on the previous token alone."""
 
     packings = frozenset(Packing)
 
@@ -151,8 +152,9 @@ def table_scores(logits: Tensor, before_N: Tensor, targets_N: Tensor, temperatur
 
 
 def common_batch(known: Tables) -> tuple[TrajectoryGroup, ...]:
-    """Groups of four, of three with rewards that lie closer, and of two with equal ones, and a session alone; answers
-    of one to fifteen tokens by three versions, sessions of one to three turns, one turn with a reward."""
+    """Return the batch: groups of four, groups of three with closer rewards, groups of two with equal rewards, and a
+    single session; answers of one to fifteen tokens by three versions, sessions of one to three turns, one turn with
+    a reward."""
     rng = random.Random(1)  # noqa: S311 - see `tables`
     plan: list[tuple[str | None, list[tuple[float, list[int]]]]] = [
         ("four", [(1.0, [3, 5]), (0.0, [9]), (0.25, [2, 1, 4]), (0.0, [15])]),
@@ -215,7 +217,8 @@ def _draw(logits: Tensor, before: int, length: int, rng: random.Random) -> tuple
 
 
 def gradient(algorithm: Algorithm, known: Tables, groups: Sequence[TrajectoryGroup]) -> Tensor:
-    """The gradient of an algorithm's loss over the whole batch, V×V; see decision 0059 for where it is taken."""
+    """Return the gradient of an algorithm's loss over the whole batch, V×V; decision 0059 explains where it is
+    taken."""
     alone, settings = Ranks(0, 1, torch.device("cpu"), None), BatchSettings(packing=Packing.PADDED)
     claimed = ClaimedBatch(claim_id=ClaimId("claim"), lease_expires_at=0.0, base_version=HEAD, groups=tuple(groups))
     means = RunningMeans.fresh(algorithm.running_mean_decay)
@@ -247,7 +250,7 @@ def taught_by_table(trajectories: Sequence[Trajectory], known: Tables) -> Taught
 
 
 def gradients() -> dict[str, Tensor]:
-    """The gradient of every preset on the common batch, by name."""
+    """Return the gradient of every preset on the batch, by name."""
     known = tables()
     groups = common_batch(known)
     return {name: gradient(as_for_the_batch(algorithm), known, groups) for name, algorithm in PRESETS.items()}
@@ -259,7 +262,8 @@ def as_for_the_batch(algorithm: Algorithm) -> Algorithm:
 
 
 def distances(found: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """1 − cosine of every pair of gradients, by both names; 0 for those of one direction, 1 for orthogonal ones."""
+    """Return 1 − cosine of every pair of gradients, by both names: 0 for the same direction, 1 for orthogonal
+    ones."""
     flat = {name: each.flatten() / each.norm() for name, each in found.items()}
     # Half the squared distance of unit vectors is 1 − cosine, without the cancellation next to 1.
     return {
@@ -269,5 +273,5 @@ def distances(found: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
 
 
 def norms(found: Mapping[str, Tensor]) -> dict[str, float]:
-    """The norm of every gradient over that of grpo's."""
+    """Return the norm of every gradient, divided by that of grpo."""
     return {name: float(each.norm() / found["grpo"].norm()) for name, each in found.items()}

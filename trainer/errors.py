@@ -23,7 +23,7 @@ from __future__ import annotations
 
 
 class TrainerError(Exception):
-    """The root."""
+    """The root of the trainer's errors."""
 
 
 class ConfigurationError(TrainerError):

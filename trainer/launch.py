@@ -1,8 +1,8 @@
-"""`python -m trainer.launch N ARGUMENTS…`: N processes of the trainer on this machine, ended and answered for as one.
+"""`python -m trainer.launch N ARGUMENTS…` runs N processes of the trainer on this machine as one.
 
 torch's elastic launcher starts them, as torchrun does. SIGTERM and SIGINT end all of them cleanly, with exit status
-0; otherwise the status is that of the first one that failed, when the others have been ended, and the last line says
-which one that was and why. Where one was out of memory, all are started again (`restarts.py`).
+0. Otherwise the exit status is that of the first process that failed, after the others have been ended, and the last
+line names that process and the reason. If one ran out of memory, all are started again (`restarts.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 STOP_SECONDS = 15
-"""How long the processes may take to end after a signal; then they are killed."""
+"""Seconds that the processes have to end after a signal; then they are killed."""
 
 
 def main(arguments: Sequence[str] | None = None, module: str = "trainer") -> int:
-    """`module` is what each process runs."""
+    """Run the processes and return their common exit status. `module` is the module that each process runs."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     count = int(words[0])
-    # Together they have the machine's cores; torch would give all of them to each.
+    # The processes share the machine's cores; by default torch would use all cores in each.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # each process has said why it ended
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # each process has already logged why it ended
     from torch.distributed.elastic.multiprocessing import SignalException
 
     with tempfile.TemporaryDirectory(prefix="base-rl-train-") as directory:
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, module: str = "trainer") -> int
 
 
 def _together(count: int, module: str, arguments: Sequence[str], restarts: Restarts) -> int:
-    """Runs the processes to their end; the exit status. Raises torch's SignalException when they were to end."""
+    """Run the processes to their end and return the exit status. Raises torch's SignalException after a signal."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -73,8 +75,9 @@ def _together(count: int, module: str, arguments: Sequence[str], restarts: Resta
 
 
 def _first_cause(error: ChildFailedError, restarts: Restarts) -> tuple[int, str]:
-    """Exit status and what was first: the words of a rank that said why it ends, or else who died; of several within
-    a second rather one that was killed than one that failed for it, and last those that were told to end."""
+    """Return the exit status and the cause: the report of a rank that said why it ended, or else the first process
+    that died. Of several that died within a second, a killed one counts before one that failed as a consequence, and
+    processes that were asked to end count last."""
     said = restarts.said()
     if said is not None:
         return said.status, f"rank {said.rank} cannot go on: {said.reason}"

@@ -1,4 +1,4 @@
-"""Structured logs to standard error: for people on a terminal, one JSON object a line elsewhere."""
+"""Structured logs on standard error: readable lines on a terminal, one JSON object per line elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from proxy.contract.visible import visible_values
 
 
 def configure(level: str) -> None:
-    """`level` is one of debug, info, warning, error. Calling it again replaces the earlier set-up."""
+    """Configure logging; `level` is debug, info, warning or error. Calling it again replaces the configuration."""
     terminal = sys.stderr.isatty()
     rendering: list[Any] = (
         [
@@ -31,7 +31,7 @@ def configure(level: str) -> None:
             *rendering,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        # A line and its end in one write: several ranks have one stream.
+        # Writes a line and its end at once, because several ranks share the stream.
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )

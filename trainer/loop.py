@@ -140,7 +140,7 @@ class TrainingLoop:
             said = str(error).partition("\n")[0]
         # Outside the handler: the exception's frames would keep the step's tensors in memory.
         sequences = linearise(prepared.batch.trajectories)
-        raise self.memory.refused(mini_batches, sequences, self.head.version, said)
+        raise self.memory.after_refusal(mini_batches, sequences, self.head.version, said)
 
     def _keep(self, claim_id: ClaimId, audits: Sequence[TrajectoryAudit]) -> None:
         """Keep the claims of a batch that taught nothing for the next version. Make that version at once, of

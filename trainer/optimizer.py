@@ -1,4 +1,4 @@
-"""AdamW over a model's parameters, its schedule, and the bound of its gradient."""
+"""AdamW over a model's parameters, its learning-rate schedule and gradient clipping."""
 
 from __future__ import annotations
 
@@ -57,19 +57,21 @@ def _embeddings(model: Trained) -> frozenset[int]:
 
 
 def learning_rate_at(step: int, settings: OptimizerSettings) -> float:
-    """Return the rate of the step with this number, counted from 0. It depends on the number alone, so a trainer that
-    resumes goes on with the rate that it would have had.
+    """Return the learning rate of the step with this number, counted from 0. It depends on the number alone, so a
+    resumed trainer continues with the same rates.
 
-    Warm-up: linear, from 1/warmup_steps of the whole rate to all of it. Behind it: `decayed_share` of the whole.
+    Warm-up: linear, from 1/warmup_steps of the full rate to the full rate. After it: `decayed_share` of the full
+    rate.
     """
     warmup = max(1, settings.warmup_steps)
     return settings.learning_rate * min(1.0, (step + 1) / warmup) * decayed_share(step + 1 - warmup, settings)
 
 
 def decayed_share(step: int, settings: OptimizerSettings) -> float:
-    """Return the share of the learning rate at a step counted from the first one that has the whole of it.
+    """Return the share of the learning rate at a step, counted from the first step with the full rate.
 
-    It is 1 there and `minimum_share` from `total_steps` on, so each of the `total_steps` steps has more than that.
+    It is 1 there and `minimum_share` from `total_steps` on, so each of the `total_steps` steps has a larger share
+    than that.
     """
     if settings.schedule is LearningRate.CONSTANT or settings.total_steps is None or step <= 0:
         return 1.0

@@ -1,8 +1,8 @@
-"""The trainer's only way to the proxy: head, claim, heartbeat, release, commit; batches of earlier steps.
+"""The trainer's client of the proxy: head, claim, heartbeat, release, commit, and batches of earlier steps.
 
-What waits for what: a request that gets no answer, or a 5xx, is sent again with growing pauses for as long as it
-takes, or as `patience` allows; the proxy's return ends the wait. That is safe for every request: a repeated commit is
-answered alike, and a claim whose answer was lost is a lease that expires.
+What waits for what: a request that gets no answer, or a 5xx, is sent again with growing pauses until the proxy
+answers or `patience` ends. Repeating is safe for every request: a repeated commit gets the same answer, and a claim
+whose answer was lost is a lease that expires.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _log = structlog.get_logger("trainer.proxy")
 class ProxyClient:
     """One run's trainer API at a proxy. Safe to use from several threads.
 
-    `pause` waits between attempts; `transport` replaces the network in tests. What is tried again is given up with
-    ProxySilent after `patience` seconds; None: never.
+    `pause` waits between attempts; `transport` replaces the network in tests. Retries end with ProxySilent after
+    `patience` seconds; None: never.
     """
 
     def __init__(
@@ -72,17 +72,19 @@ class ProxyClient:
         )
 
     def head(self) -> Head:
-        """The version to train from. Raises ProxyRefused."""
+        """Return the version to train from. Raises ProxyRefused."""
         return self._patiently("GET", "/head", None, Head)
 
     def claim(self, request: ClaimRequest) -> ClaimedBatch:
-        """Waits at the proxy for up to `wait_s`; an empty batch if there was too little. Raises ProxyRefused."""
+        """Claim trajectories, waiting at the proxy for up to `wait_s`; an empty batch if there were too few. Raises
+        ProxyRefused."""
         return self._patiently("POST", "/claims", request, ClaimedBatch, request.wait_s + _ANSWER_TIMEOUT)
 
     def commit(self, request: CommitRequest) -> CommitReply:
-        """Makes the version. Raises HeadMoved or ClaimLost where the proxy refuses it (409), else ProxyRefused.
+        """Make the version. Raises HeadMoved or ClaimLost if the proxy refuses it (409), else ProxyRefused.
 
-        A refusal counts only if the head does not have these very weights: an earlier attempt may have made it.
+        A refusal counts only if the head does not have these weights: an earlier attempt, whose answer was lost, may
+        have made the version.
         """
         try:
             return self._patiently("POST", "/versions", request, CommitReply)
@@ -95,12 +97,12 @@ class ProxyClient:
             raise
 
     def step_batch(self, version: int) -> StepBatch:
-        """The step that made a version, as its trainer saw it. In one attempt: somebody waits for it. Raises
-        ProxySilent or ProxyRefused."""
+        """Return the record of the step that made a version. One attempt, because a person waits for the result.
+        Raises ProxySilent or ProxyRefused."""
         return self._once("GET", f"/steps/{version}/batch", None, StepBatch, _BATCH_TIMEOUT)
 
     def lines(self, path: str, query: Sequence[tuple[str, str]]) -> Iterator[bytes]:
-        """What is streamed line by line, without the lines' ends; in one attempt. Raises ProxySilent or
+        """Yield the lines of a streamed answer, without line ends, in one attempt. Raises ProxySilent or
         ProxyRefused."""
         rest, request = b"", f"GET {path}"
         try:
@@ -119,20 +121,20 @@ class ProxyClient:
             raise ProxySilent(f"{request}: the answer ends in the middle of a line")
 
     def prune(self, request: PruneRequest) -> PruneReply:
-        """Marks old versions as removed; which of the present weights may be deleted. In one attempt: the next one
-        does as well. Raises ProxySilent or ProxyRefused."""
+        """Mark old versions as removed, and return which of the present weights may be deleted. One attempt, because
+        the next version tries again. Raises ProxySilent or ProxyRefused."""
         return self._once("POST", "/versions/prune", request, PruneReply, _ANSWER_TIMEOUT)
 
     def release_abandoned(self, process: str) -> ReleasedClaims:
-        """Gives back what a dead trainer's process held. Raises ProxyRefused."""
+        """Give back the claims of a dead trainer's process. Raises ProxyRefused."""
         return self._patiently("POST", "/claims/abandoned", AbandonedProcess(process=process), ReleasedClaims)
 
     def heartbeat(self, claim_id: ClaimId) -> LeaseReply:
-        """Renews a lease, in one attempt. Raises ClaimLost, ProxySilent or ProxyRefused."""
+        """Renew a lease, in one attempt. Raises ClaimLost, ProxySilent or ProxyRefused."""
         return self._once("POST", f"/claims/{claim_id}/heartbeat", None, LeaseReply, _ANSWER_TIMEOUT)
 
     def release(self, claim_id: ClaimId) -> bool:
-        """Gives trajectories back, in one short attempt; whether that worked. Else their lease expires."""
+        """Give a claim back, in one short attempt, and return whether that worked. If not, its lease expires."""
         try:
             self._send("POST", f"/claims/{claim_id}/release", None, _FAREWELL_TIMEOUT)
         except (ClaimLost, ProxySilent, ProxyRefused) as error:
@@ -141,8 +143,8 @@ class ProxyClient:
         return True
 
     def release_own(self, process: str, known: Sequence[ClaimId]) -> tuple[ClaimId, ...]:
-        """Gives back all that this trainer's process holds, the `known` ones among them, in one short attempt; what
-        that was. Else the leases expire."""
+        """Give back all claims of this process, `known` or not, in one short attempt, and return them. If it fails,
+        their leases expire."""
         message = AbandonedProcess(process=process)
         try:
             return self._once("POST", "/claims/abandoned", message, ReleasedClaims, _FAREWELL_TIMEOUT).claim_ids
@@ -152,11 +154,11 @@ class ProxyClient:
             return ()
 
     def pause_run(self, reason: str) -> None:
-        """No more trajectories are handed out until somebody resumes the run. Raises ProxyRefused."""
+        """Pause the run, so that no trajectories are handed out until somebody resumes it. Raises ProxyRefused."""
         self._until_answered("POST", f"/pause?{urlencode({'reason': reason})}", None, _ANSWER_TIMEOUT)
 
     def close(self) -> None:
-        """What still waits for an answer gets ProxySilent."""
+        """Close the client; pending requests end with ProxySilent."""
         self._closed = True
         self._http.close()
 

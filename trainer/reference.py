@@ -1,7 +1,7 @@
 """A reference that follows the policy: reset to it every so many steps, or its exponential moving average.
 
-Its weights are part of the trainer's state, beside the optimiser's. So a trainer that was killed goes on with the
-reference that it had, whatever versions have been removed since.
+Its weights are part of the trainer's state, beside the optimiser's. So a restarted trainer continues with the same
+reference, even if old versions have been removed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _log = structlog.get_logger("trainer")
 
 
 class FollowingReference:
-    """A second set of the policy's trained weights, float32 and divided among the ranks as they are.
+    """A second set of the policy's trained weights, float32 and divided among the ranks like them.
 
-    It has no model of its own: to score, its weights take the policy's place for the time of the pass. That works for
-    whole models and adapters alike, and costs a copy of what is trained. No pass of the policy may be between its
-    forward and its backward meanwhile.
+    It has no model of its own: to score, its weights replace the policy's during the pass. That works for whole
+    models and adapters alike, and costs one copy of the trained weights. No pass of the policy may be between
+    forward and backward meanwhile.
     """
 
     def __init__(self, policy: Policy, settings: ReferenceSettings) -> None:
@@ -48,7 +48,7 @@ class FollowingReference:
         self._weights = {name: weight.detach().clone() for name, weight in self._policy.named_weights()}
 
     def follow(self, steps: int) -> None:
-        """Move after an optimiser step of the policy, the `steps`-th since version 0."""
+        """Move the reference after an optimiser step of the policy, the `steps`-th since version 0."""
         if self._settings.ema is not None:
             with torch.no_grad():
                 for mine, theirs in self._pairs():
@@ -63,7 +63,7 @@ class FollowingReference:
 
     def restore(self, state: Mapping[str, Tensor] | None) -> None:
         """Take over captured weights. Without any, the reference is the policy as it was loaded: the base model, or
-        the head if its state has no reference, as when this was chosen for a run that had begun.
+        the head if a following reference was configured after the run had begun.
 
         Raises WeightsUnusable if a weight is missing or has another shape.
         """
@@ -95,7 +95,7 @@ class FollowingReference:
             theirs.copy_(spare)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(reference, policy): this rank's part of each weight."""
+        """Yield this rank's part of each weight: (reference, policy)."""
         for name, weight in self._policy.named_weights():
             yield _part(self._weights[name]), _part(weight.detach())
 

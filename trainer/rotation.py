@@ -1,15 +1,15 @@
-"""Several runs on one trainer: each has its turn when it has a batch, and equal shares of the time.
+"""Several runs on one trainer: they take turns when they have a batch, with equal shares of time.
 
 What waits for what:
 - each run's thread waits at its proxy for a batch (`claims/prefetch.py`); meanwhile the process trains the others.
-- `_next` waits while no run has one, and any of these threads wakes it. A run that alone has a batch waits for the
-  step under way, which is never broken off, and then `DECIDED_WITHIN` at most, for a run that has had less time to
-  hear whether it has a batch as well.
-- a request to a proxy or a teacher that is down is tried again for `PATIENCE` seconds only. Then the run gives up
-  what it did and waits, on its thread, for the proxy to answer; it goes on from its head.
-- ranks other than the first wait in `from_first` for its choice: all give each turn to the same run.
+- `_next` waits while no run has a batch, and any of these threads wakes it. If only one run has a batch, it waits
+  for `DECIDED_WITHIN` at most for a run with less training time to learn whether it has one too. A step under way is
+  never interrupted.
+- a request to a proxy or a teacher that is down is retried for `PATIENCE` seconds only. Then the run abandons its
+  step and waits, on its thread, for the proxy to answer; it continues from its head.
+- ranks other than the first wait in `from_first` for its choice, so all give each turn to the same run.
 
-An error that ends one run's training ends none of the others'.
+An error that ends one run's training does not end the others'.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from trainer.parallel.mesh import Ranks
 from trainer.runtime.fairness import FairShare
 
 PATIENCE = 10.0
-"""Seconds of trying again in a run's turn, which count as its own; the last try may take its time-out more."""
+"""Seconds of retries in a run's turn, which count as its own time. The last attempt may take its time-out in
+addition."""
 START_PATIENCE = 300.0
-"""The same before any run is trained: proxies are often started together with their trainer."""
+"""Seconds of retries before any run is trained. They are longer because proxies are often started together with
+their trainer."""
 
 _log = structlog.get_logger("trainer")
 
@@ -41,7 +43,8 @@ _log = structlog.get_logger("trainer")
 def train_in_turns(
     runs: Mapping[str, TrainerSettings], ranks: Ranks, process: str, failed: dict[str, TrainerError]
 ) -> None:
-    """Until interrupted, or until every run has ended by an error, which are added to `failed` as they happen."""
+    """Train until interrupted, or until every run has ended by an error. Errors are added to `failed` as they
+    happen."""
     changed = Condition()
     shared = Shared(ranks.device, changed)
     begun = []
@@ -52,7 +55,7 @@ def train_in_turns(
                     run = begin(name, settings, ranks, process, shared, START_PATIENCE)
                 except TrainerError as error:
                     failed[name] = error
-                    _say_gone(error, [other for other in runs if other not in failed])
+                    _log_end(error, [other for other in runs if other not in failed])
                     continue
             ending.callback(run.ending.close)
             begun.append(run)
@@ -61,8 +64,8 @@ def train_in_turns(
 
 
 class Turns:
-    """Every rank has the same `runs` in the same order; `changed` is theirs. Runs that ended by an error are added to
-    `failed`."""
+    """The turns of several runs. Every rank has the same `runs` in the same order, and all runs share `changed`.
+    Runs that end by an error are added to `failed`."""
 
     def __init__(
         self, runs: Sequence[RunTrainer], ranks: Ranks, changed: Condition, failed: dict[str, TrainerError]
@@ -79,7 +82,7 @@ class Turns:
                 run.teacher.patience = PATIENCE
 
     def run(self) -> None:
-        """Trains until interrupted, or until no run is left."""
+        """Train until interrupted, or until no run is left."""
         if self._ranks.is_first:
             for run in self._runs:
                 self._ask(run)
@@ -90,7 +93,7 @@ class Turns:
             self._turn(self._runs[place])
 
     def _next(self) -> int:
-        """The place of the run whose turn it is."""
+        """Return the place of the run whose turn it is."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -114,7 +117,7 @@ class Turns:
                 self._to_resume.add(run.name)
             except TrainerError as error:
                 if isinstance(error, MemoryExhausted | RanksStartAgain) and self._ranks.size > 1:
-                    raise  # the other ranks know nothing of it
+                    raise  # the other ranks wait in a collective, so the launcher must start all again
                 self._end(run, error)
             run.instruments.set_aside()
         seconds = time.perf_counter() - began
@@ -142,7 +145,7 @@ class Turns:
         self._runs.remove(run)
         self._share.leave(run.name)
         run.ending.close()
-        _say_gone(error, [each.name for each in self._runs])
+        _log_end(error, [each.name for each in self._runs])
 
     def _add(self, phase: str, seconds: float, besides: RunTrainer | None = None) -> None:
         for run in self._runs:
@@ -151,13 +154,13 @@ class Turns:
 
 
 def _finish(runs: Sequence[RunTrainer]) -> None:
-    """Sinks of all runs have the same few seconds at the end, not each its own."""
+    """Tell the sinks of all runs to end, so that they share the few seconds that the trainer waits."""
     for run in runs:
         run.instruments.finish()
 
 
-def _say_gone(error: TrainerError, left: Sequence[str]) -> None:
-    """In the log's context of the run that is not trained any more."""
+def _log_end(error: TrainerError, left: Sequence[str]) -> None:
+    """Log that a run is no longer trained; the log's context names it."""
     _log.error("this run is not trained any more", error=type(error).__name__, reason=str(error), others=list(left))
 
 

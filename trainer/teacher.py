@@ -29,7 +29,7 @@ _log = structlog.get_logger("trainer.teacher")
 
 
 class Teacher:
-    """Only the first rank's is used. `transport` replaces the network in tests."""
+    """A client of the teacher's engine. Only the first rank uses it. `transport` replaces the network in tests."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class Teacher:
         )
 
     def check(self, base: Path) -> None:
-        """Whether it has the tokens of the policy, whose files are in `base`. Raises ConfigurationError."""
+        """Check that the teacher has the tokens of the policy, whose files are in `base`. Raises
+        ConfigurationError."""
         told = self._patiently("GET", "/get_model_info", None)
         named = self._settings.tokenizer or told.get("tokenizer_path") or told.get("model_path")
         theirs = Path(str(named)) / "tokenizer.json"
@@ -73,7 +74,10 @@ class Teacher:
             )
 
     def scores(self, trajectories: Sequence[Trajectory], sequences: Sequence[TrainingSequence]) -> Taught:
-        """Waits for a teacher that is down. Raises TeacherUnusable for what it refuses, TeacherSilent."""
+        """Return the teacher's log-probabilities of the trained tokens. Waits for a teacher that is down.
+
+        Raises TeacherUnusable if it refuses, TeacherSilent if it does not answer within `patience`.
+        """
         with ThreadPoolExecutor(self._settings.concurrency, "teacher") as threads:
             found = list(threads.map(self._score, sequences))
         taught: dict[tuple[int, int], Sequence[float]] = {}
@@ -88,7 +92,7 @@ class Teacher:
         self._http.close()
 
     def _score(self, sequence: TrainingSequence) -> list[float]:
-        """Of the ids from the first span on."""
+        """Return the log-probabilities of the ids from the first span on."""
         start = sequence.spans[0].start
         body = {
             "input_ids": list(sequence.ids),
@@ -127,7 +131,7 @@ class Teacher:
 
 
 def differing(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str | None:
-    """A token of ours that theirs has not, or under another id, in words."""
+    """Describe a token of ours that theirs lacks or has under another id; None if there is none."""
     for token, number in sorted(ours.items(), key=lambda pair: pair[1]):
         if theirs.get(token) != number:
             return f"{token!r}, which is {number} here and {theirs.get(token, 'none')} there"
@@ -135,7 +139,7 @@ def differing(ours: Mapping[str, int], theirs: Mapping[str, int]) -> str | None:
 
 
 def _vocabulary(file: Path) -> dict[str, int]:
-    """Tokens by text, those that were added included."""
+    """Return the ids of all tokens by text, including added ones."""
     told = json.loads(file.read_text())
     vocabulary = told.get("model", {}).get("vocab", {})
     if isinstance(vocabulary, list):  # of unigram models: [token, score] in order

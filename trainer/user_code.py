@@ -46,13 +46,13 @@ FunctionInFile = Annotated[UserFunction, BeforeValidator(_referred)]
 
 
 def functions_in(parts: object) -> dict[str, UserFunction]:
-    """Return the user's own functions of an algorithm, or of its settings, by the part that they are."""
+    """Return the user's own functions of an algorithm, or of its settings, by algorithm part."""
     return {key: function for key in KEYS if (function := getattr(parts, key)) is not None}
 
 
 def anchored(section: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    """A configuration's `[trainer]` section, or that of one of its runs, whose relative files of functions are in the
-    `directory` of the configuration's own file, wherever the trainer is started."""
+    """Return a `[trainer]` section, or that of one run, with the relative paths of the user's own functions resolved
+    against the `directory` of the configuration file, so that they do not depend on where the trainer is started."""
     found = dict(section)
     algorithm = section.get("algorithm")
     if isinstance(algorithm, Mapping):
@@ -69,8 +69,8 @@ def anchored(section: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def without_directories(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of an algorithm as JSON, whose functions keep the names of their files but not where these lie: the
-    same mathematics wherever the file is, and the record does not say how the machine is laid out."""
+    """Return the parts of an algorithm as JSON, with the file names of the user's own functions but not their
+    directories: the mathematics does not depend on those, and the record does not reveal the machine's layout."""
     return {
         key: {**value, "file": Path(value["file"]).name} if key in KEYS and value is not None else value
         for key, value in parts.items()

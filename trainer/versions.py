@@ -1,4 +1,4 @@
-"""From trained weights to the run's next version, and from the run's head back to a model that can be trained on."""
+"""Versions: making the run's next one from trained weights, and resuming from the run's head."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _log = structlog.get_logger("trainer")
 
 
 class Versions:
-    """Publishing and resuming. Every rank calls the same methods; only the first acts outside itself."""
+    """Publishes versions and resumes from them. Every rank calls the same methods; only the first talks to the proxy
+    and changes directories."""
 
     def __init__(
         self,
@@ -54,13 +55,13 @@ class Versions:
         self.committed_metrics: dict[str, float] = {}
         """The metrics of the last commit; empty on all ranks but the first."""
         self._fresh = True
-        """No trainer state belongs to the weights as they are: the optimiser began anew with them."""
+        """Whether the optimiser began anew with the current weights, without a trainer state."""
 
     def resume(self) -> tuple[Head, RunningMeans]:
         """Load the head's weights, optimiser and schedule; return the head with its running means.
 
-        Earlier claims are given back, and directories that earlier trainers did not commit are removed.
-        Raises ProxyRefused, WeightsUnusable.
+        Held claims are given back, and directories that earlier trainers did not commit are removed. Raises
+        ProxyRefused, WeightsUnusable.
         """
         self._ranks.from_first(self._claims.give_back)
         head = self._ranks.from_first(self._client.head)
@@ -78,7 +79,8 @@ class Versions:
         return head, means
 
     def seed(self, head: Head) -> int:
-        """Return the seed of the step that follows `head`: no state of a random generator outlives a step."""
+        """Return the seed of the step that follows `head`. It depends on the version alone, so a step can be
+        replayed without the state of a random generator."""
         return (self._settings.seed * _SEED_STRIDE + head.version) % (1 << 31)
 
     def make(
@@ -90,8 +92,8 @@ class Versions:
         metrics: Mapping[str, float],
         tokens: Sequence[TokenAudit],
     ) -> Head:
-        """Publish the weights as they are and commit them as the successor of `head`, consuming `claim_id` and all
-        kept claims. Raises Superseded where the proxy refuses; the weights written are removed then."""
+        """Publish the current weights and commit them as the successor of `head`, consuming `claim_id` and all kept
+        claims. Raises Superseded if the proxy refuses the commit; the written weights are then removed."""
         tensors = whole_weights(self._learner.model.named_weights(), self._ranks)
         state = state_after(self._learner, means)
         inputs = StepInputs(
@@ -137,7 +139,7 @@ class Versions:
         return made
 
     def _remove_old(self, head: Head) -> None:
-        """Deletes weights beyond those to be kept. What is not done now is done after the next version."""
+        """Delete old weights that need not be kept. A failure is logged, and the next version tries again."""
         keep = self._settings.weights.keep_versions
         present = self.publisher.removable(head) if keep is not None else ()
         if keep is None or not present:

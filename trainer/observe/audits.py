@@ -99,7 +99,7 @@ def audit_trained(batch: Batch, advantages: Advantages, tokens: TokenRecord | No
 
 
 def _of_trajectories(batch: Batch, advantages: Advantages) -> list[float]:
-    """Return the session's advantage of each trajectory; the mean over its turns where turns have rewards."""
+    """Return the session's advantage of each trajectory, or the mean over its turns if turns have rewards."""
     return [
         session if all(turn.reward is None for turn in trajectory.turns) else sum(turns) / len(turns)
         for trajectory, session, turns in zip(batch.trajectories, advantages.session, advantages.turns, strict=True)
@@ -115,8 +115,8 @@ def per_trajectory(tokens: TokenRecord, trajectories: int) -> list[float]:
 
 
 def comparable(difference_N: Tensor, altered_N: Tensor) -> Tensor:
-    """Return the differences of log-probabilities where the trainer's and the engine's are of the same distribution;
-    all differences if there is no such token."""
+    """Return the differences of log-probabilities at tokens that trainer and engine score under the same
+    distribution; all differences if there is no such token."""
     same_N = ~altered_N
     return difference_N[same_N] if bool(same_N.any()) else difference_N
 

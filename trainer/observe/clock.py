@@ -11,7 +11,7 @@ WAITING, ELSEWHERE = "claim", "other_runs"
 
 
 class PhaseClock:
-    """Seconds per named phase. In a profiler's trace a phase is a range of its name."""
+    """Seconds per named phase. A profiler's trace shows each phase as a range of that name."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}

@@ -1,5 +1,5 @@
-"""What is read while the loop runs: its clock, how well engine and GPUs are used, a trace of some steps; and who is
-told of each step."""
+"""Measurements that accompany the loop: phases, use of engine and GPUs, profiles; and the sinks that receive
+metrics."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _log = structlog.get_logger("trainer")
 
 
 class Instruments:
-    """One per run; `close` it at the end. Nothing here keeps the loop waiting, or ends it. `base` is the base model's
-    directory."""
+    """The instruments of one run. `base` is the base model's directory. `close` them at the end.
+
+    A fault in any of them is logged; it neither blocks the loop nor ends it.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Instruments:
             self._sinks = open_sinks(settings.metrics, _about(settings, algorithm, head))
 
     def between_steps(self, version: int) -> None:
-        """`version` is the head."""
+        """Record that no phase is under way and that `version` is the head."""
         self.clock.end()
         self._version = version
         self._trace.between_steps(version)
@@ -60,7 +62,8 @@ class Instruments:
     def utilisation(
         self, mini_batches: Sequence[MiniBatch], seconds: Mapping[str, float], engine: EngineReading | None
     ) -> dict[str, float]:
-        """Of a step whose phases took so long. What cannot be known is not there."""
+        """Return how well a step used engine and GPUs; figures that are not known are left out. `seconds` are those
+        of its phases."""
         metrics = {}
         idle = self._engine.ratio(engine)
         if idle is not None:
@@ -71,7 +74,7 @@ class Instruments:
         return metrics
 
     def made(self, version: int, metrics: Mapping[str, float]) -> None:
-        """A step has been committed."""
+        """Log the metrics of the committed `version` and send them to the sinks."""
         self._version = version
         if not self._ranks.is_first:
             return
@@ -86,16 +89,16 @@ class Instruments:
             self._sinks.put(version, metrics)
 
     def take_up(self) -> None:
-        """Of several runs, this one's turn begins."""
+        """Begin a turn of this run, if the process trains several."""
         self._trace.take_up()
 
     def set_aside(self) -> None:
-        """Its turn is over: what the process does from now on is not this run's."""
+        """End a turn of this run: other runs are trained from now on."""
         self.clock.end()
         self._trace.set_aside()
 
     def finish(self) -> None:
-        """The end is near: sinks have from now on to take what they were told."""
+        """Tell the sinks that no more metrics follow. They write the rest while others are closed."""
         if self._sinks is not None:
             self._sinks.finish()
 
@@ -109,8 +112,8 @@ class Instruments:
 def _arithmetic(
     settings: TrainerSettings, algorithm: Algorithm, ranks: Ranks, base: Path
 ) -> tuple[ModelFlops | None, float | None]:
-    """Operations of the model and the peak of a device; of a CPU there is none to speak of, and a critic's are not
-    counted."""
+    """Return the operations of the model and the peak of the device. None on a CPU, which has no useful peak, and
+    with a critic, whose operations are not counted."""
     if ranks.device.type != "cuda" or algorithm.has_critic:
         return None, None
     name = torch.cuda.get_device_name(ranks.device)

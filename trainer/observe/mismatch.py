@@ -1,5 +1,5 @@
-"""Warn of an engine that does not compute what the trainer computes, and then pause the run; warn of answers from a
-distribution that the trainer does not know."""
+"""Warnings and pauses for an engine that computes other log-probabilities than the trainer, and warnings of answers
+from a distribution that the trainer does not know."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _log = structlog.get_logger("trainer")
 
 
 class GapWatch:
-    """Counts steps in a row in which the engine's log-probabilities were far from the trainer's.
+    """Counts consecutive steps in which the engine's log-probabilities were far from the trainer's.
 
-    `logprob_gap_fresh` is the mean absolute difference over the tokens of the head's own version, where age explains
-    nothing of it: engine and trainer compute different policies under one number. Steps without such tokens are not
-    counted, and do not end a row. Only the first rank counts, since only it has the figures.
+    `logprob_gap_fresh` is the mean absolute difference over the tokens of the head's own version. Staleness cannot
+    explain it: engine and trainer compute different policies under one version number. Steps without such tokens
+    neither count nor end a row. Only the first rank counts, since only it has the figures.
     """
 
     def __init__(self, ranks: Ranks, claims: LeasedClaims, settings: MismatchSettings) -> None:
@@ -30,7 +30,8 @@ class GapWatch:
         self._to_pause = 0
 
     def metrics(self, gap: float | None) -> dict[str, float]:
-        """Count a step with this gap (None: unknown), and return the metric that makes it a problem of the run."""
+        """Count a step with this gap (None: unknown), and return the metric by which the proxy reports a problem of
+        the run."""
         settings = self._settings
         if gap is not None:
             self._to_warn = _in_a_row(self._to_warn, gap, settings.warn_above)
@@ -46,7 +47,8 @@ class GapWatch:
         return {"mismatch_warning": gap}
 
     def stepped(self, version: int, gap: float | None) -> None:
-        """Pause the run if it is time. `version` has been committed; its step had this gap. A collective."""
+        """Pause the run if enough steps in a row had too large a gap. `version` has been committed by a step with
+        this `gap`. A collective."""
         if self._ranks.from_first(lambda: self._to_pause >= self._settings.steps):
             self._ranks.from_first(lambda: self._pause(version, gap))
 
@@ -64,12 +66,12 @@ class GapWatch:
 
 
 def _in_a_row(count: int, gap: float, bound: float) -> int:
-    """Return the steps in a row above the bound, this one included; 0 is no bound."""
+    """Return the number of steps in a row above the bound, including this one. A bound of 0 means none."""
     return count + 1 if bound and gap > bound else 0
 
 
 def warn_of_cut_sampling(judged: JudgedAnswers) -> None:
-    """Say that answers are not trained because their sampling parameters cut the distribution."""
+    """Warn if answers are not trained because their sampling parameters cut the distribution."""
     reasons = [turn.reason for turns in judged.masked.values() for turn in turns]
     if count := reasons.count(AnswerFault.SAMPLING.value):
         _log.warning(

@@ -32,8 +32,8 @@ def step_metrics(
     audits: Sequence[TrajectoryAudit],
     seconds: Mapping[str, float],
 ) -> dict[str, float]:
-    """The metrics of a trained step. `audits` are all that the commit consumes, skipped ones included; `seconds` are
-    of the phases since the metrics of the step before."""
+    """Return the metrics of a trained step. `audits` are those of all trajectories that the commit consumes, skipped
+    ones included. `seconds` are those of the phases since the metrics of the step before."""
     metrics = {
         **_of_batch(batch, advantages),
         **(_of_tokens(outcome.tokens) if outcome.tokens is not None else {}),
@@ -56,14 +56,15 @@ def step_metrics(
 
 
 def signal_metrics(prepared: Prepared, *, extra_claims: int) -> dict[str, float]:
-    """Return how much of what was claimed had a signal, and by how many further claims the batch was filled up."""
+    """Return the share of claimed trajectories without a signal, and the number of claims by which the batch was
+    filled up."""
     silent = len(prepared.left_out) + sum(not any(turns) for turns in prepared.advantages.turns)
     metrics = {
         "left_out": float(len(prepared.left_out)),
         "extra_claims": float(extra_claims),
         "levelled_groups": float(prepared.levelled),
     }
-    if not prepared.advantages.for_critic:  # whose advantages are per token, and known later
+    if not prepared.advantages.for_critic:  # a critic's advantages are per token, and known only after the update
         usable = len(prepared.left_out) + len(prepared.batch.trajectories)
         metrics["without_signal_share"] = silent / usable
     return metrics
@@ -113,7 +114,8 @@ def _of_batch(batch: Batch, advantages: Advantages) -> dict[str, float]:
 
 
 def _of_layout(mini_batches: Sequence[MiniBatch]) -> dict[str, float]:
-    """Tokens of the sequences, and those that the model is given for them: padding more, less what stands once."""
+    """Return the tokens of the sequences, and the tokens that the model computes for them: with padding, and with
+    shared prefixes once."""
     parts = [part for mini_batch in mini_batches for part in mini_batch.micro_batches]
     return {
         "tokens_in_sequences": float(sum(part.sequence_tokens for part in parts)),
@@ -131,7 +133,7 @@ def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
         **{f"ratio_{name}": value for name, value in _quantiles(ratio_N).items()},
         "clipped_share": tokens.clipped_N.double().mean().item(),
         "importance_weight_mean": tokens.weight_N.double().mean().item(),
-        # k3 of Schulman 2020, of the current policy against the one that acted.
+        # k3 (Schulman 2020) of the current policy against the behaviour policy.
         "kl_behaviour": (comparable_N.exp() - 1 - comparable_N).mean().item(),
         **_divergence(tokens),
         "entropy": tokens.entropy_N.double().mean().item(),
@@ -143,7 +145,8 @@ def _of_tokens(tokens: TokenRecord) -> dict[str, float]:
 
 
 def _of_critic(batch: Batch, outcome: Outcome, tokens: TokenRecord) -> dict[str, float]:
-    """Return the metrics of a critic: its advantages per token, and how much of the returns it had foreseen."""
+    """Return the metrics of a critic: its advantages per token, and the share of the returns' variance that its
+    values explain."""
     if outcome.value_loss is None or outcome.value_gradient_norm is None:
         return {}
     advantages_N = tokens.advantages_N.double()
@@ -162,7 +165,7 @@ def _of_critic(batch: Batch, outcome: Outcome, tokens: TokenRecord) -> dict[str,
 
 
 def divergence_from_teacher(outcome: Outcome, taught: Taught | None) -> dict[str, float]:
-    """The mean of logp − teacher over the trained tokens, before the step; nothing where there is no teacher."""
+    """Return the mean of logp − teacher over the trained tokens, before the step; nothing without a teacher."""
     tokens = outcome.tokens
     if taught is None or tokens is None:
         return {}
@@ -192,7 +195,7 @@ def _quantiles(values_N: Tensor) -> dict[str, float]:
 
 
 def _staleness(staleness_N: Tensor) -> dict[str, float]:
-    """Mean, maximum and the share of tokens per version of staleness."""
+    """Return the mean, the maximum and the share of tokens per version of staleness."""
     counts = torch.bincount(staleness_N.clamp(min=0).long())
     shares = {f"staleness_share_{age}": count / staleness_N.numel() for age, count in enumerate(counts.tolist())}
     return {"staleness_mean": staleness_N.mean().item(), "staleness_max": staleness_N.max().item(), **shares}

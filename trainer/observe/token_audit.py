@@ -1,4 +1,4 @@
-"""Which trajectories of a step are kept token by token, and their tokens."""
+"""The trajectories of a step whose tokens are recorded one by one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainer.update import TokenRecord
 
 
 def audit_tokens(batch: Batch, tokens: TokenRecord | None, sample: int) -> tuple[TokenAudit, ...]:
-    """Every trained turn of `sample` trajectories, one audit each, but for redacted ones, of which not every token
-    was trained; none on a rank without the token record."""
+    """Return an audit of every trained turn of `sample` trajectories; none on a rank without the token record.
+    Redacted turns are left out, since not all of their tokens were trained."""
     if tokens is None or sample == 0:
         return ()
     audits = []
@@ -38,8 +38,9 @@ def audit_tokens(batch: Batch, tokens: TokenRecord | None, sample: int) -> tuple
 
 
 def sampled(batch: Batch, tokens: TokenRecord, sample: int) -> list[int]:
-    """Indices of the batch, in its order: where a log-probability is furthest from the engine's, and the others by
-    the hash of their session's id, so that the choice is random and always the same."""
+    """Return the indices of the chosen trajectories, in the order of the batch: the one with the log-probability
+    furthest from the engine's, and others by the hash of their session's id, which makes the choice random and
+    repeatable."""
     gap_N = (tokens.logprobs_N - tokens.behaviour_N).abs()
     gap_N = torch.where(tokens.altered_N, torch.zeros_like(gap_N), gap_N)
     worst = int(tokens.trajectory_N[gap_N.argmax()])

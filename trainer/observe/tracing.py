@@ -14,7 +14,7 @@ _log = structlog.get_logger("trainer")
 
 
 class Profiler:
-    """torch's, of which a process has one: the runs that it trains have it one after another."""
+    """torch's profiler. A process can run only one at a time, so the runs that it trains take turns."""
 
     def __init__(self, device: torch.device) -> None:
         self._activities = [ProfilerActivity.CPU]
@@ -23,7 +23,7 @@ class Profiler:
         self._running: profile | None = None
 
     def start(self) -> bool:
-        """False while another run has it."""
+        """Start the profiler. Return False if another run uses it."""
         if self._running is not None:
             return False
         self._running = profile(activities=self._activities)
@@ -31,7 +31,7 @@ class Profiler:
         return True
 
     def collect(self, collects: bool) -> None:
-        """Whether what is done from now on is in the trace."""
+        """Switch collecting on or off."""
         assert self._running is not None
         self._running.toggle_collection_dynamic(collects, self._activities)
 
@@ -43,7 +43,7 @@ class Profiler:
 
 
 class StepTrace:
-    """Every rank has its own, and so has every run. `between_steps` is to be called when no phase is under way."""
+    """The trace of one run on one rank. Call `between_steps` when no phase is under way."""
 
     def __init__(self, settings: ProfileSettings, run_id: str, rank: int, profiler: Profiler) -> None:
         self._settings = settings
@@ -53,10 +53,11 @@ class StepTrace:
         self._traces = False
         self._begun_at: int | None = None
         self._first = 0
-        """The version that the first traced step makes; 0: none yet."""
+        """The version that the first traced step makes; 0: nothing was traced yet."""
 
     def between_steps(self, version: int) -> None:
-        """`version` is the head: a step that was made in vain, or that waits for trajectories, counts once."""
+        """Start or end the trace if it is time. `version` is the head, so a step that is repeated or waits for
+        trajectories counts once."""
         if self._begun_at is None:
             self._begun_at = version
         made = version - self._begun_at
@@ -71,17 +72,17 @@ class StepTrace:
             _log.info("profiling", steps=self._settings.steps, first_version=self._first)
 
     def set_aside(self) -> None:
-        """Other runs are trained from now on, which is not of this trace."""
+        """Leave the steps of other runs out of the trace."""
         if self._traces:
             self._profiler.collect(False)
 
     def take_up(self) -> None:
-        """This run is trained again."""
+        """Continue the trace: this run is trained again."""
         if self._traces:
             self._profiler.collect(True)
 
     def close(self, version: int) -> None:
-        """Writes what there is of steps that are whole."""
+        """Write the trace of the complete steps."""
         if self._traces and version >= self._first:
             self._end(version)
         elif self._traces:

@@ -1,4 +1,4 @@
-"""How much of what is there was used: the engine's time, and the GPUs' arithmetic."""
+"""The use of the engine's time and of the GPUs' arithmetic."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from trainer.models.state_dict import stored_shapes
 
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
 _ENDS = ("embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out")
-"""Embeddings and the output head on the disk: looking up is no arithmetic, and the head is counted apart."""
+"""Names of embeddings and output heads in stored weights. A look-up is no arithmetic, and the head is counted
+separately."""
 
 
 class EngineIdle:
-    """The share of time between two steps' claims in which the engine had nothing to do."""
+    """The share of time between the claims of two steps in which the engine was idle."""
 
     def __init__(self) -> None:
         self._last: EngineReading | None = None
 
     def ratio(self, reading: EngineReading | None) -> float | None:
-        """None at first, and where another process of the proxy answered than last time: it counts anew."""
+        """Return the share since the last reading. Return None for the first reading, and if another process of the
+        proxy gave the last one, since each process counts from its own start."""
         last, self._last = self._last, reading
         if last is None or reading is None or reading.process != last.process or reading.seconds <= last.seconds:
             return None
@@ -38,7 +40,7 @@ class EngineIdle:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFlops:
     """Floating-point operations of a forward pass: per token in the layers, per predicted token in the output head,
-    and per pair of a token and one that it attends to, itself included."""
+    and per pair of a token and a token that it attends to, itself included."""
 
     per_token: int
     per_prediction: int
@@ -46,8 +48,8 @@ class ModelFlops:
 
     @staticmethod
     def of(directory: Path) -> ModelFlops | None:
-        """Of the model in a directory, as is the custom: of its matrix multiplications, and of experts those that a
-        token is sent to. None for one whose config.json does not say its sizes by the usual names."""
+        """Return the operations of the model in a directory, by convention those of its matrix multiplications; of
+        experts, those that a token is routed to. Return None if config.json lacks the usual names of sizes."""
         from transformers import AutoConfig
 
         config: Any = AutoConfig.from_pretrained(directory).get_text_config()
@@ -71,8 +73,8 @@ class ModelFlops:
         return self.per_token * tokens + self.per_pair * pairs + self.per_prediction * predictions
 
     def of_step(self, mini_batches: Iterable[MiniBatch], algorithm: Algorithm) -> int:
-        """Of all ranks together. A backward pass is twice its forward pass; activations that are computed again are
-        not counted, nor is padding."""
+        """Return the operations of all ranks together. A backward pass counts as two forward passes. Recomputed
+        activations and padding are not counted."""
         again = int(algorithm.looks_first) + int(algorithm.has_reference)
         total = 0
         for micro_batch in (one for each in mini_batches for one in each.micro_batches):
@@ -82,7 +84,7 @@ class ModelFlops:
 
 
 class _Peak(NamedTuple):
-    """Dense floating-point operations a second, as the vendor's data sheet has them."""
+    """Dense floating-point operations per second, from the vendor's data sheet."""
 
     bfloat16: float
     tf32: float
@@ -103,11 +105,12 @@ PEAKS: dict[str, _Peak] = {
     "RTX 3090": _Peak(71e12, 35.6e12, 35.6e12),
     "MI300X": _Peak(1307e12, 654e12, 163e12),
 }
-"""By a part of the device's name, the longer before those that it contains."""
+"""Peaks by a part of the device's name. A name that contains another one comes before it."""
 
 
 def peak_flops(device_name: str, precision: Precision) -> float | None:
-    """Of one device, in the arithmetic that the trainer uses on it; None for one that is not in the table."""
+    """Return the peak of one device in the arithmetic that the trainer uses; None for a device that is not in the
+    table."""
     name = device_name.replace("-", " ").split()
     for known, peak in PEAKS.items():
         words = known.split()
@@ -119,7 +122,8 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
 
 
 def _counted(batch: MicroBatch) -> tuple[int, int, int]:
-    """Tokens, attended pairs and predictions. A token attends to as many as its position says, and to itself."""
+    """Return the numbers of tokens, attended pairs and predictions. A token attends to all tokens before it and to
+    itself."""
     lengths_B1 = batch.lengths_B.to(batch.position_ids_BT.device)[:, None]
     real_BT = torch.arange(batch.position_ids_BT.shape[1], device=lengths_B1.device) < lengths_B1
     pairs = int((batch.position_ids_BT + 1)[real_BT].sum())

@@ -73,9 +73,9 @@ class GradientWatch:
 
 
 class GroupWatch:
-    """Warn of a group baseline on traffic that has neither groups nor tasks.
+    """Warns of a group baseline on traffic that has neither groups nor tasks.
 
-    This cannot be known at the start: agents decide what their sessions name.
+    This is not known at the start, because agents decide how they name their sessions.
     """
 
     def __init__(self, baseline: Baseline) -> None:
@@ -84,7 +84,8 @@ class GroupWatch:
         self._in_a_row = 0
 
     def compared(self, advantages: Advantages) -> None:
-        """Count a batch; warn when it is the third in a row, and then not again until a batch has groups or tasks."""
+        """Count a batch. Warn after the third in a row without groups, and again only after a batch had groups or
+        tasks."""
         fallbacks = advantages.fallbacks
         if not self._watches or not fallbacks.rewarded:
             return

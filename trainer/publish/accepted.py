@@ -1,4 +1,4 @@
-"""Whether the run's engine loads what this trainer publishes."""
+"""Whether the run's engine can load what this trainer publishes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from trainer.errors import ConfigurationError
 
 
 class Accepted:
-    """Whole weights every engine loads, adapters some. The proxy is asked until the engine has told it, which may be
-    starting together with the trainer."""
+    """The check that the run's engine loads adapters, which not every engine does. The engine may start together
+    with the trainer, so the check is repeated until the proxy knows the engine's formats."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.is_unknown = settings.adapter is not None and settings.adapter.publish is AdapterPublish.ADAPTER
 
     def look(self, head: Head) -> None:
-        """Raises ConfigurationError where the engine would serve none of this trainer's versions."""
+        """Raise ConfigurationError if the engine could serve none of this trainer's versions."""
         if not self.is_unknown or head.formats is None:
             return
         if WeightsFormat.ADAPTER not in head.formats:

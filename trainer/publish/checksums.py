@@ -1,4 +1,4 @@
-"""Checksums of a version's files: written down when it is published, compared before anything of it is read."""
+"""Checksums of a version's files, recorded when it is published and compared before any of them is read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BLOCK = 1 << 20
 
 
 def checksums(directory: Path, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the SHA-256 of every file below a version's directory by its path in it.
+    """Return the SHA-256 of every file in a version's directory by its path in it.
 
-    Of the trainer state only the index is listed, which has the checksums of that folder's other files. Files that
-    are `known` are not read again.
+    Of the trainer state only the index is listed, which contains the checksums of the other files of that folder.
+    Files in `known` are not read again.
     """
     return {name: known.get(name) or _sha256(directory / name) for name in sorted(_listed(directory))}
 

@@ -86,7 +86,8 @@ class DiskPublisher:
         self._locks: dict[str, IO[bytes]] = {}
 
     def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
-        """Write the successor of `head`. Raises WeightsUnusable, with nothing left behind, if the disk refuses."""
+        """Write the successor of `head`. Raises WeightsUnusable, after removing everything written, if the disk
+        refuses."""
         try:
             return self._write(head, tensors, state)
         except OSError as error:
@@ -120,7 +121,7 @@ class DiskPublisher:
         _flush(hidden)
         sha256, size = digest(hidden)
         written = weight_files(hidden)
-        # The digest of a single file is its checksum: it need not be read twice.
+        # The digest of a single file is its checksum, so the file is not read twice.
         files = checksums(hidden, {written[0].name: sha256} if len(written) == 1 else {})
         final = hidden.with_name(hidden.name.removeprefix("."))
         hidden.rename(final)
@@ -209,12 +210,14 @@ class DiskPublisher:
             lock.close()
 
     def _prune(self, newest: Path) -> None:
-        """Remove all optimiser states but those written last. The newest version's always stays."""
+        """Remove all optimiser states but the last ones written. The newest version's always stays."""
         settled = [each for each in newest.parent.glob("v*") if not (each / _MARK).exists()]
         states = [state for each in settled if (state := _state_of(each)) is not None]
         states.sort(key=lambda path: (path.parent.parent == newest, path.stat().st_mtime_ns), reverse=True)
         for state in states[self._keep :]:
-            state.unlink(missing_ok=True)  # first, so that a kill right here leaves no half state that looks whole
+            state.unlink(
+                missing_ok=True
+            )  # the index first, so that a process killed here leaves no incomplete state that looks complete
         for each in settled:
             if _state_of(each) is None:
                 shutil.rmtree(each / _STATE, ignore_errors=True)
@@ -251,12 +254,12 @@ def restore_version(
 
 
 def has_weights(weights: WeightsReference) -> bool:
-    """Whether a version's files are there."""
+    """Return whether a version's files exist."""
     return any(Path(weights.uri).glob("*.safetensors"))
 
 
 def has_state(weights: WeightsReference) -> bool:
-    """Whether a version's trainer state was kept, in a format that is still read."""
+    """Return whether a version's trainer state exists in a format that can be read."""
     state = Path(weights.uri) / _STATE
     return (state / INDEX).is_file() and not holds_pickles(state)
 
@@ -266,7 +269,7 @@ def _alone() -> Ranks:
 
 
 def _state_of(directory: Path) -> Path | None:
-    """Return the file without which a version has no trainer state, if it is there."""
+    """Return the file that every trainer state has, if it exists."""
     return next((path for name in (INDEX, _WHOLE) if (path := directory / _STATE / name).is_file()), None)
 
 

@@ -1,8 +1,8 @@
-"""How a trained version reaches the engines, and how a trainer gets it back.
+"""The way of a trained version to the engines, and back to a trainer.
 
-The order that every transport keeps: `stage` makes the weights reachable and durable, then the proxy's commit makes
-them a version, then `settle` or `discard` says how that ended. What was staged and never committed is garbage, which
-`collect` removes; what the proxy's head refers to is never garbage.
+Every transport keeps this order: `stage` makes the weights reachable and durable, the proxy's commit makes them a
+version, and `settle` or `discard` follows by the result. Weights that were staged and never committed are garbage,
+which `collect` removes; weights that the proxy's head refers to are never garbage.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from proxy.contract.policy import Head, WeightsReference
 from trainer.models.policy import Policy
 
 TrainerState = dict[str, Any]
-"""Plain values and tensors: everything beside the weights that the next step depends on."""
+"""Plain values and tensors: everything that the next step depends on besides the weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Staged:
-    """Weights that are reachable and not yet a version."""
+    """Weights that engines can reach and that are no version yet."""
 
     parent: WeightsReference | None
     weights: WeightsReference
@@ -30,40 +30,41 @@ class Staged:
 
 class WeightPublisher(Protocol):
     def stage(self, head: Head, tensors: Mapping[str, Tensor], state: TrainerState | None) -> Staged:
-        """Makes the successor of `head` reachable and durable. `state` None: there is none to go on from. A
-        collective: the first rank has the weights, and each has its part of the state."""
+        """Make the successor of `head` reachable and durable. Without a `state`, training cannot go on from it. A
+        collective: the first rank has the weights, and each rank has its part of the state."""
         ...
 
     def settle(self, staged: Staged) -> None:
-        """The commit was made."""
+        """Record that the weights were committed."""
         ...
 
     def discard(self, staged: Staged) -> None:
-        """The commit was refused: nobody will ever refer to it."""
+        """Remove weights whose commit was refused."""
         ...
 
     def collect(self, head: Head) -> list[str]:
-        """Removes what earlier trainers of this run staged and never committed; returns what it removed."""
+        """Remove weights that earlier trainers of this run staged and never committed. Return their names."""
         ...
 
     def removable(self, head: Head) -> tuple[str, ...]:
-        """The uris of versions that no trainer needs: committed ones without a trainer state, and not `head`."""
+        """Return the URIs of versions that no trainer needs: committed ones without a trainer state, except
+        `head`."""
         ...
 
     def remove(self, uris: Sequence[str]) -> None:
-        """Deletes versions that the proxy has marked as removed; those that are gone already are passed over."""
+        """Delete versions that the proxy has marked as removed, and ignore those that are gone already."""
         ...
 
     def restore(
         self, head: Head, policy: Policy, divided: Mapping[str, Tensor | None] | None = None
     ) -> TrainerState | None:
-        """Makes a policy the head's; returns its trainer state, None if that was not kept. Tensors of the state are
-        sharded as what `divided` has for their place in it, else whole. A collective.
+        """Load the head into a policy and return its trainer state; None if none was kept. A tensor of the state is
+        sharded like the tensor at its place in `divided`, or else whole. A collective.
 
         Raises WeightsUnusable.
         """
         ...
 
     def close(self) -> None:
-        """The trainer ends: what it staged and did not settle is nobody's any more."""
+        """Release weights that were staged and not settled, at the end of the trainer."""
         ...

@@ -1,10 +1,10 @@
 """`python -m trainer replay RUN VERSION [--config FILE] [--proxy URL] [--verify] [--json]`
 
-Makes the step that led to a version again, on what the proxy's store kept of it, and says whether the same weights
-come out. It needs an admin key or the run's trainer key (`trainer.api_key`), sees the weights under the same paths as
-the trainer did, and writes nothing but temporary files. It may run beside a trainer.
+Makes the step that led to a version again from the record in the proxy's store, and reports whether the same weights
+come out. It needs an admin key or the run's trainer key (`trainer.api_key`), must see the weights under the same
+paths as the trainer did, and writes only temporary files. It may run beside a trainer.
 
-Exit status: 0; with --verify, 1 where other weights come out; 2 for a wrong configuration; 3 where the step cannot be
+Exit status: 0; with --verify, 1 if other weights come out; 2 for a wrong configuration; 3 if the step cannot be
 replayed.
 """
 
@@ -65,9 +65,9 @@ def _replay(
     arguments: Sequence[str],
     functions: Mapping[str, UserFunction],
 ) -> Verdict | None:
-    """None on all ranks but the first. torch is imported here, after its threads are decided.
+    """Replay the step and return the verdict; None on all ranks but the first. Raises TrainerError.
 
-    Raises TrainerError.
+    torch is imported here, because it reads its number of threads when it is imported.
     """
     steps: dict[int, StepBatch] = {}
 
@@ -105,7 +105,7 @@ def _replay(
 
 
 def _under_torchrun(ranks: int, arguments: Sequence[str]) -> Verdict:
-    """The same, by as many processes as made the step."""
+    """Replay the step with as many processes as made it."""
     from trainer.replay.verdict import Verdict
 
     with tempfile.TemporaryDirectory(prefix="base-rl-replay-") as directory:
@@ -124,7 +124,7 @@ def _under_torchrun(ranks: int, arguments: Sequence[str]) -> Verdict:
 
 
 def describe(run: str, verdict: Verdict) -> str:
-    """For people."""
+    """Describe the verdict for people."""
     lines = [f"version {verdict.version} of {run}: {'identical' if verdict.identical else 'differs'}"]
     lines.append(f"  trajectories    {verdict.trajectories}")
     for name, committed, replayed in (

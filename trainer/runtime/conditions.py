@@ -1,4 +1,4 @@
-"""Where a step is computed, as far as its bits depend on it."""
+"""The conditions of a step that its bits depend on: versions, device, threads, ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def conditions(ranks: Ranks) -> StepConditions:
 
 
 def differences(then: StepConditions, now: StepConditions) -> list[tuple[str, str, str]]:
-    """Name, value then, value now of each condition that is another one."""
+    """Return (name, value then, value now) of each condition that differs."""
     return [
         (name, str(getattr(then, name)), str(getattr(now, name)))
         for name in StepConditions.__struct_fields__

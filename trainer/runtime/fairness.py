@@ -1,7 +1,7 @@
-"""Whose turn it is, of runs that are trained by one process: shares of time, not of steps.
+"""The choice of the next run, among runs that one process trains, by equal shares of time.
 
-Start-time fair queueing (Goyal, Vin and Cheng, 1996) with runs for flows and seconds for lengths. A step is never
-broken off, so shares are equal to within a step.
+Start-time fair queueing (Goyal, Vin and Cheng, 1996) with runs as flows and seconds as lengths. A step is never
+interrupted, so shares are equal to within a step.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 class FairShare:
     """The seconds that each run has had, which `choose` evens out.
 
-    Of two runs that both have a batch at every choice, none is ahead by more than the longest step of theirs. A run
-    that had none is taken to have had as much as whoever trained meanwhile: what it did not use then is nobody's.
+    If two runs have a batch at every choice, their seconds differ by at most their longest step. A run without a
+    batch gets no credit for the time in which others trained.
     """
 
     def __init__(self, runs: Sequence[str]) -> None:
@@ -21,14 +21,12 @@ class FairShare:
         self._served = dict.fromkeys(runs, 0)
         self._contending: set[str] = set()
         self._now = 0.0
-        """What the run that was chosen last had had before."""
+        """Seconds that the last chosen run had had when it was chosen."""
 
     def choose(self, ready: Collection[str], undecided: Collection[str] = ()) -> str | None:
-        """The one of `ready` that has had the least; of several, the one whose last turn is longest ago.
-
-        None: there is none, or one of the `undecided`, which may have a batch in a moment, would go before all of
-        them.
-        """
+        """Return the run of `ready` with the fewest seconds; among equals, the one whose last turn is longest ago.
+        Return None if there is none, or if one of the `undecided`, which may soon have a batch, would come before
+        all of them."""
         contending = {*ready, *undecided}
         for run in contending - self._contending:
             self._had[run] = max(self._had[run], self._now)
@@ -42,10 +40,10 @@ class FairShare:
         return first
 
     def spend(self, run: str, seconds: float) -> None:
-        """It had these, of whatever use they were."""
+        """Add seconds to a run's share, whether they were of use or not."""
         self._had[run] += seconds
 
     def leave(self, run: str) -> None:
-        """It is not trained any more."""
+        """Remove a run that is no longer trained."""
         del self._had[run], self._served[run]
         self._contending.discard(run)

@@ -1,4 +1,4 @@
-"""What happens when a step does not fit into memory: it is made again in smaller parts."""
+"""Steps that do not fit into memory: they are made again with smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _log = structlog.get_logger("trainer.memory")
 
 
 class MicroBatchMemory:
-    """How large micro-batches may be: as configured, and less once they were too large, for as long as this process
-    lives. Losses have explicit denominators, so the gradient is the same whatever the size.
+    """The bound on the size of micro-batches: the configured one, or a smaller one after a step did not fit, for the
+    life of this process. Losses have explicit denominators, so the gradient does not depend on the size.
 
-    The whole step is begun again from the head, since part of a gradient, or some of its optimiser steps, may have
-    been made. A rank of several cannot leave the collectives that its peers wait in: there all of them end, and the
-    launcher starts them again, once for a step, with what is left in `restarts` (None: nobody would start them).
+    The whole step is begun again from the head, since parts of a gradient or some optimiser steps may have been
+    made. One of several ranks cannot leave the collectives in which its peers wait. So all ranks end, and the
+    launcher starts them again, once for a step, with the bound in `restarts` (None: no launcher would start them).
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class MicroBatchMemory:
                 _log.warning("out of memory before: the step is made in smaller micro-batches", most_tokens=bound)
 
     def take_splits(self) -> int:
-        """How many times micro-batches were made smaller since this was asked."""
+        """Return how often micro-batches were made smaller since the last call."""
         splits, self._splits = self._splits, 0
         return splits
 
-    def refused(
+    def after_refusal(
         self, mini_batches: Sequence[MiniBatch], sequences: Sequence[TrainingSequence], version: int, said: str
     ) -> TrainerError:
-        """What to raise, in a step from this version. Micro-batches are half as large from now on, or of one
-        sequence."""
+        """Make micro-batches half as large from now on, or as large as one sequence, and return the error to raise
+        in a step from `version`."""
         largest = max(part.input_ids_BT.numel() for mini_batch in mini_batches for part in mini_batch.micro_batches)
         longest = max(len(sequence.ids) for sequence in sequences)
         bound = largest // 2

@@ -1,11 +1,9 @@
-"""What ranks leave to their launcher (`launch.py`), and to those that are started in their place.
+"""Messages of ranks to their launcher (`launch.py`), and to the ranks that are started in their place.
 
-A rank that cannot go on ends, and its peers then fail in the collectives that they wait in. The first one's words say
-why: they are the launcher's, and peers say whom they lost.
-
-A rank cannot leave the collectives that its peers wait in, so a step that does not fit ends all of them. The one that
-it did not fit for writes down how small micro-batches are to be from then on, and the launcher, whose directory it
-is, starts all of them once more.
+A rank that cannot go on ends, and its peers then fail in the collectives in which they wait for it. The first rank
+to report gives the cause; its peers report which rank they lost. A step that does not fit into one rank's memory
+therefore ends all ranks. That rank writes down a smaller bound on micro-batches, and the launcher, to which the
+directory belongs, starts all ranks once more.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import msgspec
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 STATUS = 75
-"""Exit status of a rank that asks for all of them to be started again."""
+"""Exit status of a rank that asks the launcher to start all ranks again."""
 
 _DIRECTORY, _LAUNCHER = "BASE_RL_TRAINER_RESTARTS", "BASE_RL_TRAINER_LAUNCHER"
 _ASKED, _GRANTED, _WORDS = "asked", "granted-", "words"
@@ -32,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class SmallerBound(msgspec.Struct, frozen=True, kw_only=True):
-    """`version` is the head of the run from which the step was tried."""
+    """A smaller bound on micro-batches. `version` is the head from which the step was tried."""
 
     run: str
     version: int
@@ -40,7 +38,7 @@ class SmallerBound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastWords(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a rank that ends with this exit status."""
+    """The report of a rank that ends with this exit status."""
 
     rank: int
     status: int
@@ -48,36 +46,38 @@ class LastWords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restarts:
-    """Of one launcher, for as long as it lives. Each run that it trains has a bound of its own."""
+    """The messages of one launcher's ranks. Each run that it trains has a bound of its own."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     @staticmethod
     def of_launcher() -> Restarts | None:
-        """None in a process that nobody would start again."""
+        """Return the messages of this process's launcher; None if no launcher would start it again."""
         directory = os.environ.get(_DIRECTORY)
         return None if directory is None else Restarts(Path(directory))
 
     def tell_processes(self) -> None:
-        """Those that are started from here on."""
+        """Set the directory in the environment of processes that are started from now on."""
         os.environ[_DIRECTORY] = str(self._directory)
         os.environ[_LAUNCHER] = str(os.getpid())
 
     def ask(self, bound: SmallerBound) -> None:
-        """Whoever is first is heard; others that ask at the same time are out of memory in the same step."""
+        """Ask for all ranks to be started again. Only the first request counts: other ranks that ask at the same
+        time ran out of memory in the same step."""
         self._leave(_ASKED, bound)
 
     def say(self, words: LastWords) -> None:
-        """Whoever is first is heard."""
+        """Report why this rank ends. Only the first report counts."""
         self._leave(_WORDS, words)
 
     def said(self) -> LastWords | None:
-        """By those that run, or ran last."""
+        """Return the first report of the ranks that run, or ran last."""
         return self._read(_WORDS, LastWords)
 
     def grant(self) -> bool:
-        """Whether the ranks that have ended asked to be started again; those that come now find the bound."""
+        """Return whether the ended ranks asked to be started again. The bound is then stored for the ranks that
+        follow."""
         asked = self._read(_ASKED, SmallerBound)
         if asked is None:
             return False
@@ -86,11 +86,11 @@ class Restarts:
         return True
 
     def granted(self, run: str) -> SmallerBound | None:
-        """What those before asked for last in this run."""
+        """Return the bound that the ranks before asked for in this run."""
         return self._read(_granted(run), SmallerBound)
 
     def _leave(self, name: str, message: msgspec.Struct) -> None:
-        """Where nothing of that name is yet."""
+        """Write a message, unless there is one of that name."""
         mine = self._directory / uuid4().hex
         mine.write_bytes(msgspec.json.encode(message))
         with contextlib.suppress(FileExistsError):
@@ -105,8 +105,8 @@ class Restarts:
 
 
 def end_with_launcher() -> None:
-    """On Linux the kernel sends this process SIGTERM when its launcher is gone, however that ended: ranks have
-    sessions of their own, which nobody else would end."""
+    """Make the Linux kernel send this process SIGTERM when its launcher dies. Ranks have sessions of their own, so
+    nothing else would end them."""
     launcher = os.environ.get(_LAUNCHER)
     if launcher is None or not sys.platform.startswith("linux"):
         return

@@ -99,7 +99,7 @@ def second_of_two(directory: Path | None) -> tuple[MicroBatchMemory, Callable[[i
     memory = MicroBatchMemory(BatchSettings(), Ranks(1, 2, torch.device("cpu"), None), restarts, RUN)
     packed = mini_batches(batch, [(1.0,)] * 8, sequences, memory.settings, IN_ONE_STEP)
     largest = max(part.input_ids_BT.numel() for part in packed[0].micro_batches)
-    return memory, lambda version: memory.refused(packed, sequences, version, "Tried"), largest
+    return memory, lambda version: memory.after_refusal(packed, sequences, version, "Tried"), largest
 
 
 def test_a_rank_of_several_that_nobody_would_start_again_says_what_to_set() -> None:

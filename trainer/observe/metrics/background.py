@@ -1,4 +1,4 @@
-"""A sink on a thread of its own, so that one that fails, waits or hangs is nobody's trouble but its own."""
+"""A sink on a thread of its own, so that a sink that fails or hangs does not affect training."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ import structlog
 from trainer.observe.metrics.sink import RunAbout, Sink, StepMetrics
 
 CAPACITY = 1000
-"""Steps that wait for a sink; a further one is dropped for it."""
+"""Steps that wait for a sink; further ones are dropped for that sink."""
 _THREAD = "metrics-"
 
 _log = structlog.get_logger("trainer.metrics")
 
 
 class BackgroundSink:
-    """`put` never waits and never raises. What a sink could not take is counted, and said when that begins and at
-    the end; the store has the metrics of every step."""
+    """Queues metrics for a sink. `put` never waits and never raises.
+
+    Steps that the sink could not take are counted, and logged when that begins and at the end. The store has the
+    metrics of every step.
+    """
 
     def __init__(self, name: str, sink: Sink, run: RunAbout, *, capacity: int = CAPACITY) -> None:
         self.name = name
@@ -52,13 +55,14 @@ class BackgroundSink:
             _log.warning("a sink is too slow: steps are dropped for it", sink=self.name, waiting=self._capacity)
 
     def finish(self) -> None:
-        """Lets it end once it has written what waits."""
+        """Let the thread end after it has written the queued steps."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def join(self, deadline: float) -> bool:
-        """Whether it has ended by the `deadline`, of `time.monotonic`. Says what it did not take."""
+        """Wait until the thread has ended, at most until `deadline` (of `time.monotonic`), and return whether it
+        has. Log the number of steps that it did not write."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         ended = not self._thread.is_alive()
         with self._changed:
@@ -80,7 +84,7 @@ class BackgroundSink:
             self._try(self._sink.close)
 
     def _next(self) -> StepMetrics | None:
-        """None at the end."""
+        """Return the next step; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting.popleft() if self._waiting else None

@@ -1,4 +1,4 @@
-"""MLflow: one run there per run here, found again by a tag."""
+"""MLflow, with one MLflow run per run, found by a tag."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _LONGEST_PARAMETER = 500
 
 
 class MlflowSink:
-    """The configuration is that of the first start: MLflow's parameters never change."""
+    """Writes to one MLflow run. Its configuration is that of the first start, since MLflow's parameters cannot
+    change."""
 
     def __init__(self, directory: Path, experiment: str, settings: MlflowSettings) -> None:
         self._directory = directory

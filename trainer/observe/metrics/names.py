@@ -1,4 +1,4 @@
-"""The metrics of a step by name, with their units; docs/reference.md says what they mean."""
+"""The names of a step's metrics, with their units; docs/reference.md explains them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainer asks of a place where metrics go."""
+"""The interface of a destination of metrics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 @dataclass(frozen=True, kw_only=True)
 class RunAbout:
-    """`id` is the run's in its store, never used for another: a trainer that starts again goes on in what it names.
-    `next_version` is the first that will be told; `config` is the trainer's, nested, without keys and addresses.
-    `axis` is what its numbers count: of a fit, a run of its own, optimiser steps in the place of versions."""
+    """The run whose metrics are sent.
+
+    - `id` is the run's id in its store. A trainer that starts again continues the same record.
+    - `next_version` is the first version that will be sent.
+    - `config` is the trainer's configuration, nested, without keys and addresses.
+    - `axis` names what the numbers of versions count: for a fit, which is a run of its own, these are optimiser
+      steps.
+    """
 
     id: str
     name: str
@@ -21,7 +26,7 @@ class RunAbout:
 
 
 class StepMetrics(NamedTuple):
-    """Of the step that made `version`, at `at` (Unix seconds)."""
+    """The metrics of the step that made `version`, at `at` (Unix seconds)."""
 
     version: int
     at: float
@@ -29,10 +34,10 @@ class StepMetrics(NamedTuple):
 
 
 class Sink(Protocol):
-    """Called from one thread only. Anything may raise, and may take as long as it likes (`background.py`).
+    """A destination of metrics, called from one thread. Any method may raise and may block (`background.py`).
 
-    Where `open` raised it is called again before the next step. Versions come in order, but a version may come again,
-    or after a higher one, where the run was set back.
+    If `open` raises, it is called again before the next step. Versions come in order, but a version may come again,
+    or after a higher one, if the run was set back.
     """
 
     def open(self, run: RunAbout) -> None: ...
@@ -43,7 +48,7 @@ class Sink(Protocol):
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys."""
+    """Return nested mappings as one mapping with dotted keys."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):

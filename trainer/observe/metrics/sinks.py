@@ -1,4 +1,4 @@
-"""The sinks of a run, by their names in the configuration."""
+"""The sinks of a run, created by their names in the configuration."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from trainer.observe.metrics.trackio import TrackioSink
 from trainer.observe.metrics.wandb import WandbSink
 
 CLOSE_SECONDS = 5.0
-"""How long the trainer waits at its end for all sinks together."""
+"""Seconds that the trainer waits at its end for all sinks together."""
 
 
 class Sinks:
-    """Starts them, tells them of every step, and ends them. Only the first rank has any."""
+    """All sinks of a run: starts them, sends them each step, and ends them. Only the first rank has any."""
 
     def __init__(self, sinks: Mapping[str, Sink], run: RunAbout) -> None:
         self._sinks = [BackgroundSink(name, sink, run) for name, sink in sinks.items()]
@@ -32,14 +32,14 @@ class Sinks:
             sink.put(step)
 
     def finish(self) -> None:
-        """They have `CLOSE_SECONDS` from now on to write what was put. Of several runs' sinks, all are told before
-        one is waited for."""
+        """Tell the sinks to end within `CLOSE_SECONDS`. With several runs, all sinks are told before any is waited
+        for, so that the end takes these seconds once."""
         for sink in self._sinks:
             sink.finish()
         self._deadline = self._deadline or time.monotonic() + CLOSE_SECONDS
 
     def close(self) -> None:
-        """Waits for that."""
+        """Wait until the sinks have ended."""
         self.finish()
         for sink in self._sinks:
             sink.join(self._deadline or 0.0)
@@ -50,7 +50,7 @@ def open_sinks(settings: MetricsSettings, run: RunAbout) -> Sinks:
 
 
 def check_installed(names: Sequence[SinkName]) -> None:
-    """Raises ConfigurationError for a sink whose package is not there."""
+    """Raise ConfigurationError if the package of a sink is not installed."""
     for name in names:
         if importlib.util.find_spec(name.value) is None:
             raise ConfigurationError(
@@ -60,7 +60,8 @@ def check_installed(names: Sequence[SinkName]) -> None:
 
 
 def check_directories(runs: Sequence[MetricsSettings]) -> None:
-    """Of the runs of one trainer. Raises ConfigurationError where they must have the same one, and do not."""
+    """Raise ConfigurationError if the runs of one trainer have different directories for a sink that has one per
+    process."""
     directories = sorted({str(each.directory) for each in runs if SinkName.TRACKIO in each.sinks})
     if len(directories) > 1:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in a directory per run; `tensorboard --logdir DIRECTORY` shows them."""
+"""TensorBoard, as event files in a directory per run; `tensorboard --logdir DIRECTORY` shows them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from trainer.observe.metrics.sink import RunAbout, StepMetrics
 
 
 class TensorboardSink:
-    """Each start of the trainer adds a file, from whose first step on the files before it are void."""
+    """Writes event files. Each start of the trainer adds a file, which replaces older files from its first step
+    on."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,5 @@
-"""Trackio: a local database, or what TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names; `trackio show` shows it."""
+"""Trackio: a local database, or the server that TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names; `trackio show` shows
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from trainer.observe.metrics.sink import RunAbout, StepMetrics
 
 
 class TrackioSink:
-    """Runs there are known by their names alone, so the name has the id in it."""
+    """Writes to one Trackio run. Trackio identifies runs by name, so the name contains the id."""
 
     def __init__(self, directory: Path, project: str) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Weights & Biases: one run there per run here, by the id of the store."""
+"""Weights & Biases, with one W&B run per run, under the run's id in the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _SECONDS = 60
 
 
 class WandbSink:
-    """Charts are over versions. W&B's own step only ever grows, so a version that is made again has another one."""
+    """Writes to one W&B run. Charts are over versions; W&B's own step can only grow, so a version that is made again
+    gets a new one."""
 
     def __init__(self, directory: Path, project: str, settings: WandbSettings) -> None:
         self._directory = directory
@@ -33,18 +34,18 @@ class WandbSink:
             name=run.name,
             config=dict(run.config),
             mode=self._settings.mode,
-            # Offline nobody can know what is there; `wandb sync` adds to the run of this id.
+            # Offline, whether the W&B run exists is unknown; `wandb sync` adds to the run of this id.
             resume="allow" if self._settings.mode == "online" else None,
             settings=library.Settings(
                 console="off",
                 silent=True,
                 disable_git=True,
                 disable_code=True,
-                x_disable_meta=True,  # the command line, which may have keys in it
+                x_disable_meta=True,  # W&B would record the command line, which may contain keys
                 init_timeout=_SECONDS,
                 login_timeout=_SECONDS,
                 finish_timeout=_SECONDS,
-                reinit="create_new",  # a trainer of several runs has several here; else they would be one
+                reinit="create_new",  # a trainer of several runs has several W&B runs in one process
             ),
         )
         self._axis = run.axis
