@@ -38,15 +38,15 @@ Residents = dict[tuple[object, ...], Adapters]
 def load_learnt(
     directory: Path, settings: TrainerSettings, ranks: Ranks, residents: Residents | None = None
 ) -> Policy:
-    """Load what a run trains: the whole model of a directory, or a new adapter over it. The base model of the adapter
-    is taken from `residents` if it is there, and kept there. A collective.
+    """Load what a run trains: the whole model of a directory, or a new adapter over it. `residents` is a cache of
+    base models: the adapter's is taken from it, or added to it. A collective.
 
-    Raises UnsupportedModel, and ConfigurationError where the ranks' layout or the adapter does not fit the model.
+    Raises UnsupportedModel, and ConfigurationError if the ranks' layout or the adapter does not fit the model.
     """
     if settings.adapter is None:
         return load_trained(directory, settings, ranks)
     divided = ranks.size > 1 or settings.offload
-    if residents is None or divided:  # then a model takes no further adapters
+    if residents is None or divided:  # a sharded model accepts no further adapters
         return load_adapters(directory, settings, ranks, {_ONLY: settings.adapter})[_ONLY]
     key = (
         directory.resolve(),
@@ -63,7 +63,7 @@ def load_learnt(
 def load_trained(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
     """Load the model of a directory onto the ranks' device, divided among them, to be trained whole. A collective.
 
-    Raises UnsupportedModel, and ConfigurationError where the ranks' layout does not fit the model.
+    Raises UnsupportedModel, and ConfigurationError if the ranks' layout does not fit the model.
     """
     return _divided(_load_whole(directory, settings, ranks), settings, ranks)
 
@@ -73,7 +73,7 @@ def load_adapters(
 ) -> Adapters:
     """Load a model as `load_trained` does, and add an adapter over it for each of `shapes`. A collective.
 
-    Raises UnsupportedModel, and ConfigurationError where an adapter does not fit the model.
+    Raises UnsupportedModel, and ConfigurationError if an adapter does not fit the model.
     """
     adapters = Adapters(_load_whole(directory, settings, ranks))
     for name, shape in shapes.items():
@@ -85,8 +85,8 @@ def load_adapters(
 def reference_of(
     policy: Policy, directory: Path, settings: TrainerSettings, ranks: Ranks
 ) -> PolicyModel | BasePolicy | FollowingReference:
-    """Return what a policy is held to: a second set of its weights that follows it, if that was chosen; else the base
-    that its adapter is over, or a second model. A collective."""
+    """Return the reference of a policy: a second set of its weights, if the configured reference follows the policy;
+    the base model under the adapter; or a second model. A collective."""
     if settings.reference.follows:
         return FollowingReference(policy, settings.reference)
     if isinstance(policy, AdaptedPolicy):
@@ -95,7 +95,7 @@ def reference_of(
 
 
 def load_reference(directory: Path, settings: TrainerSettings, ranks: Ranks) -> PolicyModel:
-    """Load the model of a directory as `load_trained` does, never to be trained. A collective."""
+    """Load the model of a directory like `load_trained`, but fixed. A collective."""
     model = _load(directory, settings, ranks, activation_checkpointing=False)
     return _divided(model.requires_grad_(False).eval(), settings, ranks)
 
@@ -134,7 +134,8 @@ def _load(directory: Path, settings: TrainerSettings, ranks: Ranks, *, activatio
 
 
 def head_precision_of(settings: TrainerSettings, device: torch.device) -> Precision:
-    """Return what the output head multiplies in: what was chosen, else float32, but on CUDA the model's precision."""
+    """Return the precision of the output head: the configured one, else float32, but the model's precision on
+    CUDA."""
     if settings.head_precision is not None:
         return settings.head_precision
     return settings.precision if device.type == "cuda" else Precision.FLOAT32

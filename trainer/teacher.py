@@ -1,6 +1,6 @@
-"""A teacher: an engine that another model serves, asked what it gives to the tokens that the policy drew.
+"""A teacher: an engine that serves another model and scores the tokens that the policy drew.
 
-It is spoken to as SGLang is: `/generate` with `logprob_start_len` scores an input. Its log-probabilities are at
+It must speak SGLang's API: `/generate` with `logprob_start_len` scores an input. Its log-probabilities are at
 temperature 1. It must have the policy's tokens, which is checked at the start.
 """
 

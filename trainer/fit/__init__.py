@@ -1,2 +1,2 @@
-"""Fitting to what somebody chose: sessions to imitate, preferences to follow or to rank by. Beside the loop, which
-learns from claims, and through the same versions."""
+"""Fitting to chosen data: sessions to imitate, preferences to follow, or preferences to train a reward model on. It
+works beside the loop, which learns from claims, and publishes the same kind of versions."""

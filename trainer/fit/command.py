@@ -73,7 +73,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
-    """Return what was done, for people and for programs. torch is imported here, after its threads are decided."""
+    """Fit, and return the result for people and for programs.
+
+    torch is imported here, because it reads its number of threads when it is imported.
+    """
     if settings.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(settings.threads)
     import torch
@@ -130,7 +133,7 @@ def _objective(
     ranks: Ranks,
     found: Found,
 ) -> Objective[Any]:
-    """Return what the examples teach, with what the reference says of them."""
+    """Return the objective of the examples, with the log-probabilities of the reference if it needs them."""
     from trainer.fit.fitting import Imitation, Preferences
     from trainer.fit.rendering import context_of
     from trainer.fit.unpaired import Unpaired
@@ -197,7 +200,7 @@ def _train(
     found: Found,
     seed: int,
 ) -> tuple[Course, Figures, Figures]:
-    """Train, and return the course with how the model did on what was held out, before and after."""
+    """Train, and return the course of it with the figures of held-out items before and after."""
     from trainer.fit.curve import Curve
     from trainer.fit.fitting import train
 
@@ -258,7 +261,7 @@ def _record(options: argparse.Namespace, settings: TrainerSettings, found: Found
 
 
 def _options_told(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
-    """Return the options that say what is learnt, and how."""
+    """Return the options that select what is learnt, and how."""
     chosen = ("epochs", "batch", "held_out", "since", "until", "version", "min_reward", "task", "source", "threshold")
     losses = ("loss", "beta", "label_smoothing", "desirable_weight", "undesirable_weight")
     told = {name: getattr(options, name) for name in (*chosen, *losses) if name in options}
@@ -283,7 +286,7 @@ def _told(options: argparse.Namespace, settings: TrainerSettings, head: Head, fo
 
 
 def describe(outcome: dict[str, Any]) -> str:
-    """Describe what was done for people."""
+    """Describe the result for people."""
     from trainer.fit.reading import named
 
     what = named(outcome["kind"], of_files=bool(outcome["files"]))

@@ -14,7 +14,7 @@ from trainer.observe.metrics.sinks import open_sinks
 
 
 class Curve:
-    """The sinks' record of one fit; `close` it at the end. `config` are the options of the fit."""
+    """The record of one fit in the sinks; `close` it at the end. `config` contains the options of the fit."""
 
     def __init__(self, settings: TrainerSettings, head: Head, kind: str, config: Mapping[str, Any]) -> None:
         about = RunAbout(
@@ -33,7 +33,7 @@ class Curve:
         self._sinks.put(progress.step, {**told, "epoch": float(progress.epoch)})
 
     def evaluated(self, figures: Figures) -> None:
-        """Record the figures of held-out items, at the last step that was recorded."""
+        """Record the figures of held-out items at the last recorded step."""
         if figures:
             self._sinks.put(self._step, {f"held_out_{name}": value for name, value in figures.items()})
 

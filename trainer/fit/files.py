@@ -1,4 +1,4 @@
-"""Rows of JSONL and Parquet files that somebody made, each with the number by which an error names it."""
+"""Rows of users' JSONL and Parquet files, each with the number by which errors name it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainer.errors import NothingToFit
 
 JSONL, PARQUET = (".jsonl", ".ndjson"), (".parquet",)
 _AT_ONCE = 256
-"""Rows that are read from a Parquet file at a time."""
+"""Rows that are read from a Parquet file at a time; it bounds the memory that they take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """`number` is that of the line in a JSONL file, of the row in a Parquet file; both begin at 1."""
+    """A row. `number` is the line of a JSONL file or the row of a Parquet file; both count from 1."""
 
     file: str
     number: int
@@ -31,8 +31,8 @@ class Row:
 
 
 def rows_of(path: Path) -> Iterator[Row]:
-    """Read a file row by row. Raises NothingToFit for a file that is not there or empty, of another kind, or with a
-    row that is broken."""
+    """Read a file row by row. Raises NothingToFit for a file that is missing, empty or of another kind, and for a
+    broken row."""
     if not path.is_file():
         raise NothingToFit(f"{path}: there is no such file; name a .jsonl or a .parquet file")
     if path.suffix in JSONL:
@@ -59,7 +59,7 @@ def sha256_of(path: Path) -> str:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return the value without members that are null: Parquet gives all messages of a file the same members."""
+    """Return the value without null members, because Parquet gives all messages of a file the same members."""
     if isinstance(value, dict):
         return {name: without_nulls(each) for name, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value

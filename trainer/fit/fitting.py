@@ -1,10 +1,11 @@
 """Optimiser steps over examples or pairs, in rows packed as the loop packs them.
 
-Axes: N learnt tokens of a micro-batch, S sides of a batch of pairs (chosen and rejected by turns), P = S / 2 pairs.
+Axes: N learnt tokens of a micro-batch, S sides of a batch of pairs (chosen and rejected in turn), P = S / 2 pairs.
 
-The loss of a pair depends on its sides only through one number each: a sum of log-probabilities, or a score. So a
-batch is gone through twice: first without gradients for those numbers, which say how much each side's has to move;
-then for the gradient, micro-batch by micro-batch. A pair need not be in one micro-batch, nor a side.
+The loss of a pair depends on each side only through one number: a sum of log-probabilities, or a score. So a batch
+takes two passes: the first, without gradients, computes those numbers, from which the gradient of each side's number
+follows; the second computes the gradient, micro-batch by micro-batch. Neither a pair nor a side has to fit into one
+micro-batch.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _Item = TypeVar("_Item", Example, Labelled, Pair)
 _Learnt_contra = TypeVar("_Learnt_contra", Example, Labelled, Pair, contravariant=True)
 _EVALUATED_AT_ONCE = 64
 _PACKING = resolve(AlgorithmSettings())
-"""Packing asks an algorithm only which sequences have a gradient; with an advantage of 1, all have."""
+"""The algorithm that packing asks which sequences have a gradient; with an advantage of 1, all have."""
 
 Figures = dict[str, float]
 
 
 class Objective(Protocol[_Learnt_contra]):
-    """A loss over a batch of items. `accumulate` adds its gradient and returns its value; `evaluate` returns how well
-    the model does on items that it does not learn from."""
+    """A loss over a batch of items. `accumulate` adds its gradient and returns its value; `evaluate` returns the
+    figures of held-out items."""
 
     def accumulate(self, items: Sequence[_Learnt_contra]) -> float: ...
 
@@ -60,8 +61,8 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """`steps` were taken; `skipped` more had a gradient that was not finite. `loss` is the mean of the last epoch's,
-    `gradient_norm` the largest."""
+    """The course of a fit: `steps` were taken, and `skipped` more had a gradient that was not finite. `loss` is the
+    mean of the last epoch, `gradient_norm` the largest."""
 
     steps: int
     skipped: int
@@ -81,7 +82,7 @@ def train(
     seed: int,
     report: Callable[[Progress], None],
 ) -> Course:
-    """Train with a new AdamW over the items, in another order each epoch. Raises NothingToFit if no gradient was
+    """Train with a new AdamW on the items, in another order each epoch. Raises NothingToFit if no gradient was
     finite."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = adamw(model, settings)
@@ -156,8 +157,7 @@ class Imitation:
 
 
 class Preferences:
-    """DPO and its variants. The reference is the model as it was when `remember` was called, so there is no second
-    model."""
+    """DPO and its variants. The reference is the model when `remember` was called, so no second model is needed."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Preferences:
         self._reference: dict[str, tuple[float, float]] = {}
 
     def remember(self, pairs: Sequence[Pair]) -> None:
-        """Store the log-probabilities that the model gives now to the sides of every pair that will be learnt from or
+        """Store the model's current log-probabilities of the sides of every pair that will be learnt from or
         evaluated."""
         for part in _parts(pairs, _EVALUATED_AT_ONCE):
             values_S, _ = measured(_sides(part), self._settings, self._measure)
@@ -191,7 +191,7 @@ class Preferences:
         return _evaluate_pairs(items, self._settings, self._measure, self._loss)
 
     def _measure(self, batch: MicroBatch, sides: int) -> Tensor:
-        """Return the log-probability of what the micro-batch has of each side's answers, as S values."""
+        """Return the log-probability of each side's answers, as far as the micro-batch contains them, as S values."""
         batch = batch.to(self._device)
         logprobs_N = logprobs_of(self._model, batch)
         return torch.zeros(sides, device=self._device).index_add(0, batch.trajectory_N, logprobs_N)

@@ -21,13 +21,13 @@ COLUMNS = {
     KTO: "prompt, completion and label",
     REWARD_MODEL: "prompt, chosen and rejected",
 }
-"""The columns that rows of files have for each kind (`rows.py`)."""
+"""The columns of rows for each kind (`rows.py`)."""
 _OF_SESSIONS = ("since", "until", "version", "min_reward", "task", "source", "session", "all", "threshold", "from_")
-"""Options that choose among sessions or preferences, which rows of files are not."""
+"""Options that select sessions or preferences, and do not apply to rows of files."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. Exits with status 2 for options that there are not; --help exits."""
+    """Parse the command line. Exits with status 2 for unknown options, and after --help."""
     return _parser().parse_args(arguments)
 
 
@@ -59,7 +59,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def _check_source(options: argparse.Namespace) -> None:
-    """Raise ConfigurationError unless the options say what is learnt from, in one way."""
+    """Raise ConfigurationError unless exactly one source of data is given."""
     if options.data:
         given = [name for name in _OF_SESSIONS if not _is_default(getattr(options, name, None))]
         if given:
@@ -83,7 +83,7 @@ def _is_default(value: Any) -> bool:
 
 
 def overrides_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that go before file and environment."""
+    """Return the settings that take precedence over file and environment."""
     overrides: dict[str, Any] = {}
     for assignment in options.set:
         overrides = merge(overrides, parse_assignment(assignment))

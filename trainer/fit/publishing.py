@@ -1,4 +1,4 @@
-"""A fitted policy as the run's next version: the loop's way, without a claim."""
+"""Publishing a fitted policy as the run's next version, as the loop does, but without a claim."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def publish(
     fit: Fit,
     seed: int,
 ) -> Head:
-    """The new head. `state` is the head's own trainer state, which goes on with the new weights: the loop's
-    optimiser, its schedule and its running means are as they were.
+    """Publish the weights and return the new head. `state` is the head's own trainer state, which stays with the new
+    weights: the loop's optimiser, schedule and running means are unchanged.
 
-    Raises Superseded where the head is another one by now, ProxyRefused; the weights written are removed then. Where
-    the process dies they are garbage, unless the commit was made, and whoever starts next finds out which.
+    Raises Superseded if the head has changed, ProxyRefused; the written weights are then removed. If the process
+    dies they are garbage, unless the commit was made; the next trainer finds out which.
     """
     staged = publisher.stage(head, gather_weights(model.named_weights(), keep=True), state)
     report = StepReport(

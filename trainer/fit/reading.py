@@ -1,4 +1,5 @@
-"""What a fit learns from, wherever it is: sessions or preferences of the proxy or of an export, or rows of files."""
+"""Reading the data of a fit, from any source: sessions or preferences of the proxy or of an export, or rows of
+files."""
 
 from __future__ import annotations
 
@@ -21,15 +22,15 @@ from trainer.fit.rows import OfFiles, read_files
 from trainer.proxy_client import ProxyClient
 
 _LIGHTEST, _HEAVIEST = 1.0, 4 / 3
-"""The paper's range for (weight × count of desirable) / (weight × count of undesirable examples)."""
+"""The range that the KTO paper gives for (weight × count of desirable) / (weight × count of undesirable examples)."""
 
 _log = structlog.get_logger("trainer.fit")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """`learnt` and `held_out` are of one kind: examples, labelled examples or pairs. `dropped` counts what cannot be
-    learnt from, by its reason. `files` are those whose rows they are."""
+    """The data of a fit. `learnt` and `held_out` are of one kind: examples, labelled examples or pairs. `dropped`
+    counts items that cannot be learnt from, by reason. `files` are the files of the rows."""
 
     learnt: Sequence[Any]
     held_out: Sequence[Any]
@@ -38,7 +39,7 @@ class Found:
 
 
 def read(options: argparse.Namespace, client: ProxyClient, head: Head, base: Path, vocabulary: int) -> Found:
-    """Read what to learn from and what to hold out. Raises NothingToFit where there is too little."""
+    """Read the items to learn from and the items to hold out. Raises NothingToFit if there are too few."""
     found = _of_files(options, head, base, vocabulary) if options.data else _of_records(options, client, vocabulary)
     dropped = {reason: count for reason, count in sorted(found.dropped.items()) if count}
     what = named(options.kind, of_files=bool(options.data))
@@ -54,7 +55,7 @@ def read(options: argparse.Namespace, client: ProxyClient, head: Head, base: Pat
 
 
 def named(kind: str, *, of_files: bool) -> str:
-    """Return what the examples of a kind are called, for people."""
+    """Return the name of a kind's examples, for people."""
     if of_files:
         return "rows"
     return "sessions" if kind in (SFT, KTO) else "preferences"

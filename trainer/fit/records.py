@@ -1,6 +1,6 @@
-"""Sessions and preferences of an export as what is fitted to: from the proxy, or from files of `base-rl export`.
+"""Sessions and preferences of an export as data of a fit, from the proxy or from files of `base-rl export`.
 
-Token ids are as they were recorded. Of the records only what is learnt from is read.
+Token ids are as they were recorded. Only the fields that are learnt from are read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Selection:
         return [(key, str(value)) for key, value in wanted.items() if value is not None] + named
 
     def takes(self, session: ExportedSession) -> bool:
-        """Return whether a session is selected: never one for evaluation, nor one that is open and so not whole."""
+        """Return whether a session is selected: never a session for evaluation, nor an open one, which is
+        incomplete."""
         versions = [version for turn in session.turns for version, _start, _end in turn.versions]
         return (
             session.purpose is Purpose.TRAIN
@@ -97,7 +98,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labelled:
-    """A session that is called desirable or not. The turns to learn are those that are trained."""
+    """A session that is labelled desirable or not. The turns to learn are those that are trained."""
 
     id: str
     trajectory: Trajectory
@@ -110,7 +111,7 @@ class Labelled:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Two sides of a preference; the outputs that it is about are their trained turns."""
+    """The two sides of a preference. The compared outputs are their trained turns."""
 
     id: str
     chosen: Trajectory
@@ -123,8 +124,8 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """Examples to imitate. `dropped` counts sessions that were selected and cannot be learnt from: their tokens are
-    not the model's, or there are none."""
+    """Examples to imitate. `dropped` counts selected sessions that cannot be learnt from: their tokens are not the
+    model's, or none is trained."""
 
     examples: tuple[Example, ...]
     dropped: int
@@ -138,8 +139,8 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labels:
-    """Labelled examples. `dropped` counts sessions that were selected and cannot be learnt from; `without_reward` of
-    them have no reward to compare with the threshold."""
+    """Labelled examples. `dropped` counts selected sessions that cannot be learnt from; `without_reward` of them
+    have no reward to compare with the threshold."""
 
     labelled: tuple[Labelled, ...]
     dropped: int
@@ -150,8 +151,8 @@ _Kept = TypeVar("_Kept", Example, Pair, Labelled)
 
 
 def examples_of(lines: Iterable[bytes], selection: Selection, vocabulary: int) -> Examples:
-    """Read the selected sessions, for a model of so many token ids. Raises NothingToFit for a line that is no
-    session."""
+    """Read the selected sessions for a model with this number of token ids. Raises NothingToFit for a line that is
+    no session."""
     sessions = [session for session in _decoded(lines, SESSION_FORMAT, ExportedSession) if selection.takes(session)]
     examples = [Example(id=each.session_id, trajectory=_of_session(each)) for each in sessions]
     kept = tuple(each for each in examples if is_learnable(each.trajectory, vocabulary))
@@ -159,8 +160,8 @@ def examples_of(lines: Iterable[bytes], selection: Selection, vocabulary: int) -
 
 
 def labelled_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, threshold: float) -> Labels:
-    """Call sessions with a reward of at least `threshold` desirable and the others not, for a model of so many token
-    ids. Raises NothingToFit for a line that is no session."""
+    """Label sessions with a reward of at least `threshold` desirable and the others not, for a model with this
+    number of token ids. Raises NothingToFit for a line that is no session."""
     sessions = [session for session in _decoded(lines, SESSION_FORMAT, ExportedSession) if selection.takes(session)]
     kept = [
         Labelled(id=each.session_id, trajectory=trajectory, desirable=each.reward >= threshold)
@@ -172,8 +173,8 @@ def labelled_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, t
 
 
 def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, last_alone: bool = False) -> Pairs:
-    """Read the selected preferences, for a model of so many token ids. With `last_alone`, only the last answer of a
-    side that is a session is trained. Raises NothingToFit for a line that is no preference."""
+    """Read the selected preferences for a model with this number of token ids. With `last_alone`, only the last
+    answer of a side that is a session is trained. Raises NothingToFit for a line that is no preference."""
     taken = [
         each for each in _decoded(lines, PREFERENCE_FORMAT, ExportedPreference) if selection.takes_preference(each)
     ]
@@ -188,15 +189,15 @@ def pairs_of(lines: Iterable[bytes], selection: Selection, vocabulary: int, *, l
 
 
 def held_out(found: Sequence[_Kept], share: float) -> tuple[list[_Kept], list[_Kept]]:
-    """Return (to learn from, held out), decided by the hash of each id, so that other items do not change it much.
-    With a share above 0 at least one is held out, and at least one is learnt from."""
+    """Return (items to learn from, items held out). The hash of each id decides, so that other items change the
+    choice little. With a share above 0, at least one item is in each part."""
     ordered = sorted(found, key=lambda each: hashlib.sha256(each.id.encode()).digest())
     count = min(max(round(share * len(ordered)), 1 if share > 0 else 0), max(len(ordered) - 1, 0))
     return ordered[count:], ordered[:count]
 
 
 def sessions_in(found: Sequence[Example | Labelled | Pair]) -> tuple[SessionId, ...]:
-    """Return the ids of their sessions, each once, in order."""
+    """Return the ids of the items' sessions, each once, in order."""
     return tuple(sorted({trajectory.session_id for each in found for trajectory in each.trajectories}))
 
 
@@ -205,10 +206,8 @@ def preferences_in(found: Sequence[Example | Labelled | Pair]) -> tuple[Preferen
 
 
 def lines_of(source: Path) -> Iterator[bytes]:
-    """Read the records of a .jsonl or .parquet file, or of all such files in an exported folder.
-
-    Raises NothingToFit where there is none.
-    """
+    """Read the records of a .jsonl or .parquet file, or of all such files in an exported folder. Raises NothingToFit
+    if there are none."""
     for path in _files(source):
         if path.suffix == ".parquet":
             yield from _rows_of(path)
@@ -272,8 +271,8 @@ def _of_side(side: ExportedSide, last_alone: bool) -> Trajectory:
 
 
 def _unused(turns: Sequence[ExportedSessionTurn]) -> frozenset[str]:
-    """Return the turns whose answer the agent never saw or did not go on with: nothing good of the session is their
-    doing, so they are no examples."""
+    """Return the turns whose answer the agent never saw or did not continue from. A good outcome of the session is
+    not due to them, so they are no examples."""
     if any(turn.parent is not None and not 0 <= turn.parent < place for place, turn in enumerate(turns)):
         return frozenset()  # no tree: the session is dropped as a whole
     prompts = [
@@ -302,8 +301,10 @@ def _has_output(turn: ExportedTurn) -> bool:
 def _trajectory(
     session_id: str, turns: Sequence[ExportedTurn], learnt: Collection[int], reward: float | None
 ) -> Trajectory:
-    """`learnt` are the places of the turns whose outputs are trained. At temperature 1, at which the policy itself is
-    fitted, however a turn was drawn; so greedy turns count too."""
+    """Return the trajectory of a record; `learnt` are the places of the turns whose outputs are trained.
+
+    All turns get temperature 1, at which the policy is fitted, however they were drawn; so greedy turns count too.
+    """
     return Trajectory(
         session_id=SessionId(session_id),
         group_id=None,
@@ -331,5 +332,5 @@ def _trajectory(
 
 
 def is_learnable(trajectory: Trajectory, vocabulary: int) -> bool:
-    """Return whether the token tree holds together for a model of so many token ids and has tokens to learn."""
+    """Return whether the token tree is valid for a model with this number of token ids and has tokens to learn."""
     return well_formed(trajectory, vocabulary) and any(map(is_trained, trajectory.turns))

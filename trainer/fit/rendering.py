@@ -1,7 +1,7 @@
-"""Conversations and texts into token trees, by the run's own tokenizer and chat template.
+"""Rendering of conversations and texts into token trees, by the run's own tokenizer and chat template.
 
-An answer is tokenised apart from its prompt, as the engine sees them: its first token never merges with the prompt's
-last one. Only answers are learnt.
+An answer is tokenised apart from its prompt, as the engine sees them, so its first token never merges with the last
+one of the prompt. Only answers are learnt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 
 
 class NotLearnable(Exception):
-    """A row that cannot be learnt from; `reason` is what it is counted under."""
+    """A row that cannot be learnt from; it is counted under `reason`."""
 
     def __init__(self, reason: str, said: str) -> None:
         super().__init__(said)
@@ -33,7 +33,8 @@ class NotLearnable(Exception):
 
 
 class Renderer:
-    """`base` is the base model's directory. `context` is the most tokens of a path; None: no bound is known."""
+    """Renders rows for one model. `base` is the base model's directory. `context` is the bound on the tokens of a
+    path; None: unknown."""
 
     def __init__(self, base: Path, context: int | None) -> None:
         from transformers import AutoTokenizer
@@ -68,7 +69,9 @@ class Renderer:
                 raise NotLearnable(
                     "other_template", f"the chat template does not render message {place + 1} behind its own prompt"
                 )
-            answer = whole[len(prompt) :].rstrip()  # the template's line break behind the end is not the model's
+            answer = whole[
+                len(prompt) :
+            ].rstrip()  # the line break after the end token comes from the template, not from the model
             goes_on = bool(turns) and prompt.startswith(path_text)
             prompt_ids = self._encode(prompt[len(path_text) :]) if goes_on else self._encode_prompt(prompt)
             parent, prefix = (len(turns) - 1, path) if goes_on else (None, 0)
@@ -78,7 +81,7 @@ class Renderer:
         return Trajectory(session_id=SessionId(id_), group_id=None, task=None, reward=None, turns=tuple(turns))
 
     def text(self, id_: str, prompt: str, answer: str) -> Trajectory:
-        """Return plain text whose answer is trained, with the end of the text behind it. Raises NotLearnable."""
+        """Return plain text whose answer is trained, with the end-of-text token after it. Raises NotLearnable."""
         prompt_ids, answer_ids = self._encode_prompt(prompt), self._encode(answer)
         end = self._tokenizer.eos_token_id
         if answer_ids and end is not None and answer_ids[-1] != end:
@@ -101,7 +104,7 @@ class Renderer:
             rendered: str = self._tokenizer.apply_chat_template(
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=generation_prompt
             )
-        # A template is code of the model's, run on rows of somebody's: it may raise anything.
+        # A template is the model's code and runs on the user's rows, so it may raise anything.
         except Exception as error:
             raise NotLearnable("refused_by_template", f"the chat template refuses these messages: {error}") from error
         return rendered
@@ -110,7 +113,7 @@ class Renderer:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
     def _encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a whole prompt, which begin with what the tokenizer puts before every text, once."""
+        """Return the ids of a whole prompt, with the tokens that the tokenizer puts before every text, once."""
         ids = self._encode(text)
         return ids if ids[: len(self._beginning)] == self._beginning else self._beginning + ids
 
@@ -133,8 +136,8 @@ def _turn(
 
 
 def _prepared(message: Message) -> dict[str, Any]:
-    """Return a message as templates expect it: its content as text, and the arguments of calls as objects. Raises
-    NotLearnable for content that is not text."""
+    """Return a message as templates expect it: with its content as text, and the arguments of calls as objects.
+    Raises NotLearnable for content that is not text."""
     content = message.get("content", "")
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, dict) else part for part in content]
@@ -160,8 +163,8 @@ def _call(call: Any) -> Any:
 
 
 def context_of(head: Head, base: Path) -> int | None:
-    """Return how many tokens a prompt and its answer may have, by the proxy or else the base model's configuration.
-    None: neither says."""
+    """Return the bound on the tokens of a prompt and its answer, from the proxy or else the base model's
+    configuration; None if neither has one."""
     if head.context_length is not None:
         return head.context_length
     try:

@@ -41,13 +41,14 @@ class RewardModel(Repeatable):
         return int(cast("Any", self.classifier).get_input_embeddings().weight.shape[0])
 
     def forward(self, input_ids_BT: Tensor, position_ids_BT: Tensor, places_S: Tensor) -> Tensor:
-        """S scores, float32. `places_S` index the flattened rows. Sequences are told apart by their positions."""
+        """Return S scores, float32. `places_S` are indices into the flattened rows. Positions separate the sequences
+        of a row."""
         classifier = cast("Any", self.classifier)
         with torch.autocast(input_ids_BT.device.type, torch.bfloat16, enabled=self.precision is Precision.BFLOAT16):
             hidden_BTD = classifier.base_model(
                 input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
             ).last_hidden_state
-        # Not in bfloat16: pairs are told apart by differences that its two or three digits do not have.
+        # Not in bfloat16: it cannot represent the small differences between the scores of a pair.
         scores: Tensor = classifier.score(hidden_BTD.flatten(0, 1)[places_S].float())[:, 0]
         return scores
 
@@ -70,7 +71,9 @@ def load_reward_model(
             )
     cast("Any", logging).disable_progress_bar()
     verbosity = logging.get_verbosity()
-    cast("Any", logging).set_verbosity_error()  # that the scoring head is new need not be said
+    cast(
+        "Any", logging
+    ).set_verbosity_error()  # transformers would warn that the scoring head is new, which is intended
     torch.manual_seed(seed)
     try:
         classifier: Any = AutoModelForSequenceClassification.from_pretrained(
@@ -82,7 +85,7 @@ def load_reward_model(
         cast("Any", logging).set_verbosity(verbosity)
     if not isinstance(getattr(classifier, "score", None), nn.Linear):
         raise UnsupportedModel(f"{type(classifier).__name__}: it has no scoring head of the usual kind, `score`")
-    if classifier.config.pad_token_id is None:  # without one transformers scores no batches
+    if classifier.config.pad_token_id is None:  # transformers refuses to score batches without a padding token
         end = classifier.config.eos_token_id
         classifier.config.pad_token_id = end[0] if isinstance(end, list) else end if end is not None else 0
     remove_dropout(classifier)
@@ -93,8 +96,8 @@ def load_reward_model(
 
 
 def save_reward_model(model: RewardModel, base: Path, output: Path, about: dict[str, Any]) -> None:
-    """A directory that `AutoModelForSequenceClassification` reads, tokenizer included; whole or not there. What was
-    fitted is told in `base_rl.json`."""
+    """Write a directory that `AutoModelForSequenceClassification` reads, with the tokenizer; it appears complete or
+    not at all. `base_rl.json` in it describes the fit."""
     hidden = output.parent / f".{output.name}-{secrets.token_hex(4)}"
     hidden.mkdir(parents=True)
     try:
@@ -115,7 +118,7 @@ def save_reward_model(model: RewardModel, base: Path, output: Path, about: dict[
 
 
 def _check(model: RewardModel) -> None:
-    """Packed sequences have the scores that transformers gives to single ones."""
+    """Raise UnsupportedModel unless packed sequences get the scores that transformers gives to single ones."""
     classifier = cast("Any", model.classifier).eval()
     pad = classifier.config.pad_token_id
     ids = [index for index in range(20) if index != pad][:13]

@@ -1,4 +1,4 @@
-"""Rows in the formats that trainers of chat models share (TRL's), as what is fitted to.
+"""Rows in the formats that trainers of chat models share (TRL's), as data of a fit.
 
 | kind | columns |
 | --- | --- |
@@ -38,7 +38,7 @@ Item = Example | Labelled | Pair
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfFiles:
-    """`dropped` counts rows that cannot be learnt from by their reason."""
+    """The data of rows of files. `dropped` counts rows that cannot be learnt from, by reason."""
 
     items: tuple[Any, ...]
     dropped: Counter[str] = field(default_factory=Counter)
@@ -46,8 +46,8 @@ class OfFiles:
 
 
 def read_files(kind: str, paths: Sequence[Path], renderer: Renderer, vocabulary: int) -> OfFiles:
-    """Read what to fit to, for a model of so many token ids. Raises NothingToFit for a file or a row that is broken,
-    or has not the columns that the kind wants."""
+    """Read the rows for a model with this number of token ids. Raises NothingToFit for a file or a row that is
+    broken, or lacks the columns of the kind."""
     items: list[Item] = []
     dropped: Counter[str] = Counter()
     files: list[FittedFile] = []
@@ -89,7 +89,7 @@ def _example(row: Row, id_: str, renderer: Renderer) -> Example:
 
 def _labelled(row: Row, id_: str, renderer: Renderer) -> Labelled:
     label = _column(row, KTO, "label")
-    if label not in (True, False):  # 0 and 1 as well
+    if label not in (True, False):  # 0 and 1 are labels too
         raise NothingToFit(f"{row.place}: label is true or false, not {label!r}")
     trajectory = _answered(row, KTO, id_, "prompt", "completion", renderer)
     return Labelled(id=id_, trajectory=trajectory, desirable=bool(label))
@@ -109,7 +109,7 @@ def _pair(kind: str, *, last_alone: bool) -> Callable[[Row, str, Renderer], Pair
 
 
 def _with_prompt(row: Row, kind: str) -> Row:
-    """Return a row whose conversations begin alike, with that beginning as its prompt."""
+    """Return a row whose two conversations begin alike, with the common beginning as its prompt."""
     chosen, rejected = _messages(row, kind, "chosen"), _messages(row, kind, "rejected")
     shared = 0
     while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
@@ -121,8 +121,8 @@ def _with_prompt(row: Row, kind: str) -> Row:
 def _answered(
     row: Row, kind: str, id_: str, asked: str, answered: str, renderer: Renderer, *, last_alone: bool = False
 ) -> Trajectory:
-    """Return the trajectory of a prompt's column with that of its answer. With `last_alone` only the last message of
-    the answer is learnt."""
+    """Return the trajectory of a prompt column and an answer column. With `last_alone`, only the last message of the
+    answer is learnt."""
     prompt, answer = _column(row, kind, asked), _column(row, kind, answered)
     if isinstance(prompt, str) and isinstance(answer, str):
         return renderer.text(id_, prompt, answer)

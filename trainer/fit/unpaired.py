@@ -3,7 +3,7 @@
 Axes: E examples of a batch, M mismatched pairs.
 
 As with pairs (`fitting.py`), the loss depends on an example through one number, the summed log-probability of its
-answer, so a batch is gone through twice: without gradients for these numbers, then for the gradient.
+answer. So a batch takes two passes: without gradients for these numbers, then for the gradient.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from trainer.models.policy import Policy
 
 
 class Unpaired:
-    """KTO. The reference is the model as it was when `remember` was called, so there is no second one.
+    """KTO. The reference is the model when `remember` was called, so no second model is needed.
 
-    For the reference point every example's prompt is paired with the answer to another example, once for the whole
-    fit, so that the reference is asked once; a batch estimates it from the pairs of its own examples. `context`
-    bounds the length of such a pair; None: no bound is known.
+    For the reference point, every example's prompt is paired with the answer to another example, once for the whole
+    fit, so that the reference scores each pair once. A batch estimates the point from the pairs of its own examples.
+    `context` bounds the length of such a pair; None: unknown.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Unpaired:
         self._mismatched: dict[str, tuple[Trajectory, float]] = {}
 
     def remember(self, items: Sequence[Labelled]) -> None:
-        """Ask the model for every example that will be learnt from or evaluated, and for its mismatched pair."""
+        """Store the model's current log-probabilities of every example that will be learnt from or evaluated, and of
+        its mismatched pair."""
         values_E, _ = measured([each.trajectory for each in items], self._settings, self._measure)
         self._reference = dict(zip((each.id for each in items), values_E.tolist(), strict=True))
         pairs: dict[str, Trajectory] = {}
@@ -80,8 +81,8 @@ class Unpaired:
         return loss.item()
 
     def evaluate(self, items: Sequence[Labelled]) -> Figures:
-        """Return the loss, the share of examples on their side of the reference point (at it is half right), and how
-        far the mean reward of desirable examples is above that of the others, where there are both."""
+        """Return the loss, the share of examples on the right side of the reference point (an example at the point
+        counts half), and the mean reward of desirable examples above that of the others, if there are both."""
         values_E, _ = measured([each.trajectory for each in items], self._settings, self._measure)
         found = self._loss(items, values_E)
         desirable_E = torch.tensor([item.desirable for item in items])
@@ -110,7 +111,7 @@ class Unpaired:
         return kto_loss(inputs, self._beta, self._desirable_weight, self._undesirable_weight)
 
     def _measure(self, batch: MicroBatch, examples: int) -> Tensor:
-        """Return the log-probability of what the micro-batch has of each example's answer, as E values."""
+        """Return the log-probability of each example's answer, as far as the micro-batch contains it, as E values."""
         batch = batch.to(self._device)
         logprobs_N = logprobs_of(self._model, batch)
         return torch.zeros(examples, device=self._device).index_add(0, batch.trajectory_N, logprobs_N)
@@ -118,7 +119,7 @@ class Unpaired:
 
 def mismatched(prompt_of: Trajectory, answer_of: Trajectory, context: int | None) -> Trajectory | None:
     """Return the prompt of one trajectory before the answer of another, with the turns that follow it, cut to the
-    `context`. The prompt is all that stands before the first trained token. None if the context leaves no room."""
+    `context`. The prompt is everything before the first trained token. Return None if the context leaves no room."""
     head, tail = training_sequences(prompt_of, 0)[0], training_sequences(answer_of, 0)[0]
     prompt = head.ids[: head.spans[0].start]
     turns: list[TrajectoryTurn] = []
@@ -150,14 +151,15 @@ def mismatched(prompt_of: Trajectory, answer_of: Trajectory, context: int | None
 
 
 def _moved(turn: TrajectoryTurn, before: int, kept: int) -> tuple[tuple[int, int], ...]:
-    """Return where the first `kept` tokens of the turn's output are redacted, behind `before` tokens of prompt."""
+    """Return the redacted places among the first `kept` tokens of the turn's output, shifted by `before` tokens of
+    prompt."""
     first = len(turn.prompt_ids)
     spans = ((max(start - first, 0), min(end - first, kept)) for start, end in turn.masked)
     return tuple((before + start, before + end) for start, end in spans if start < end)
 
 
 def _before(prompt: Sequence[int], tail: TrainingSequence) -> list[Sequence[int]]:
-    """Return what stands before each trained span: the foreign prompt, then what was between the spans."""
+    """Return the tokens before each trained span: the other prompt, then the tokens between the spans."""
     ends = [span.start + span.length for span in tail.spans]
     between = [tail.ids[end : span.start] for end, span in zip(ends, tail.spans[1:], strict=False)]
     return [prompt, *between]
