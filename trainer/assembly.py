@@ -95,9 +95,10 @@ def begin(
         client.patience = patience
         connection = connect(client, settings, process, ending)
         head = ranks.from_first(client.head)
-        connection.accepted.look(head)
+        connection.accepted.check(head)
         presence = Presence(settings.weights.directory / head.run_id / ".trainers", process)
         ending.callback(presence.leave)
+        # Closed in reverse order: claims are released before the presence ends, by which others judge them dead.
         if ranks.is_first:
             ending.callback(connection.claims.leave)
         ranks.from_first(lambda: take_over(presence, client))
@@ -105,6 +106,7 @@ def begin(
         if (teacher := assembled.teacher) is not None:
             teacher.patience = patience
             ranks.from_first(lambda: teacher.check(resolve_directory(head.base_model)))
+        # Complete: from now on the caller closes `ending`.
         undone.pop_all()
     return assembled
 

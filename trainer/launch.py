@@ -40,9 +40,9 @@ def main(arguments: Sequence[str] | None = None, module: str = "trainer") -> int
 
     with tempfile.TemporaryDirectory(prefix="base-rl-train-") as directory:
         restarts = Restarts(Path(directory))
-        restarts.tell_processes()
+        restarts.set_environment()
         try:
-            while (status := _together(count, module, words[1:], restarts)) != 0 and restarts.grant():
+            while (status := _together(count, module, words[1:], restarts)) != 0 and restarts.grant_request():
                 pass
         except SignalException:
             return 0
@@ -67,20 +67,20 @@ def _together(count: int, module: str, arguments: Sequence[str], restarts: Resta
     try:
         elastic_launch(config, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
-        status, reason = _first_cause(error, restarts)
+        status, reason = first_cause(error, restarts)
         if status != STATUS:
             sys.stderr.write(f"base-rl: {visible(reason)}\n")
         return status
     return 0
 
 
-def _first_cause(error: ChildFailedError, restarts: Restarts) -> tuple[int, str]:
+def first_cause(error: ChildFailedError, restarts: Restarts) -> tuple[int, str]:
     """Return the exit status and the cause: the report of a rank that said why it ended, or else the first process
     that died. Of several that died within a second, a killed one counts before one that failed as a consequence, and
     processes that were asked to end count last."""
-    said = restarts.said()
-    if said is not None:
-        return said.status, f"rank {said.rank} cannot go on: {said.reason}"
+    report = restarts.first_report()
+    if report is not None:
+        return report.status, f"rank {report.rank} cannot go on: {report.reason}"
     rank, failure = min(
         error.failures.items(),
         key=lambda each: (each[1].timestamp, each[1].exitcode == -signal.SIGTERM, each[1].exitcode > 0),

@@ -30,10 +30,13 @@ from proxy.contract.policy import Head, PruneReply, PruneRequest
 from proxy.contract.replay import StepBatch
 from trainer.errors import ClaimLost, HeadMoved, ProxyRefused, ProxySilent, TrainerError
 
+# Seconds. Pauses double from the first to the longest, so that a proxy that restarts is not flooded.
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 _ANSWER_TIMEOUT = 30.0
+# The proxy assembles all trajectories of a step, or of an export, before the first byte.
 _BATCH_TIMEOUT = 300.0
+# At the end of the process; leases expire by themselves.
 _FAREWELL_TIMEOUT = 2.0
 
 _Message = TypeVar("_Message")
@@ -59,7 +62,7 @@ class ProxyClient:
         self.patience: float | None = None
         self._closed = False
         self._run = run
-        self._pause = pause
+        self.pause = pause
         self._http = httpx.Client(
             base_url=f"{url.rstrip('/')}/api/v1/runs/{run}",
             headers={
@@ -176,7 +179,7 @@ class ProxyClient:
                 if self._closed or (self.patience is not None and time.monotonic() - began >= self.patience):
                     raise
                 _log.warning("the proxy does not answer, trying again", request=f"{method} {path}", reason=str(error))
-                self._pause(pause)
+                self.pause(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _once(self, method: str, path: str, message: Any, kind: type[_Message], timeout: float) -> _Message:

@@ -22,6 +22,7 @@ from trainer.batching.teaching import Taught
 from trainer.config import TeacherSettings
 from trainer.errors import ConfigurationError, TeacherSilent, TeacherUnusable
 
+# Seconds. Pauses double from the first to the longest, so that an engine that starts is not flooded.
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
 
@@ -117,6 +118,7 @@ class Teacher:
                 if answer.is_success:
                     return answer.json()
                 said = f"{answer.status_code}: {answer.text[:200]}"
+                # 408 and 429 say that the engine is busy; other 4xx would come again.
                 if answer.status_code < 500 and answer.status_code not in {408, 429}:
                     raise TeacherUnusable(f"the teacher at {self._settings.url} refuses {method} {path}: {said}")
             except httpx.TransportError as error:

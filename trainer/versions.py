@@ -26,6 +26,7 @@ from trainer.runtime.conditions import conditions
 from trainer.update import Learner
 
 _STATE_FORMAT = 2
+# A prime, so that runs with neighbouring seeds do not repeat each other's seeds at other versions.
 _SEED_STRIDE = 1_000_003
 
 _log = structlog.get_logger("trainer")
@@ -104,7 +105,7 @@ class Versions:
             optimizer_steps=self._learner.steps if claim_id is None else self._learner.steps_before,
             fresh_optimizer=self._fresh,
         )
-
+        # Before the weights are written, which takes long, and again at the commit.
         self._ranks.from_first(lambda: self._claims.check(claim_id))
         staged = self.publisher.stage(head, tensors, state)
 
@@ -129,6 +130,7 @@ class Versions:
             except Superseded:
                 self.publisher.discard(staged)
                 raise
+            # Settled only now: if the process dies before this line, the next trainer settles the head.
             self.publisher.settle(staged)
             self._claims.consumed(claim_ids)
             return msgspec.structs.replace(head, version=reply.version, weights=staged.weights)

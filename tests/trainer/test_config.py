@@ -89,11 +89,11 @@ def test_the_environment_cannot_name_what_does_not_exist() -> None:
         load_settings(None, None, {"BASE_RL_TRAINER__BATCH__SISE": "1"})
 
 
-@pytest.mark.parametrize("content", ["trainer = 3", "[trainer", None])
-def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path, content: str | None) -> None:
+@pytest.mark.parametrize("content", [b"trainer = 3", b"[trainer", b'run = "\xff"', None])
+def test_an_unreadable_file_is_a_configuration_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "run.toml"
     if content is not None:
-        path.write_text(content)
+        path.write_bytes(content)
     with pytest.raises(ConfigurationError):
         load_settings(path, None, {})
 

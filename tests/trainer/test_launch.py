@@ -17,9 +17,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from tests.trainer.forked import context
 from trainer.errors import ConfigurationError
-from trainer.launch import _first_cause, main
+from trainer.launch import first_cause, main
 from trainer.parallel.mesh import join
-from trainer.runtime.restarts import LastWords, Restarts
+from trainer.runtime.restarts import EndReport, Restarts
 
 MODULE = "tests.trainer.ranks_that_end"
 
@@ -98,18 +98,18 @@ def failures(*exit_codes: int) -> ChildFailedError:
 def test_of_several_the_cause_is_told_from_its_consequences(
     tmp_path: Path, codes: tuple[int, int], status: int, said: str
 ) -> None:
-    found, reason = _first_cause(failures(*codes), Restarts(tmp_path))
+    found, reason = first_cause(failures(*codes), Restarts(tmp_path))
     assert (found, reason.partition(",")[0]) == (status, said)
 
 
 def test_the_first_words_are_those_that_count(tmp_path: Path) -> None:
     restarts = Restarts(tmp_path)
-    assert restarts.said() is None
-    first = LastWords(rank=1, status=2, reason="why")
-    restarts.say(first)
-    restarts.say(LastWords(rank=0, status=1, reason="as rank 1 is gone"))
-    assert restarts.said() == first
-    assert _first_cause(failures(1, 2), restarts) == (2, "rank 1 cannot go on: why")
+    assert restarts.first_report() is None
+    first = EndReport(rank=1, status=2, reason="why")
+    restarts.report(first)
+    restarts.report(EndReport(rank=0, status=1, reason="as rank 1 is gone"))
+    assert restarts.first_report() == first
+    assert first_cause(failures(1, 2), restarts) == (2, "rank 1 cannot go on: why")
 
 
 def test_more_processes_than_devices_are_refused_at_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:

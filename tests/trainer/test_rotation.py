@@ -251,7 +251,7 @@ def test_a_proxy_that_is_down_keeps_other_runs_waiting_for_a_moment_only(
 
     away.before_commit = fall
     run = together.add("away", away, tmp_path / "away")
-    run.parts.connection.client._pause = lambda _: time.sleep(0.01)
+    run.parts.connection.client.pause = lambda _: time.sleep(0.01)
     together.add("well", well, tmp_path / "well")
     with capture_logs(processors=[merge_contextvars]) as logs:
         together.train(lambda: len(away.consumed) == 20)

@@ -96,6 +96,7 @@ class BatchSource:
         signal than wanted, except to keep a group whole."""
         wanted, extra = self._settings.trajectories, 0
         while (missing := wanted - self._with_signal(batch, version, means)) > 0:
+            # Bounded by claims, not only by time: traffic without any signal would be claimed for ever.
             if self._claims.room_for_more(batch) < 1:
                 break
             try:

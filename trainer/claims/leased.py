@@ -62,13 +62,14 @@ class LeasedClaims:
         Raises HeadMoved if the proxy's head is another version by now, ClaimLost if a kept claim has lost its lease,
         ConfigurationError where the run's engine would not load what would be made of it.
         """
+        # A lost kept claim would make the next commit fail: better before a batch is trained than after.
         self._check_held(tuple(self._kept))
         settings = self._settings
         at_least = settings.at_least if waits else settings.trajectories
         batch = self._claim(version, settings.trajectories, at_least, settings.wait_seconds if waits else 0.0)
         if batch is not None and self._accepted.is_unknown:
             with suppress(ProxySilent):  # the batch is leased all the same, and the next `take` asks again
-                self._accepted.look(self._client.head())
+                self._accepted.check(self._client.head())
         return batch
 
     def take_more(self, batch: ClaimedBatch, want: int, wait_s: float) -> ClaimedBatch | None:
@@ -109,6 +110,7 @@ class LeasedClaims:
                 wait_s=wait_s,
             )
         )
+        # Held before the version is checked, so that `give_back` releases a claim of the wrong version.
         if batch.claim_id is not None:
             self._leases.hold(batch.claim_id, batch.lease_expires_at)
         if batch.base_version != version:
@@ -190,6 +192,7 @@ class LeasedClaims:
 def take_over(presence: Presence, client: ProxyClient) -> None:
     """Announce this trainer and give back the claims of dead trainers on this machine, so that nobody waits for
     their leases. If this process dies in between, the next one does it."""
+    # Announced first: two trainers that start together must not take each other for dead.
     presence.announce()
     for process in presence.dead():
         released = client.release_abandoned(process)

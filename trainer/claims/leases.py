@@ -12,8 +12,11 @@ from proxy.contract.identifiers import ClaimId
 from trainer.errors import ClaimLost, ProxyRefused, ProxySilent
 from trainer.proxy_client import ProxyClient
 
+# However long a lease is, the loss of a claim is noticed within this time.
 _LONGEST_PAUSE = 20.0
+# A lease that is nearly over, or of a proxy with another clock, must not make the thread spin.
 _SHORTEST_PAUSE = 0.25
+# A heartbeat under way is not worth waiting for at the end: the thread is a daemon.
 _STOP_SECONDS = 2.0
 
 _log = structlog.get_logger("trainer.leases")
@@ -73,6 +76,7 @@ class LeaseKeeper:
                     return
                 now = time.monotonic()
                 due = [claim_id for claim_id, at in self._due.items() if at <= now]
+            # Without the lock: a heartbeat may wait for the proxy, and `hold` and `drop` must not.
             for claim_id in due:
                 self._renew(claim_id)
 
@@ -94,5 +98,6 @@ class LeaseKeeper:
         except (ProxySilent, ProxyRefused) as error:
             _log.warning("lease not renewed, trying again", claim=claim_id, reason=str(error))
         with self._changed:
+            # The claim may have been dropped during the heartbeat.
             if claim_id in self._due:
                 self._due[claim_id] = time.monotonic() + pause

@@ -100,6 +100,7 @@ class BatchPrefetcher:
 
     def _batch(self, version: int, means: RunningMeans) -> ClaimedBatch | None:
         """Return the batch, None only at the end."""
+        # First without waiting: the rotation learns at once whether the run has a batch now.
         batch, waits = None, False
         while batch is None and not self._ended:
             with suppress(ProxySilent):
@@ -107,6 +108,7 @@ class BatchPrefetcher:
             if batch is None:
                 self._decided()
             waits = True
+        # Nobody takes a batch that arrives after the end.
         if self._ended:
             self._claims.give_back()
         return batch

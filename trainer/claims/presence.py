@@ -16,6 +16,7 @@ from typing import IO
 
 from trainer.errors import ConfigurationError
 
+# Keeps names short enough to be read in lists of claims.
 _HOST_LETTERS = 32
 
 
@@ -42,6 +43,7 @@ class Presence:
         hidden = self._directory / f".{self._process}"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
+            # The file object stays open for life, because closing it would release the lock.
             self._lock = hidden.open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             self._lock.write(socket.gethostname())

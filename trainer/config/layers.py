@@ -40,18 +40,19 @@ def layered(
     section = file.get(SECTION, {})
     if not isinstance(section, dict):
         raise ConfigurationError(f"{SECTION}: must be a section, [{SECTION}]")
+    # Relative paths in a file are relative to it; those of environment and command line to the working directory.
     if config_file is not None:
         section = anchored(section, config_file.absolute().parent)
-    told = None
+    named_run = None
     for layer in (section, environment_values(environment, SECTION), overrides or {}):
-        values, told = merge(values, layer), layer.get("run", told)
+        values, named_run = merge(values, layer), layer.get("run", named_run)
     runs = values.pop(RUNS, {})
     if not isinstance(runs, dict):
         raise ConfigurationError(f"{SECTION}.{RUNS}: write a section for each run, [{SECTION}.{RUNS}.NAME]")
     for name, own in runs.items():
         if not isinstance(own, dict):
             raise ConfigurationError(f"{SECTION}.{RUNS}.{name}: must be a section, [{SECTION}.{RUNS}.{name}]")
-    return values, runs, told
+    return values, runs, named_run
 
 
 def parse_assignment(text: str) -> dict[str, Any]:

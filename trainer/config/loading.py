@@ -45,7 +45,7 @@ def load_runs(
 
     Raises ConfigurationError with one line per wrong key.
     """
-    values, runs, told = layered(config_file, overrides, environment)
+    values, runs, named_run = layered(config_file, overrides, environment)
     if not only and not runs:
         alone = load_settings(config_file, overrides, environment)
         return {alone.run: alone}
@@ -56,10 +56,10 @@ def load_runs(
     if lines:
         raise ConfigurationError("\n".join(dict.fromkeys(lines)))
     settings = {name: each for name, each in found.items() if each is not None}
-    if not only and told is not None and all(each.run != told for each in settings.values()):
+    if not only and named_run is not None and all(each.run != named_run for each in settings.values()):
         raise ConfigurationError(
-            f"{SECTION}.run: {told!r} is not one of {SECTION}.{RUNS} ({', '.join(runs)}): give it a section there, or"
-            " leave it out"
+            f"{SECTION}.run: {named_run!r} is not one of {SECTION}.{RUNS} ({', '.join(runs)}): give it a section"
+            " there, or leave it out"
         )
     _check_apart(settings)
     return settings
@@ -72,10 +72,11 @@ def _settings_of(
     `lines`."""
     place = f"{SECTION}.{RUNS}.{name}"
     lines += [f"{place}.{key}: is the same for all runs; set {SECTION}.{key}" for key in own if key in OF_THE_PROCESS]
-    everybodys = values.get("proxy_url", TrainerSettings.model_fields["proxy_url"].default)
-    theirs = own.get("proxy_url", everybodys)
-    if theirs != everybodys and "api_key" not in own:
-        lines.append(f"{place}.api_key: must be given, as {SECTION}.api_key is for {everybodys}, not for {theirs}")
+    # A key for one proxy must not be sent to another.
+    shared_url = values.get("proxy_url", TrainerSettings.model_fields["proxy_url"].default)
+    own_url = own.get("proxy_url", shared_url)
+    if own_url != shared_url and "api_key" not in own:
+        lines.append(f"{place}.api_key: must be given, as {SECTION}.api_key is for {shared_url}, not for {own_url}")
     try:
         return TrainerSettings.model_validate(merge(values, own))
     except ValidationError as error:

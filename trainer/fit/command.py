@@ -111,7 +111,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
         state = publisher.restore(head, model)
         found = read(options, client, head, base, model.vocabulary)
         if options.dry_run:
-            return _told(options, settings, head, found)
+            return _summary(options, settings, head, found)
         began = time.perf_counter()
         objective = _objective(options, settings, head, base, model, ranks, found)
         course, before, after = _train(options, settings, head, model, objective, found, seed)
@@ -121,7 +121,7 @@ def _fit(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, An
         fit = _record(options, settings, found, course)
         made = publish(settings, ranks, client, publisher, head, model, state, metrics, fit, seed)
         weights = made.weights.uri if made.weights is not None else None
-        return {**_told(options, settings, head, found), **metrics, "version": made.version, "weights": weights}
+        return {**_summary(options, settings, head, found), **metrics, "version": made.version, "weights": weights}
 
 
 def _objective(
@@ -178,9 +178,9 @@ def _reward_model(
 
     model = load_reward_model(head, base, settings.precision, seed, settings.weights.directory).to(device)
     found = read(options, client, head, base, model.vocabulary)
-    told = _told(options, settings, head, found)
+    options_used = _summary(options, settings, head, found)
     if options.dry_run:
-        return told
+        return options_used
     began = time.perf_counter()
     objective = Ranking(model, settings.batch, device)
     course, before, after = _train(options, settings, head, model, objective, found, seed)
@@ -188,7 +188,7 @@ def _reward_model(
     fit = msgspec.to_builtins(_record(options, settings, found, course))
     about = {"run": head.run_name, "version": head.version, "metrics": metrics, "fit": fit}
     save_reward_model(model.cpu(), base, options.output, about)
-    return {**told, **metrics, "output": str(options.output)}
+    return {**options_used, **metrics, "output": str(options.output)}
 
 
 def _train(
@@ -214,7 +214,7 @@ def _train(
         )
         curve.went_on(progress)
 
-    with closing(Curve(settings, head, options.kind, _options_told(options, settings))) as curve:
+    with closing(Curve(settings, head, options.kind, _chosen_options(options, settings))) as curve:
         before = objective.evaluate(found.held_out) if found.held_out else {}
         curve.evaluated(before)
         course = train(
@@ -251,7 +251,7 @@ def _record(options: argparse.Namespace, settings: TrainerSettings, found: Found
 
     return Fit(
         kind=options.kind,
-        options={**_options_told(options, settings), "held_out_examples": len(found.held_out)},
+        options={**_chosen_options(options, settings), "held_out_examples": len(found.held_out)},
         sessions=() if found.files else sessions_in(found.learnt),
         preferences=() if found.files else preferences_in(found.learnt),
         epochs=options.epochs,
@@ -260,18 +260,18 @@ def _record(options: argparse.Namespace, settings: TrainerSettings, found: Found
     )
 
 
-def _options_told(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
+def _chosen_options(options: argparse.Namespace, settings: TrainerSettings) -> dict[str, Any]:
     """Return the options that select what is learnt, and how."""
     chosen = ("epochs", "batch", "held_out", "since", "until", "version", "min_reward", "task", "source", "threshold")
     losses = ("loss", "beta", "label_smoothing", "desirable_weight", "undesirable_weight")
-    told = {name: getattr(options, name) for name in (*chosen, *losses) if name in options}
-    told["learning_rate"] = settings.optimizer.learning_rate
+    options_used = {name: getattr(options, name) for name in (*chosen, *losses) if name in options}
+    options_used["learning_rate"] = settings.optimizer.learning_rate
     if options.from_ is not None:
-        told["from"] = options.from_.name
-    return {name: value for name, value in told.items() if value is not None}
+        options_used["from"] = options.from_.name
+    return {name: value for name, value in options_used.items() if value is not None}
 
 
-def _told(options: argparse.Namespace, settings: TrainerSettings, head: Head, found: Found) -> dict[str, Any]:
+def _summary(options: argparse.Namespace, settings: TrainerSettings, head: Head, found: Found) -> dict[str, Any]:
     return {
         "kind": options.kind,
         "run": head.run_name,

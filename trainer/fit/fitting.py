@@ -33,6 +33,7 @@ from trainer.optimizer import adamw, learning_rate_at, step_at
 
 _Item = TypeVar("_Item", Example, Labelled, Pair)
 _Learnt_contra = TypeVar("_Learnt_contra", Example, Labelled, Pair, contravariant=True)
+# Bounds the memory of an evaluation, which has no batch size of its own.
 _EVALUATED_AT_ONCE = 64
 _PACKING = resolve(AlgorithmSettings())
 """The algorithm that packing asks which sequences have a gradient; with an advantage of 1, all have."""

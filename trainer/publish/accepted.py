@@ -14,7 +14,7 @@ class Accepted:
     def __init__(self, settings: TrainerSettings) -> None:
         self.is_unknown = settings.adapter is not None and settings.adapter.publish is AdapterPublish.ADAPTER
 
-    def look(self, head: Head) -> None:
+    def check(self, head: Head) -> None:
         """Raise ConfigurationError if the engine could serve none of this trainer's versions."""
         if not self.is_unknown or head.formats is None:
             return

@@ -118,6 +118,7 @@ class DiskPublisher:
     def _finish(self, head: Head, hidden: Path, tensors: Mapping[str, Tensor]) -> Staged:
         """Add the weights and give the directory its name, once every rank has written its part of the state."""
         form = self._save(head, tensors, hidden)
+        # Flushed before the rename: after a power cut, a directory under its final name is complete.
         _flush(hidden)
         sha256, size = digest(hidden)
         written = weight_files(hidden)
@@ -125,6 +126,7 @@ class DiskPublisher:
         files = checksums(hidden, {written[0].name: sha256} if len(written) == 1 else {})
         final = hidden.with_name(hidden.name.removeprefix("."))
         hidden.rename(final)
+        # The rename itself is durable only when the parent directory is flushed.
         _sync(final.parent)
         self._locks[str(final)] = self._locks.pop(str(hidden))
         reference = WeightsReference(uri=str(final), format=form, sha256=sha256, bytes=size, files=files)
@@ -161,6 +163,7 @@ class DiskPublisher:
         removed = []
         for mark in sorted(run.glob(f"*/{_MARK}")):
             directory = mark.parent
+            # A locked mark belongs to a live trainer that has not committed yet.
             if directory != current and not _is_locked(mark):
                 _remove_marked(directory)
                 removed.append(directory.name)
@@ -178,6 +181,7 @@ class DiskPublisher:
     def remove(self, uris: Sequence[str]) -> None:
         for uri in uris:
             directory = Path(uri)
+            # The proxy names the directories; nothing outside the trainer's own is ever deleted.
             if directory.is_relative_to(self._directory):
                 shutil.rmtree(directory, ignore_errors=True)
 
@@ -213,11 +217,11 @@ class DiskPublisher:
         """Remove all optimiser states but the last ones written. The newest version's always stays."""
         settled = [each for each in newest.parent.glob("v*") if not (each / _MARK).exists()]
         states = [state for each in settled if (state := _state_of(each)) is not None]
+        # By time, not by number: a run that was set back has newer states under lower versions.
         states.sort(key=lambda path: (path.parent.parent == newest, path.stat().st_mtime_ns), reverse=True)
         for state in states[self._keep :]:
-            state.unlink(
-                missing_ok=True
-            )  # the index first, so that a process killed here leaves no incomplete state that looks complete
+            # The index first, so that a process killed here leaves no incomplete state that looks complete.
+            state.unlink(missing_ok=True)
         for each in settled:
             if _state_of(each) is None:
                 shutil.rmtree(each / _STATE, ignore_errors=True)

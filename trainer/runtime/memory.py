@@ -33,7 +33,7 @@ class MicroBatchMemory:
         self._ranks = ranks
         self._restarts = restarts
         self._run = run
-        self._before = None if restarts is None else restarts.granted(run)
+        self._before = None if restarts is None else restarts.granted_bound(run)
         self._splits = 0
         if self._before is not None:
             self._make_smaller(self._before.max_tokens_per_microbatch)
@@ -53,6 +53,7 @@ class MicroBatchMemory:
         in a step from `version`."""
         largest = max(part.input_ids_BT.numel() for mini_batch in mini_batches for part in mini_batch.micro_batches)
         longest = max(len(sequence.ids) for sequence in sequences)
+        # Halved, not estimated: activations, fragmentation and other processes make estimates unreliable.
         bound = largest // 2
         if largest <= longest or bound >= self.settings.max_tokens_per_microbatch:
             return MemoryExhausted(
@@ -63,6 +64,7 @@ class MicroBatchMemory:
         if self._ranks.size > 1:
             return self._refused_by_one(largest, max(longest, bound), version, said)
         self._make_smaller(bound)
+        # Blocks of the failed step's sizes are cached and would fragment the memory of the smaller ones.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return StepTooLarge(
@@ -81,7 +83,7 @@ class MicroBatchMemory:
             return MemoryExhausted(
                 f"{what}: set trainer.batch.max_tokens_per_microbatch to {bound} or less{other} ({said})"
             )
-        self._restarts.ask(SmallerBound(run=self._run, version=version, max_tokens_per_microbatch=bound))
+        self._restarts.request(SmallerBound(run=self._run, version=version, max_tokens_per_microbatch=bound))
         return RanksStartAgain(f"{what}: all start again, with {bound} at the most ({said})")
 
     def _make_smaller(self, bound: int) -> None:

@@ -25,7 +25,7 @@ STATUS = 75
 """Exit status of a rank that asks the launcher to start all ranks again."""
 
 _DIRECTORY, _LAUNCHER = "BASE_RL_TRAINER_RESTARTS", "BASE_RL_TRAINER_LAUNCHER"
-_ASKED, _GRANTED, _WORDS = "asked", "granted-", "words"
+_REQUEST, _GRANTED, _REPORT = "asked", "granted-", "words"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,7 +37,7 @@ class SmallerBound(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_per_microbatch: int
 
 
-class LastWords(msgspec.Struct, frozen=True, kw_only=True):
+class EndReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of a rank that ends with this exit status."""
 
     rank: int
@@ -57,40 +57,41 @@ class Restarts:
         directory = os.environ.get(_DIRECTORY)
         return None if directory is None else Restarts(Path(directory))
 
-    def tell_processes(self) -> None:
+    def set_environment(self) -> None:
         """Set the directory in the environment of processes that are started from now on."""
         os.environ[_DIRECTORY] = str(self._directory)
         os.environ[_LAUNCHER] = str(os.getpid())
 
-    def ask(self, bound: SmallerBound) -> None:
+    def request(self, bound: SmallerBound) -> None:
         """Ask for all ranks to be started again. Only the first request counts: other ranks that ask at the same
         time ran out of memory in the same step."""
-        self._leave(_ASKED, bound)
+        self._write_once(_REQUEST, bound)
 
-    def say(self, words: LastWords) -> None:
+    def report(self, end: EndReport) -> None:
         """Report why this rank ends. Only the first report counts."""
-        self._leave(_WORDS, words)
+        self._write_once(_REPORT, end)
 
-    def said(self) -> LastWords | None:
+    def first_report(self) -> EndReport | None:
         """Return the first report of the ranks that run, or ran last."""
-        return self._read(_WORDS, LastWords)
+        return self._read(_REPORT, EndReport)
 
-    def grant(self) -> bool:
+    def grant_request(self) -> bool:
         """Return whether the ended ranks asked to be started again. The bound is then stored for the ranks that
         follow."""
-        asked = self._read(_ASKED, SmallerBound)
-        if asked is None:
+        request = self._read(_REQUEST, SmallerBound)
+        if request is None:
             return False
-        (self._directory / _WORDS).unlink(missing_ok=True)
-        (self._directory / _ASKED).rename(self._directory / _granted(asked.run))
+        (self._directory / _REPORT).unlink(missing_ok=True)
+        (self._directory / _REQUEST).rename(self._directory / _granted(request.run))
         return True
 
-    def granted(self, run: str) -> SmallerBound | None:
+    def granted_bound(self, run: str) -> SmallerBound | None:
         """Return the bound that the ranks before asked for in this run."""
         return self._read(_granted(run), SmallerBound)
 
-    def _leave(self, name: str, message: msgspec.Struct) -> None:
+    def _write_once(self, name: str, message: msgspec.Struct) -> None:
         """Write a message, unless there is one of that name."""
+        # A link is atomic and fails if the name exists: the first message wins, and it is complete when it appears.
         mine = self._directory / uuid4().hex
         mine.write_bytes(msgspec.json.encode(message))
         with contextlib.suppress(FileExistsError):
@@ -111,6 +112,7 @@ def end_with_launcher() -> None:
     if launcher is None or not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # The launcher may have died before prctl took effect.
     if os.getppid() != int(launcher):
         os.kill(os.getpid(), signal.SIGTERM)
 

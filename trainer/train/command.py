@@ -31,7 +31,7 @@ from trainer.errors import ConfigurationError
 from trainer.observe.metrics.sinks import check_directories, check_installed
 from trainer.parallel.layout import layout_of
 from trainer.train.dry_run import resolved
-from trainer.train.process import decide_threads, last_words, rank, run
+from trainer.train.process import decide_threads, rank, report_end, run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         check_directories([settings.metrics for settings in runs.values()])
     except ConfigurationError as error:
         sys.stderr.write(f"{visible(str(error))}\n")
-        return last_words(error)
+        return report_end(error)
     warnings = [(name, each) for name, settings in runs.items() for each in algorithm_warnings(settings.algorithm)]
     if options.dry_run:
         for _, each in warnings:

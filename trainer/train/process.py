@@ -13,7 +13,7 @@ import structlog
 from trainer.config import TrainerSettings
 from trainer.errors import ConfigurationError, RanksStartAgain, TrainerError
 from trainer.parallel.layout import layout_of
-from trainer.runtime.restarts import STATUS, LastWords, Restarts, end_with_launcher
+from trainer.runtime.restarts import STATUS, EndReport, Restarts, end_with_launcher
 
 
 class Interrupted(BaseException):
@@ -32,7 +32,7 @@ def run(runs: Mapping[str, TrainerSettings]) -> int:
     except TrainerError as error:
         return _ended(error)
     except Exception:
-        if (lost := _lost_peer()) is None:
+        if (lost := _ended_peer()) is None:
             raise
         structlog.get_logger("trainer").error("ended, as another rank did", rank=lost.rank, reason=lost.reason)
         return 1
@@ -46,28 +46,28 @@ def _ended(error: TrainerError) -> int:
         logger.warning("ranks start again", reason=str(error))
     else:
         logger.error("cannot go on", error=type(error).__name__, reason=str(error))
-    return last_words(error)
+    return report_end(error)
 
 
-def last_words(error: TrainerError) -> int:
+def report_end(error: TrainerError) -> int:
     """Report to the launcher why this rank ends, and return the exit status."""
     status = STATUS if isinstance(error, RanksStartAgain) else _status([error])
     if (launcher := Restarts.of_launcher()) is not None:
-        launcher.say(LastWords(rank=rank(), status=status, reason=str(error)))
+        launcher.report(EndReport(rank=rank(), status=status, reason=str(error)))
     return status
 
 
 def _report_error(_kind: object, error: BaseException | None, _trace: object) -> None:
     """Report the error before this rank leaves: its peers read the report as soon as a collective with it fails."""
     if isinstance(error, TrainerError):
-        last_words(error)
+        report_end(error)
 
 
-def _lost_peer() -> LastWords | None:
+def _ended_peer() -> EndReport | None:
     """Return the report of another rank that has ended; its end makes collectives fail here with any error."""
     launcher = Restarts.of_launcher()
-    said = launcher.said() if launcher is not None else None
-    return said if said is not None and said.rank != rank() else None
+    report = launcher.first_report() if launcher is not None else None
+    return report if report is not None and report.rank != rank() else None
 
 
 def rank() -> int:

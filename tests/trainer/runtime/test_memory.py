@@ -114,13 +114,13 @@ def test_a_rank_of_several_that_nobody_would_start_again_says_what_to_set() -> N
 
 def test_ranks_are_started_again_once_for_a_step_with_what_the_first_of_them_left(tmp_path: Path) -> None:
     restarts = Restarts(tmp_path)
-    assert not restarts.grant()
+    assert not restarts.grant_request()
     memory, refused, largest = second_of_two(tmp_path)
-    assert (memory.take_splits(), restarts.granted(RUN)) == (0, None)
+    assert (memory.take_splits(), restarts.granted_bound(RUN)) == (0, None)
     assert isinstance(refused(3), RanksStartAgain)
-    restarts.ask(SmallerBound(run=RUN, version=3, max_tokens_per_microbatch=1))  # a peer, later
-    assert restarts.grant()
-    assert not restarts.grant()
+    restarts.request(SmallerBound(run=RUN, version=3, max_tokens_per_microbatch=1))  # a peer, later
+    assert restarts.grant_request()
+    assert not restarts.grant_request()
 
     memory, refused, halved = second_of_two(tmp_path)
     assert memory.settings.max_tokens_per_microbatch == largest // 2 >= halved
@@ -128,9 +128,9 @@ def test_ranks_are_started_again_once_for_a_step_with_what_the_first_of_them_lef
     found = refused(3)
     assert isinstance(found, MemoryExhausted)
     assert "out of memory again" in str(found)
-    assert not restarts.grant()
+    assert not restarts.grant_request()
     assert isinstance(refused(4), RanksStartAgain), "another step"
-    assert restarts.grant()
+    assert restarts.grant_request()
     assert second_of_two(tmp_path)[0].settings.max_tokens_per_microbatch == max(8, halved // 2)
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -39,6 +39,7 @@ class BackgroundSink:
         self._changed = threading.Condition()
         self._closing = False
         self._in_trouble = False
+        # A daemon in the context of its creator: a sink that hangs does not keep the process, and logs name the run.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._work,), name=f"{_THREAD}{name}", daemon=True
         )
@@ -92,7 +93,8 @@ class BackgroundSink:
     def _try(self, action: Callable[[], None]) -> bool:
         try:
             action()
-        except Exception as error:  # noqa: BLE001  (somebody else's library; it is told, and training goes on)
+        except Exception as error:  # noqa: BLE001  (a third-party library may raise anything; it is logged, and training goes on)
+            # Once per outage: a server that is down would fill the log with one line per step.
             if not self._in_trouble:
                 reason = f"{type(error).__name__}: {error}"
                 _log.warning("a sink failed; it is tried again with each step", sink=self.name, reason=reason)

@@ -11,6 +11,7 @@ from trainer.config import MlflowSettings
 from trainer.observe.metrics.sink import RunAbout, StepMetrics, flat
 
 TAG = "base_rl.run_id"
+# Bounds of MLflow's own API, per request and per value.
 _MOST_PARAMETERS = 100
 _LONGEST_PARAMETER = 500
 

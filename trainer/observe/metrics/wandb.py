@@ -9,6 +9,7 @@ from typing import Any
 from trainer.config import WandbSettings
 from trainer.observe.metrics.sink import RunAbout, StepMetrics
 
+# Bound on each of W&B's network waits, which would otherwise be minutes at the end of the process.
 _SECONDS = 60
 
 
@@ -54,6 +55,7 @@ class WandbSink:
 
     def write(self, step: StepMetrics) -> None:
         values = {self._axis: step.version, **step.metrics}
+        # W&B drops a step number below its last one.
         self._run.log(values, step=max(step.version, self._run.step), commit=True)
 
     def close(self) -> None:
