@@ -14,8 +14,6 @@ from proxy.contract.trajectory import TrajectoryGroup
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
 from tests.trainer.tiny import cut, group_of, settings, trajectory, turn
-from trainer.algorithm.running import RunningMeans
-from trainer.claims.leased import MOST_KEPT
 from trainer.errors import HeadMoved
 
 
@@ -195,57 +193,6 @@ def test_a_lost_claim_is_not_committed(start: Start, tiny_model: Path, tmp_path:
     assert trainer.learner.steps == 0
 
 
-def test_a_batch_without_signal_waits_for_the_next_version(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
-    trainer = start(proxy, settings(tmp_path))
-    trainer.loop.resume()
-    trainer.loop.step()
-    assert proxy.commits == []
-    assert len(proxy.leases) == 1
-    proxy.source = random_groups()
-    trainer.loop.step()
-    (commit,) = proxy.commits
-    assert commit.claim_ids == tuple(proxy.claimed)
-    assert [audit.skipped for audit in commit.step.audit] == ["no_signal"] * 8 + [None] * 10
-    assert commit.step.metrics["skipped_no_signal"] == 8
-    assert set(proxy.consumed.values()) == {1}
-    assert len(proxy.consumed) == 18
-
-
-def test_kept_claims_do_not_pile_up(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
-    trainer = start(proxy, settings(tmp_path))
-    trainer.loop.resume()
-    before = trainer.weights()
-    for _ in range(MOST_KEPT):
-        trainer.loop.step()
-    assert [len(commit.claim_ids) for commit in proxy.commits] == [MOST_KEPT]
-    assert proxy.leases == {}
-    assert same(trainer.weights(), before)
-    assert trainer.learner.steps == 0
-
-
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
-    start: Start, tiny_model: Path, tmp_path: Path
-) -> None:
-    def poisonous(version: int) -> TrajectoryGroup:
-        return group_of([trajectory(turn([4], version=version), reward=reward) for reward in (1e38, -1e38)])
-
-    unscaled = {"scale": "none"}
-    proxy = TrainingProxy(base_model=str(tiny_model), source=poisonous)
-    trainer = start(proxy, settings(tmp_path, algorithm=unscaled, batch={"trajectories": 2}))
-    trainer.loop.resume()
-    before = trainer.weights()
-    trainer.loop.step()
-    assert same(trainer.weights(), before)
-    assert trainer.learner.steps == 0
-    assert proxy.commits == []
-    proxy.source = random_groups()
-    trainer.loop.step()
-    assert [audit.skipped for audit in proxy.commits[0].step.audit][:2] == ["non_finite_gradient"] * 2
-    assert all(torch.isfinite(weight).all() for weight in trainer.weights().values())
-
-
 def test_what_cannot_be_trained_is_consumed_and_named(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     def mixed(version: int) -> TrajectoryGroup:
         return group_of(
@@ -324,25 +271,6 @@ def test_a_proxy_that_does_not_prune_stops_nothing(start: Start, tiny_model: Pat
     assert [path.name[:7] for path in tmp_path.glob("*/v*")] == ["v000004"]
 
 
-def test_a_kept_claim_that_was_lost_takes_its_step_with_it(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """The running means have seen it, and it will be trained again."""
-    proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
-    trainer = start(proxy, settings(tmp_path, algorithm={"baseline": "running_mean", "scale": "none"}))
-    proxy.source = lambda version: group_of([trajectory(turn([4], version=version), reward=0.0) for _ in range(8)])
-    trainer.loop.resume()
-    trainer.loop.step()
-    (kept,) = proxy.leases
-    fresh = trainer.loop.means
-    assert (fresh.run.session.mean, fresh.run.session.weight > 0) == (0.0, True)
-    trainer.leases.drop(kept)
-    proxy.source = random_groups()
-    trainer.loop.step()
-    assert proxy.commits == []
-    assert trainer.loop.means == RunningMeans.fresh(trainer.loop.means.decay)
-    trainer.loop.step()
-    assert set(proxy.consumed.values()) == {1}
-
-
 def test_a_step_tells_what_it_was_made_with(start: Start, tiny_model: Path, tmp_path: Path) -> None:
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     configured = settings(tmp_path, audit={"sample": 2}, algorithm={"mini_batches": 1})
@@ -392,22 +320,3 @@ def test_the_audit_has_the_advantage_that_turn_rewards_made(start: Start, tiny_m
     trainer.loop.resume()
     trainer.loop.step()
     assert [audit.advantage for audit in proxy.commits[0].step.audit] == [1.0, -1.0]
-
-
-@pytest.mark.parametrize("preset", ["grpo", "ppo"])
-def test_a_batch_of_cut_answers_is_kept(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
-    """With a critic too, which else learns from every batch."""
-
-    def source(version: int) -> TrajectoryGroup:
-        return group_of([trajectory(cut(turn([6, 7], version=version)), reward=reward) for reward in (0.0, 1.0)])
-
-    proxy = TrainingProxy(base_model=str(tiny_model), source=source)
-    trainer = start(proxy, settings(tmp_path, batch={"trajectories": 2}, algorithm={"preset": preset}))
-    trainer.loop.resume()
-    before = trainer.weights()
-    for _ in range(MOST_KEPT):
-        trainer.loop.step()
-    (commit,) = proxy.commits
-    assert same(before, trainer.weights())
-    assert {audit.skipped for audit in commit.step.audit} == {"truncated"}
-    assert all(audit.masked for audit in commit.step.audit)
