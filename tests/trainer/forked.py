@@ -1,4 +1,5 @@
-"""Processes forked by a server that has imported what trainers import: real ones, without the seconds that take."""
+"""Trainer processes forked from a server that has imported the trainer's libraries, to save the seconds of
+importing."""
 
 from __future__ import annotations
 

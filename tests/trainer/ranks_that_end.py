@@ -1,7 +1,7 @@
-"""`python -m tests.trainer.ranks_that_end refuses|dies|waits DIRECTORY`: a rank of the trainer that trains nothing.
+"""`python -m tests.trainer.ranks_that_end refuses|dies|waits DIRECTORY`: a rank of the trainer that does not train.
 
-The second one refuses to go on, or is killed; the first one loses it, as a collective does, or is there till it is
-told to end. They meet each other, and the test, at the directory's fifos.
+The second rank refuses to go on, or is killed. The first one loses it, as in a failed collective, or waits until it
+is asked to end. They synchronise with each other and with the test by fifos in the directory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The real proxy, on a port and in a thread, with an engine that has no model; and trainers of its run, in-process.
+"""The real proxy on a port, in a thread, with an engine that has no model, and trainers of its run in this process.
 
-Sessions are written into its store the short way (`tests.proxy.turns.world`), everything else goes over HTTP.
+Sessions are written directly into its store (`tests.proxy.turns.world`); everything else goes over HTTP.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Result = TypeVar("_Result")
 
 
 def write_real_model(directory: Path) -> Path:
-    """A tiny model with a tokenizer that the proxy can load; its weights know the first ids only."""
+    """Write a tiny model with a tokenizer that the proxy can load. Its embeddings cover only the first ids."""
     write_model(directory)
     save_tiny_model(directory)
     return directory
@@ -88,7 +88,7 @@ class RealProxy:
         self._numbers[run.name] = torch.Generator().manual_seed(len(self._numbers))
 
     def add_run(self, name: str) -> None:
-        """Beside the one that is served, as of an earlier start."""
+        """Add a run besides the one that is served, as an earlier start would have."""
         wanted = RunSettings(name=name, model=str(self.base), group_timeout_seconds=0.01)
 
         async def ensured() -> RunView:
@@ -107,7 +107,7 @@ class RealProxy:
         self._thread.join(60)
 
     def do(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Runs it where the proxy runs."""
+        """Run a coroutine in the proxy's event loop."""
         while not self._loop.is_running():
             threading.Event().wait(0.01)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
@@ -118,7 +118,8 @@ class RealProxy:
         return answer.json()
 
     def get_when(self, path: str, condition: Callable[[Any], bool]) -> Any:
-        """The answer once the condition holds of it, for 10 seconds: a run's figures are up to half a second old."""
+        """Return the answer once it meets the condition, within 10 seconds: a run's figures are up to half a second
+        old."""
         deadline = time.monotonic() + 10.0
         while not condition(answer := self.get(path)):
             assert time.monotonic() < deadline, answer
@@ -126,7 +127,7 @@ class RealProxy:
         return answer
 
     def post(self, path: str) -> None:
-        """By the operator."""
+        """Post as the operator."""
         answer = httpx.post(f"{self.url}/api/v1/runs/{RUN}{path}", headers={"authorization": f"Bearer {ADMIN}"})
         assert answer.status_code == 200, answer.text
 
@@ -140,7 +141,7 @@ class RealProxy:
         return found
 
     def wait_for_version(self, version: int, going_on: Callable[[], bool]) -> None:
-        """Blocks until the head is that version. `going_on` false: nobody will make it any more."""
+        """Wait until the head is that version. With `going_on` false, nobody will make it any more."""
 
         async def wait() -> None:
             signal = self.app.services.signals.versions
@@ -156,7 +157,7 @@ class RealProxy:
     # What agents do
 
     def group(self, rewards: Sequence[float | None], *, version: int = 0, run: str = RUN) -> list[SessionId]:
-        """A group of sessions of two turns each, by a policy of `version`, with random tokens."""
+        """Write a group of sessions of two turns each, by a policy of `version`, with random tokens."""
         group_id = self.do(self._worlds[run].group(size=len(rewards)))
         return [self.session(reward, version=version, group=group_id, run=run) for reward in rewards]
 
@@ -211,7 +212,7 @@ class RealProxy:
         self.change(SessionRow, SessionRow.id == session, **values)
 
     def change(self, table: type[Base], condition: Any, **values: Any) -> None:
-        """What no client could do."""
+        """Change the store as no client could."""
 
         async def write() -> None:
             await self.world.database.commit(
@@ -223,7 +224,7 @@ class RealProxy:
     # Trainers
 
     def settings(self, **changes: Any) -> TrainerSettings:
-        """What a trainer has that is told nothing else; small steps that one sees."""
+        """Return settings of a trainer with defaults, but for steps that are small and visible."""
         given: dict[str, Any] = {
             "proxy_url": self.url,
             "api_key": TRAINER,
@@ -236,8 +237,10 @@ class RealProxy:
 
     @contextmanager
     def trainer(self, process: str = "a-process", **changes: Any) -> Iterator[InProcess]:
-        """One that has resumed from the head. At the end it just stops, as one that is killed. The processor is in
-        the mode that `parallel.mesh.join` puts it in: smallest numbers count as zero."""
+        """Start a trainer that has resumed from the head. At the end it just stops, like a killed one.
+
+        The processor is in the mode of `parallel.mesh.join`: denormal numbers count as zero.
+        """
         configured = self.settings(**changes)
         client = ProxyClient(self.url, configured.api_key.get_secret_value(), RUN)
         with ExitStack() as ending:

@@ -1,4 +1,4 @@
-"""Starts `python -m trainer` as real processes against a fake proxy's address."""
+"""Real processes of `python -m trainer` against a fake proxy's address."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def trainer_process(
     launcher: Sequence[str],
     run: str | None = RUN,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """By a command line; killed at the end, with what it started, if it still runs. Its log is appended to `log`.
-    `run` None: the options name several."""
+    """Start a trainer by a command line. It is killed at the end with its children, if it still runs. Its log is
+    appended to `log`. `run` None: the options name several."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             [*launcher, *_words(url, weights, run), *options], stdout=output, stderr=output, env=_environment()
@@ -48,7 +48,7 @@ def trainer_process(
 def forked_trainer(
     url: str, weights: Path, log: Path, *options: str, size: int = 1, run: str | None = RUN
 ) -> Iterator[ForkedTrainer]:
-    """The same by fork, as so many ranks."""
+    """Start this number of ranks by fork."""
     with places(size) as environments:
         words = [*_words(url, weights, run), *options]
         forked = ForkedTrainer(words, [{**_environment(), **place} for place in environments], log)

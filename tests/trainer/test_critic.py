@@ -1,4 +1,4 @@
-"""Policy and critic in one update."""
+"""The policy and the critic in one update."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_advantages_run_through_the_turns_of_a_path(tiny_model: Path) -> None:
 
 
 def test_the_critic_learns_what_is_to_come(tiny_model: Path) -> None:
-    """Its values are those at the start of the step, and it is not the policy's reward that it changes."""
+    """Values are those at the start of the step, and the critic does not change the policy's reward."""
     algorithm = ppo(scale=Scale.NONE)
     learner = learner_for(algorithm, tiny_model)
     members = [trajectory(turn([token, 5, 6]), reward=float(token == 4)) for token in (4, 10, 20, 30)]

@@ -68,7 +68,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
 
 
 def test_a_kept_claim_that_was_lost_takes_its_step_with_it(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """The running means have seen it, and it will be trained again."""
+    """The running means include its rewards, and its trajectories will be trained again."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=equal_rewards)
     trainer = start(proxy, settings(tmp_path, algorithm={"baseline": "running_mean", "scale": "none"}))
     proxy.source = lambda version: group_of([trajectory(turn([4], version=version), reward=0.0) for _ in range(8)])
@@ -88,7 +88,7 @@ def test_a_kept_claim_that_was_lost_takes_its_step_with_it(start: Start, tiny_mo
 
 @pytest.mark.parametrize("preset", ["grpo", "ppo"])
 def test_a_batch_of_cut_answers_is_kept(start: Start, tiny_model: Path, tmp_path: Path, preset: str) -> None:
-    """With a critic too, which else learns from every batch."""
+    """Also with a critic, which otherwise learns from every batch."""
 
     def source(version: int) -> TrajectoryGroup:
         return group_of([trajectory(cut(turn([6, 7], version=version)), reward=reward) for reward in (0.0, 1.0)])

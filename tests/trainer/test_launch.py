@@ -1,4 +1,4 @@
-"""The launcher of several ranks: it says who was first to end and why, and does not outlive them, nor they it."""
+"""The launcher of several ranks reports the first rank to end and why. It does not outlive them, nor they it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(directory: Path) -> None:
 
 
 def failures(*exit_codes: int) -> ChildFailedError:
-    """Of ranks that were found to have ended within the same second."""
+    """Return failures of ranks that ended within the same second."""
     found = {}
     for rank, code in enumerate(exit_codes):
         found[rank] = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="")
@@ -113,7 +113,7 @@ def test_the_first_words_are_those_that_count(tmp_path: Path) -> None:
 
 
 def test_more_processes_than_devices_are_refused_at_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before those that have a device wait for the others."""
+    """The refusal comes before ranks that have a device wait for the others."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")

@@ -1,4 +1,4 @@
-"""The full step learns: trajectories drawn from the published weights, reward for one kind of token, no tricks."""
+"""The full step learns: trajectories are drawn from the published weights, and one kind of token is rewarded."""
 
 from __future__ import annotations
 

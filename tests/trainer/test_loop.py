@@ -1,4 +1,4 @@
-"""The whole step against an in-memory proxy: exactly once, resumable bit for bit, nothing published in vain."""
+"""The whole step against an in-memory proxy: exactly once, bit-exact after restarts, and no version without need."""
 
 from __future__ import annotations
 

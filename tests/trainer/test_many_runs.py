@@ -33,17 +33,17 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 class Enough(BaseException):
-    """The test has seen what it wants to see."""
+    """The test has seen enough."""
 
 
 def give(proxy: RealProxy, run: str) -> None:
-    """Three batches of eight."""
+    """Offer three batches of eight."""
     for rewards in ([1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 1.0, 0.0]) * 3:
         proxy.group(rewards, run=run)
 
 
 def train(proxy: RealProxy, *names: str) -> dict[str, str]:
-    """Three versions of each run; the digests of the last ones' weights."""
+    """Train three versions of each run and return the digests of the last weights."""
     changed = Condition()
     shared = Shared(torch.device("cpu"), changed if len(names) > 1 else None)
     with ExitStack() as ending:
@@ -100,7 +100,7 @@ def test_the_same_weights_as_alone_at_the_real_proxy(tmp_path: Path) -> None:
 
 
 def told(proxies: Mapping[str, TrainingProxy], directory: Path, serving: ExitStack) -> dict[str, dict[str, Any]]:
-    """`[trainer.runs]`, with a proxy on a port for each, and one that its proxy does not know."""
+    """Write `[trainer.runs]` with a proxy on a port for each run, and a run that its proxy does not know."""
     runs = {
         name: {
             "run": "policy",

@@ -1,4 +1,4 @@
-"""Past steps made again, on what the real proxy kept of them: the same bits, or why not."""
+"""Past steps replayed from the real proxy's records: the same bits, or the reason why not."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _train(proxy: RealProxy) -> None:
 
 
 def mixed(proxy: RealProxy, *, version: int) -> None:
-    """A batch of eight: a group, and sessions of their own."""
+    """Offer a batch of eight: a group, and single sessions."""
     proxy.group([1.0, 0.0, 0.5, 0.0], version=version)
     for reward in (1.0, -1.0, 0.25, 2.0):
         proxy.session(reward, version=version)
@@ -101,7 +101,7 @@ def without_signal(proxy: RealProxy, reward: float, *, version: int) -> None:
 
 
 def replay(proxy: RealProxy, version: int, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, Any]:
-    """(exit status, verdict)."""
+    """Return (exit status, verdict)."""
     status = main([RUN, str(version), "--proxy", proxy.url, "--json", *options])
     answers = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]  # the proxy logs there
     return status, json.loads(answers[0])
@@ -131,7 +131,7 @@ def test_every_step_comes_out_bit_for_bit(
 
 
 def test_the_run_has_what_makes_steps_differ(trained: RealProxy) -> None:
-    """Otherwise the test above proves little."""
+    """Without these differences the test above would prove little."""
     steps = {version: trained.get(f"/steps/{version}") for version in range(1, STEPS + 1)}
     assert [len(steps[version]["claim_ids"]) for version in steps] == [1, 3, 1, 1, 3, 1, 1, 1]
     skipped = {entry["audit"]["skipped"] for entry in steps[3]["trajectories"]}
@@ -152,7 +152,7 @@ def batch_of(proxy: RealProxy, version: int) -> StepBatch:
 
 @contextmanager
 def changed(proxy: RealProxy, table: type[Base], condition: Any, **values: Any) -> Iterator[None]:
-    """What the store says meanwhile."""
+    """Change the store's record meanwhile."""
 
     async def read() -> dict[str, Any]:
         row = await proxy.world.database.read(

@@ -1,5 +1,5 @@
-"""Several runs in one process, over fake proxies: the same weights as alone, whose turn it is, and who goes on when
-one cannot."""
+"""Several runs in one process, over fake proxies: the same weights as alone, the order of turns, and faults of one
+run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from trainer.rotation import Turns
 
 
 class Enough(BaseException):
-    """The test has seen what it wants to see."""
+    """The test has seen enough."""
 
 
 class Together:
-    """Runs by name, each with a proxy of its own."""
+    """Runs by name, each with its own proxy."""
 
     def __init__(self) -> None:
         self.changed = Condition()
@@ -60,7 +60,7 @@ class Together:
         return run
 
     def train(self, until: Callable[[], bool] | None = None) -> None:
-        """Until that many steps are on their way to be committed; None: until all runs have ended."""
+        """Train until the condition holds for the steps so far; None: until all runs have ended."""
         for run in self.runs.values():
             make = run.loop.versions.make
 
@@ -89,24 +89,24 @@ def together() -> Iterator[Together]:
 
 
 def shifted(by: int) -> Callable[[int], TrajectoryGroup]:
-    """Other groups than those of another number."""
+    """Return groups that differ from those of another number."""
     source = random_groups()
     return lambda version: source(version + by)
 
 
 Versions = dict[str, list[tuple[str, str]]]
-"""Of each run: digests of the weights and of the configuration."""
+"""Digests of the weights and of the configuration of each version, by run."""
 
 
 def proxies_of(names: Iterable[str], base: Path) -> dict[str, TrainingProxy]:
-    """With other trajectories for each."""
+    """Return proxies with different trajectories."""
     return {
         name: TrainingProxy(base_model=str(base), source=shifted(100 * number)) for number, name in enumerate(names)
     }
 
 
 def versions_of(proxies: Mapping[str, TrainingProxy]) -> Versions:
-    """The first three."""
+    """Return the first three versions."""
     return {
         name: [(commit.weights.sha256, commit.step.config_hash) for commit in proxy.commits[:3]]
         for name, proxy in proxies.items()
@@ -166,7 +166,7 @@ def test_adapters_over_one_base_are_those_of_runs_that_train_alone(
 def test_a_run_without_trajectories_keeps_nobody_waiting_and_is_woken(
     together: Together, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """`late` waits at its proxy, as long as it may, until the others have made five versions."""
+    """`late` waits at its proxy until the others have made five versions."""
     late = TrainingProxy(base_model=str(tiny_model))
     busy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
 
@@ -181,10 +181,10 @@ def test_a_run_without_trajectories_keeps_nobody_waiting_and_is_woken(
     assert len(busy.commits) > 5
 
 
-def test_a_claim_in_hand_keeps_its_lease_while_another_run_trains(
+def test_a_prefetched_claim_keeps_its_lease_while_another_run_trains(
     together: Together, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`slow` makes no step until the batch that `waits` has in hand has been renewed three times."""
+    """`slow` makes no step until the prefetched batch of `waits` has been renewed three times."""
     monkeypatch.setattr(leases, "_LONGEST_PAUSE", leases._SHORTEST_PAUSE)
     waits = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     slow = TrainingProxy(base_model=str(tiny_model), source=random_groups())
@@ -203,7 +203,7 @@ def test_a_claim_in_hand_keeps_its_lease_while_another_run_trains(
 
 
 def test_runs_that_cannot_go_on_end_alone(together: Together, tiny_model: Path, tmp_path: Path) -> None:
-    """One cannot write its weights any more, one is gone from its proxy: the log says so, the third goes on."""
+    """One run cannot write its weights, one is gone from its proxy: the log names both, and the third goes on."""
     full, deleted, well = (TrainingProxy(base_model=str(tiny_model), source=random_groups()) for _ in range(3))
 
     def break_both() -> None:
@@ -230,8 +230,8 @@ def test_runs_that_cannot_go_on_end_alone(together: Together, tiny_model: Path, 
 def test_a_proxy_that_is_down_keeps_other_runs_waiting_for_a_moment_only(
     together: Together, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Down while a step is committed, until the other run has made three more; what was claimed is trained after all,
-    once."""
+    """The proxy is down while a step is committed, until the other run has made three more. The claim is trained
+    after all, once."""
     monkeypatch.setattr(turns, "PATIENCE", 0.0)
     offered = [random_groups()(version) for version in range(4)]
     away, well = TrainingProxy(base_model=str(tiny_model)), TrainingProxy(base_model=str(tiny_model))
@@ -302,7 +302,7 @@ def test_each_run_says_where_its_time_went(together: Together, tiny_model: Path,
 
 
 def test_a_trace_is_of_one_run_alone(together: Together, tiny_model: Path, tmp_path: Path) -> None:
-    """Both ask for the first two steps; torch's profiler is there for one at a time."""
+    """Both runs ask for the first two steps; torch's profiler serves one at a time."""
     proxies = {name: TrainingProxy(base_model=str(tiny_model), source=random_groups()) for name in "ab"}
     for name, proxy in proxies.items():
         traced = {"first": 1, "steps": 2, "directory": str(tmp_path / "profiles" / name)}

@@ -1,4 +1,4 @@
-"""Learning from a teacher: the embedded engine with another model, in a thread, asked over HTTP."""
+"""Learning from a teacher: the embedded engine with another model, in a thread, over HTTP."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another model of the same tokens."""
+    """Return another model with the same tokens."""
     directory = write_real_model(tmp_path_factory.mktemp("teacher") / "master")
     save_tiny_model(directory, seed=9)
     return directory
@@ -48,7 +48,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(master: Path) -> Iterator[str]:
-    """The address of a real embedded engine."""
+    """Return the address of a real embedded engine."""
     model = ServedModel(str(master), device="cpu", dtype="float32", seed=0, max_total_tokens=4096)
     app = create_app(model, weight_label="master", max_running=4, max_total_tokens=4096)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="on"))
@@ -70,7 +70,7 @@ def teacher(engine: str) -> Iterator[Teacher]:
 
 
 def drawn(model: PolicyModel, count: int, *, reward: float = 0.0) -> list[Trajectory]:
-    """Of two turns each, by the policy itself."""
+    """Draw trajectories of two turns from the policy."""
     generator = torch.Generator().manual_seed(1)
     made = []
     for _ in range(count):

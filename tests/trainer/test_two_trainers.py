@@ -1,4 +1,5 @@
-"""Two trainers on one run, at the real proxy: nothing is trained twice; the slower one goes on from the other's."""
+"""Two trainers on one run, at the real proxy: nothing is trained twice, and the slower one continues from the
+other's version."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ def states(proxy: RealProxy) -> dict[str, str]:
 
 
 def step_of(proxy: RealProxy, trainer: InProcess) -> dict[str, Any]:
-    """What the trainer's newest version was made of."""
+    """Return the record of the trainer's newest version."""
     view: dict[str, Any] = proxy.get(f"/steps/{trainer.loop.head.version}")
     return view
 
 
 def batch(proxy: RealProxy, version: int) -> list[str]:
-    """Eight sessions in two groups."""
+    """Offer eight sessions in two groups."""
     return [*proxy.group([1.0, 0.0, 0.5, 0.0], version=version), *proxy.group([0.0, 1.0, 1.0, 0.0], version=version)]
 
 
@@ -60,7 +61,7 @@ def test_claims_are_disjoint_and_who_is_second_starts_again(proxy: RealProxy) ->
 
 
 def test_of_two_commits_on_one_head_one_is_made(proxy: RealProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have computed their step when the first commits."""
+    """Both have computed their step when the first one commits."""
     batch(proxy, 0)
     batch(proxy, 0)
     with proxy.trainer("one") as first, proxy.trainer("two") as second:

@@ -46,7 +46,8 @@ def packed_of(
 
 
 def taught(algorithm: Algorithm, members: list[Trajectory], told: list[float]) -> Taught | None:
-    """A teacher, where there is one, that gives to the tokens of trajectory i this much more than who drew them."""
+    """Return a teacher's log-probabilities, `told[i]` above the behaviour's for trajectory i; None without a
+    teacher."""
     if not algorithm.has_teacher:
         return None
     return {
@@ -57,7 +58,7 @@ def taught(algorithm: Algorithm, members: list[Trajectory], told: list[float]) -
 
 
 def logprob(model: PolicyModel, member: Trajectory) -> float:
-    """Sum over the outputs of a one-turn trajectory."""
+    """Return the summed log-probability of the outputs of a one-turn trajectory."""
     node = member.turns[0]
     ids = torch.tensor([*node.prompt_ids, *node.output_ids])
     start = len(node.prompt_ids)
@@ -86,8 +87,8 @@ def logprob(model: PolicyModel, member: Trajectory) -> float:
 def test_what_was_done_is_moved_in_the_direction_of_its_reward(
     tiny_model: Path, preset: str, proximal: Proximal | None, sign: float, size: int
 ) -> None:
-    """One trajectory is rewarded with `sign`, the others of its group, if any, with nothing; so too where it is a
-    teacher that says so, whatever the rewards are."""
+    """One trajectory of a group is rewarded with `sign` and the others with nothing, or a teacher prefers it,
+    whatever its reward."""
     model = load_tiny(tiny_model)
     generator = torch.Generator().manual_seed(size)
     members = []

@@ -1,4 +1,4 @@
-"""A tiny random Qwen3 model on disk, trajectories by hand or drawn from it, and a trainer put together in-process."""
+"""A tiny random Qwen3 model on disk, trajectories written by hand or drawn from it, and a trainer in this process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _numbers = count()
 
 
 def save_tiny_model(directory: Path, seed: int = 0) -> None:
-    """Qwen3 with 2 layers of 32, tied, in bfloat16 on disk as shipped checkpoints are."""
+    """Save a Qwen3 model with 2 layers of 32, tied, in bfloat16 like published checkpoints."""
     torch.manual_seed(seed)
     model = small_qwen3(vocab_size=VOCABULARY)
     with torch.no_grad():
@@ -88,7 +88,7 @@ def turn(
 
 
 def cut(answer: TrajectoryTurn, *, left: bool = False) -> TrajectoryTurn:
-    """The same answer, cut by its bound on tokens, or by a client that left."""
+    """Return the answer as cut by its bound on tokens, or by a client that left."""
     state = TurnState.TRUNCATED if left else TurnState.COMPLETE
     return msgspec.structs.replace(answer, finish_reason=FinishReason.LENGTH, state=state)
 
@@ -121,7 +121,7 @@ def draw(
     temperature: float = 1.0,
     count: int = 1,
 ) -> list[tuple[list[int], list[float]]]:
-    """`count` outputs under one prompt, each with its log-probabilities, drawn from the model token by token."""
+    """Draw `count` outputs under one prompt, each with its log-probabilities, token by token."""
     inner: Any = model.inner
     ids = torch.tensor([list(prompt)] * count)
     columns = []
@@ -150,7 +150,8 @@ def settings(directory: Path, /, **changes: Any) -> TrainerSettings:
 
 
 def learner_of(model: PolicyModel, algorithm: Algorithm, optimizer: OptimizerSettings, base: Path) -> Learner:
-    """Held to the model in `base`, where its algorithm asks for a reference, with a critic that begins from it."""
+    """Return a learner with the model in `base` as reference, and a critic that begins from it, if the algorithm has
+    them."""
     reference = load_tiny(base).requires_grad_(False).eval() if algorithm.has_reference else None
     critic = load_value(base, Precision.FLOAT32, activation_checkpointing=False) if algorithm.has_critic else None
     return Learner(model, algorithm, optimizer, ALONE, reference, critic)
@@ -158,7 +159,7 @@ def learner_of(model: PolicyModel, algorithm: Algorithm, optimizer: OptimizerSet
 
 @dataclass
 class InProcess:
-    """A trainer and the parts of it that tests look at."""
+    """A trainer and the parts of it that tests inspect."""
 
     parts: RunTrainer
     pauses: list[float]
@@ -198,7 +199,8 @@ class InProcess:
 def build(
     proxy: TrainingProxy, configured: TrainerSettings, shared: Shared | None = None, ranks: Ranks = ALONE
 ) -> InProcess:
-    """The parts as `python -m trainer` puts them together, over the fake proxy without a network, unannounced."""
+    """Assemble the parts as `python -m trainer` does, over the fake proxy without a network, without announcing the
+    trainer."""
     pauses: list[float] = []
     pause: Callable[[float], None] = pauses.append
     client = ProxyClient("http://proxy", KEY, RUN, transport=proxy.transport(), pause=pause)

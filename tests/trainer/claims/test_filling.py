@@ -1,4 +1,5 @@
-"""Dynamic sampling against an in-memory proxy: who is left out, what is claimed in their place, exactly once."""
+"""Dynamic sampling against an in-memory proxy: groups without signal are left out, and further claims replace them
+exactly once."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def telling(count: int) -> list[TrajectoryGroup]:
 
 
 def filling(directory: Path, **changes: Any) -> TrainerSettings:
-    """Batches of four trajectories."""
+    """Return settings with batches of four trajectories."""
     batch = {"trajectories": 4, "wait_seconds": 0.05, **changes.pop("batch", {})}
     return settings(directory, batch=batch, algorithm={"fill": True, **changes.pop("algorithm", {})}, **changes)
 
@@ -106,7 +107,7 @@ def test_without_the_part_nothing_more_is_claimed(start: Start, tiny_model: Path
 
 
 def test_leaving_out_changes_no_gradient(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """The batch that was filled up makes the weights that its groups with signal make alone."""
+    """A filled batch gives the same weights as its groups with signal alone."""
     weights = []
     for groups in ([*silent(2), *telling(2)], telling(2)):
         proxy = TrainingProxy(base_model=str(tiny_model))
@@ -133,7 +134,7 @@ def test_a_batch_is_made_of_what_there_is_when_nothing_more_waits(
 
 
 def test_no_more_claims_are_held_than_may_be(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """Where nothing has a signal, what was claimed is consumed by a version of unchanged weights."""
+    """If no group has a signal, the claims are consumed by a version of unchanged weights."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=lambda version: group(1.0, 1.0, version=version))
     trainer = start(proxy, filling(tmp_path))
     trainer.loop.resume()
@@ -190,7 +191,7 @@ def test_a_lost_lease_of_any_claim_undoes_the_whole_batch(start: Start, tiny_mod
 def test_a_process_that_dies_between_the_claims_leaves_nothing_consumed(
     start: Start, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Its successor gets the very same sessions; each is consumed once."""
+    """The next process gets the same sessions, and each is consumed once."""
     proxy = TrainingProxy(base_model=str(tiny_model))
     proxy.offer([*silent(1), *telling(2)])
     dead = start(proxy, filling(tmp_path))
@@ -247,7 +248,7 @@ def test_batches_asked_for_ahead_are_filled_up_too(tiny_model: Path, tmp_path: P
 
 
 def test_rewards_that_the_penalty_made_equal_are_said(start: Start, tiny_model: Path, tmp_path: Path) -> None:
-    """Not silent: the log names what made them equal, and what to do."""
+    """The log names the cause and the remedy."""
     proxy = TrainingProxy(base_model=str(tiny_model))
     long, short = turn([4] * 8), turn([4] * 2)
     proxy.offer([group_of([trajectory(long, reward=1.0), trajectory(short, reward=0.0)])])
@@ -285,7 +286,7 @@ def test_a_bound_that_has_changed_is_said_once(start: Start, tiny_model: Path, t
 def test_a_batch_has_what_was_wanted_or_all_that_may_be_had(
     offered: list[tuple[int, bool]], want: int, kept: int
 ) -> None:
-    """Never a session twice, more claims than may be held, or more signal than a group beyond what was wanted."""
+    """A batch has no session twice, no more claims than the bound, and at most one group more signal than wanted."""
     groups = [
         group_of([trajectory(turn([4]), reward=float(told and not index)) for index in range(size + 1)], f"g{number}")
         for number, (size, told) in enumerate(offered)

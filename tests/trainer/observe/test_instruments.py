@@ -1,4 +1,4 @@
-"""What is told of steps while the loop runs: by name, to a sink, and as a trace."""
+"""Metrics by name, sinks and profiles of the steps of a loop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def told_to_tensorboard(directory: Path, name: str) -> dict[int, float]:
 
 
 def ranges(trace: Path) -> list[tuple[str, float, float]]:
-    """(phase, beginning, end) of each phase in the trace, in order."""
+    """Return (phase, beginning, end) of each phase in the trace, in order."""
     events = json.loads(trace.read_text())["traceEvents"]
     found = [event for event in events if event.get("ph") == "X" and event["name"] in PHASES]
     return sorted(((e["name"], e["ts"], e["ts"] + e["dur"]) for e in found), key=lambda each: each[1])
@@ -91,7 +91,7 @@ def test_a_sink_has_what_the_store_has(start: Start, tiny_model: Path, tmp_path:
 def test_a_trace_has_the_phases_of_the_chosen_steps(
     start: Start, tiny_model: Path, tmp_path: Path, first: int, steps: int, made: int
 ) -> None:
-    """The last of these asks for more than come: what there is is written at the end."""
+    """The last case asks for more steps than there are; the steps so far are written at the end."""
     proxy = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     profile: dict[str, Any] = {"first": first, "steps": steps, "directory": str(tmp_path / "profiles")}
     trainer = start(proxy, settings(tmp_path / "weights", profile=profile))

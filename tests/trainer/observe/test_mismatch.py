@@ -1,4 +1,4 @@
-"""An engine that computes something else than the trainer is warned of, and then pauses the run."""
+"""An engine that computes other log-probabilities than the trainer causes a warning, and later a pause of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.observe.mismatch import GapWatch
 
 
 class Pauses:
-    """Stands in for the claims: keeps the reasons for which the run was paused."""
+    """A stand-in for the claims that records the reasons of pauses."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

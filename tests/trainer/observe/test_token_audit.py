@@ -1,4 +1,4 @@
-"""Of a step's trajectories a few are kept token by token: always the same ones, and the worst among them."""
+"""The choice of trajectories whose tokens are recorded: repeatable, and with the largest gap among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of an adapter: what peft makes of them, what a trainer goes on from, and how large they are."""
+"""Versions of an adapter: read by peft, resumed by a trainer, and their size."""
 
 from __future__ import annotations
 

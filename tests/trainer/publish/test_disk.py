@@ -1,4 +1,4 @@
-"""Directories of versions: whole or absent, garbage only when nobody can want them."""
+"""Directories of versions are complete or absent, and are removed only when nobody can need them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def same(found: Any, wanted: Any) -> bool:
 
 
 class Touch:
-    """Makes a file as soon as it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

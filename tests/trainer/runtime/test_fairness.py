@@ -1,4 +1,4 @@
-"""Shares of the time, whatever arrives when and however long steps take."""
+"""Shares of time, whatever the order of arrivals and the length of steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer.runtime.fairness import FairShare
 RUNS = ("a", "b", "c", "d")
 
 Turn = tuple[frozenset[str], frozenset[str], float]
-"""Who has a batch, who may have one in a moment, and how long the step then takes."""
+"""(runs with a batch, runs that may have one in a moment, seconds of the step)"""
 
 SOME = st.frozensets(st.sampled_from(RUNS))
 SECONDS = st.floats(min_value=0.0, max_value=100.0, allow_nan=False)
@@ -20,7 +20,7 @@ TURNS = st.lists(st.tuples(SOME, SOME, SECONDS), max_size=60)
 
 
 def play(turns: Sequence[Turn], share: FairShare | None = None) -> list[tuple[str | None, float]]:
-    """Who was chosen each time, and for how long."""
+    """Return the run that was chosen at each turn, with its seconds."""
     share = share or FairShare(RUNS)
     course: list[tuple[str | None, float]] = []
     for ready, undecided, seconds in turns:

@@ -1,4 +1,4 @@
-"""A model that refuses what is too large for it."""
+"""Steps with a model that refuses forward passes that are too large for it."""
 
 from __future__ import annotations
 
