@@ -16,12 +16,12 @@ class SteadyClock:
     def __init__(self, wall: Clock = time.time, steady: Clock = time.monotonic) -> None:
         self._wall = wall
         self._steady = steady
-        self._told, self._told_at = wall(), steady()
+        self._last, self._last_at = wall(), steady()
 
     def __call__(self) -> float:
         now, at = self._wall(), self._steady()
-        self._told, self._told_at = max(now, self._told + (at - self._told_at)), at
-        return self._told
+        self._last, self._last_at = max(now, self._last + (at - self._last_at)), at
+        return self._last
 
 
 system_clock: Clock = SteadyClock()

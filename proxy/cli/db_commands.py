@@ -31,7 +31,7 @@ def upgrade(config: Config = None, data_dir: StoreDir = None) -> None:
         out.print(f"the store is at revision {migrate.current(url)}")
         return 0
 
-    finish(_told(run))
+    finish(_one_line_errors(run))
 
 
 @db_app.command()
@@ -49,13 +49,13 @@ def check(config: Config = None, data_dir: StoreDir = None, as_json: AsJson = Fa
         for finding in findings if not as_json else ():
             out.print(Text.assemble(("✗ ", "red"), (f"{finding.name} ", "bold")), end="")
             examples = f": {', '.join(finding.examples)}{', …' if finding.count > len(finding.examples) else ''}"
-            told = f"{finding.detail} ({finding.count}{examples if finding.examples else ''})"
-            out.print(told, soft_wrap=True)
+            line = f"{finding.detail} ({finding.count}{examples if finding.examples else ''})"
+            out.print(line, soft_wrap=True)
         if not findings and not as_json:
             out.print("[green]✓[/] the store is whole", markup=True)
         return 1 if findings else 0
 
-    finish(_told(run))
+    finish(_one_line_errors(run))
 
 
 @db_app.command()
@@ -73,7 +73,7 @@ def backup(
         out.print(f"{target}: {size:,} bytes, checked", soft_wrap=True)
         return 0
 
-    finish(_told(run))
+    finish(_one_line_errors(run))
 
 
 def _url(config: Path | None, data_dir: Path | None) -> str:
@@ -93,7 +93,7 @@ def _url(config: Path | None, data_dir: Path | None) -> str:
     return url
 
 
-def _told(command: Callable[[], int]) -> Callable[[], Any]:
+def _one_line_errors(command: Callable[[], int]) -> Callable[[], Any]:
     """Return the command with one line of error, and status 1, for a store that does not answer."""
 
     def run() -> int:

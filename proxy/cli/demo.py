@@ -143,7 +143,7 @@ class _Demo:
             with contextlib.nullcontext() if self._options.plain else live:
                 printed = 0.0
                 while not await self._over(harness):
-                    view = await self._look(operations)
+                    view = await self._read_figures(operations)
                     if not self._options.plain:
                         live.update(self._picture(view))
                     elif time.monotonic() - printed > _PLAIN_EVERY_S:
@@ -155,7 +155,7 @@ class _Demo:
         finally:
             await _stop(harness, _HARNESS_STOP_S)
         if self._options.plain:
-            self._out.print(live_line(await self._look(operations)), soft_wrap=True)
+            self._out.print(live_line(await self._read_figures(operations)), soft_wrap=True)
 
     async def summarise(self, operations: Operations) -> Summary:
         harness = self._at_the_end or self._harness_report()
@@ -250,7 +250,7 @@ class _Demo:
             raise PartFailed(f"the harness ended with status {harness.returncode}; see {log}")
         return False
 
-    async def _look(self, operations: Operations) -> LiveRun:
+    async def _read_figures(self, operations: Operations) -> LiveRun:
         run = await operations.run(self._run)
         harness = self._harness_report()
         reward = harness.get("last_mean")

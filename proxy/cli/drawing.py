@@ -128,8 +128,8 @@ def health_table(health: dict[str, Any], runs: Sequence[dict[str, Any]] = ()) ->
 def _database_line(health: dict[str, Any]) -> str:
     line = f"{health['database']}, answers in {health['database_seconds'] * 1000:.1f} ms"
     integrity = {"checking": "being checked for damage", "unchecked": "not checked for damage: see the proxy's log"}
-    told = integrity.get(health["database_integrity"])
-    return line if told is None else f"{line}; {told}"
+    note = integrity.get(health["database_integrity"])
+    return line if note is None else f"{line}; {note}"
 
 
 def transcript(title: str, record: dict[str, Any]) -> RenderableType:

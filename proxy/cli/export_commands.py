@@ -176,7 +176,7 @@ async def _import(
                     raise Refused(f"{path} holds preferences: --train and --keep-ids are for sessions")
                 what, query = "import/preferences", {"first_line": first}
                 total["preferences"] += len(lines)
-            answer = await operations.send(f"/api/v1/runs/{run}/{what}", query, b"\n".join(lines), told_of=path)
+            answer = await operations.send(f"/api/v1/runs/{run}/{what}", query, b"\n".join(lines), label=path)
             for name in answer:
                 total[name] += answer[name]
             progress(total["imported"] + total["skipped"])
@@ -187,17 +187,17 @@ async def _import(
 def _progress() -> Iterator[Callable[[int], None]]:
     """Yield a function that prints the number of records so far on standard error: in one changing line on a
     terminal, in a line every `_PROGRESS_SECONDS` in a log."""
-    began = said = time.monotonic()
+    began = printed_at = time.monotonic()
     live = errors.status("importing …") if errors.is_terminal else None
 
     def tell(records: int) -> None:
-        nonlocal said
+        nonlocal printed_at
         now = time.monotonic()
         line = f"{records:,} read, {records / max(now - began, 0.001):,.0f} a second"
         if live is not None:
             live.update(f"importing … {line}")
-        elif now - said >= _PROGRESS_SECONDS:
-            said = now
+        elif now - printed_at >= _PROGRESS_SECONDS:
+            printed_at = now
             errors.print(line)
 
     with live if live is not None else nullcontext():

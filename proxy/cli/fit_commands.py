@@ -34,21 +34,21 @@ def fit(
 
     Each method has its own `--help`.
     """
-    told = ["--config", str(config.resolve())] if config is not None else []
-    told += ["--run", run] if run is not None else []
+    options = ["--config", str(config.resolve())] if config is not None else []
+    options += ["--run", run] if run is not None else []
     given = [f"proxy_url={proxy}"] if proxy is not None else []
     for assignment in [*(assignments or []), *given]:
-        told += ["--set", assignment]
-    finish(lambda: _fit(config, data_dir, context.args, told))
+        options += ["--set", assignment]
+    finish(lambda: _fit(config, data_dir, context.args, options))
 
 
-def _fit(config: Path | None, data_dir: Path | None, words: list[str], told: list[str]) -> int:
-    """Run the fit and return its status. `told` are options that the trainer takes for training too."""
+def _fit(config: Path | None, data_dir: Path | None, words: list[str], options: list[str]) -> int:
+    """Run the fit and return its status. `options` are those that the trainer takes for training too."""
     from proxy.cli.train_commands import connected, supervised
     from proxy.cli.trainer_process import trainer_command
 
     command = trainer_command(1, ["fit", *words])
     if not words or _ASKS_FOR_HELP.intersection(words):
         return supervised(command, {})
-    environment, _ = connected(config, data_dir, told)
-    return supervised((*command, *told), environment)
+    environment, _ = connected(config, data_dir, options)
+    return supervised((*command, *options), environment)

@@ -43,9 +43,9 @@ def load_or_make(data_dir: Path) -> LocalKeys:
         pass
     finally:
         partial.unlink()
-    kept = load(data_dir)
-    assert kept is not None
-    return kept
+    keys = load(data_dir)
+    assert keys is not None
+    return keys
 
 
 def load(data_dir: Path) -> LocalKeys | None:

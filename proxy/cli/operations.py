@@ -98,7 +98,7 @@ class Operations:
         return sessions
 
     async def add_reward(self, body: dict[str, Any]) -> dict[str, Any]:
-        return await self.send("/v1/feedback", {}, json.dumps(body).encode(), told_of="the reward")
+        return await self.send("/v1/feedback", {}, json.dumps(body).encode(), label="the reward")
 
     async def keys(self, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         """Return keys, newest first. `wanted` are the filters of GET /api/v1/keys."""
@@ -110,11 +110,11 @@ class Operations:
         return await self._get("/api/v1/keys/self")
 
     async def create_key(self, body: Mapping[str, str]) -> dict[str, Any]:
-        return await self.send("/api/v1/keys", {}, json.dumps(body).encode(), told_of="the new key")
+        return await self.send("/api/v1/keys", {}, json.dumps(body).encode(), label="the new key")
 
     async def rotate_key(self, key_id: str, grace_seconds: float) -> dict[str, Any]:
         body = json.dumps({"grace_seconds": grace_seconds}).encode()
-        return await self.send(f"/api/v1/keys/{quote(key_id, safe='')}/rotate", {}, body, told_of="the key")
+        return await self.send(f"/api/v1/keys/{quote(key_id, safe='')}/rotate", {}, body, label="the key")
 
     async def revoke_key(self, key_id: str) -> None:
         await self._ask("DELETE", f"/api/v1/keys/{quote(key_id, safe='')}")
@@ -137,14 +137,14 @@ class Operations:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    async def send(self, path: str, query: dict[str, Any], body: bytes, *, told_of: str = "") -> dict[str, Any]:
-        """POST a body and return the answer. `told_of` names the body in an error."""
+    async def send(self, path: str, query: dict[str, Any], body: bytes, *, label: str = "") -> dict[str, Any]:
+        """POST a body and return the answer. `label` names the body in an error."""
         try:
             reply = await self._client.post(path, params=query, content=body, timeout=_STREAM_TIMEOUT_S)
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if not reply.is_success:
-            raise self._refusal(told_of or path, reply)
+            raise self._refusal(label or path, reply)
         answer: dict[str, Any] = reply.json()
         return answer
 

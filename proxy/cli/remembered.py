@@ -92,16 +92,16 @@ def remember(data_dir: Path, options: StartOptions) -> None:
 def merged(given: StartOptions, remembered: StartOptions, environment: Mapping[str, str]) -> StartOptions:
     """Lay `given` over `remembered`. A remembered option yields to the environment, and to a configuration file that
     is named now: both are more recent."""
-    said = _sections_of(given.config)
+    in_file = _sections_of(given.config)
     if given.config is None:
-        said = {}
+        in_file = {}
     overrides: Overrides = {}
     for section, key in _OPTIONS:
         mine = given.overrides.get(section, {})
         theirs = remembered.overrides.get(section, {})
         if key in mine:
             overrides.setdefault(section, {})[key] = mine[key]
-        elif key in theirs and not _in_environment(section, key, environment) and key not in said.get(section, {}):
+        elif key in theirs and not _in_environment(section, key, environment) and key not in in_file.get(section, {}):
             overrides.setdefault(section, {})[key] = theirs[key]
     if "kind" in given.overrides.get("engine", {}) and given.overrides["engine"]["kind"] != EngineKind.SCRIPTED:
         overrides["engine"].pop("script", None)  # it belongs to the stored engine, which was the scripted one

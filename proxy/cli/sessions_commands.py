@@ -64,7 +64,7 @@ def sessions_list(
 
     async def ask() -> tuple[list[dict[str, Any]], bool]:
         async with Operations(*where(data_dir, url, api_key)) as operations:
-            return await operations.sessions(await _meant(operations, run), wanted, limit)
+            return await operations.sessions(await _chosen_run(operations, run), wanted, limit)
 
     def show() -> int:
         from proxy.cli.session_drawing import draw_sessions
@@ -121,7 +121,7 @@ def sessions_show(
     finish(show)
 
 
-async def _meant(operations: Operations, run: str | None) -> str:
+async def _chosen_run(operations: Operations, run: str | None) -> str:
     """Return the given run's name, or that of the only run. Raises Refused if there are several."""
     if run is not None:
         return run
@@ -133,10 +133,10 @@ async def _meant(operations: Operations, run: str | None) -> str:
 
 async def _newest_attempt(operations: Operations, run: str | None, name: str) -> str:
     """Return the id of the newest session of that name. Raises Refused if there is none."""
-    meant = await _meant(operations, run)
-    attempts, _ = await operations.sessions(meant, {"name": name}, _ATTEMPTS)
+    chosen = await _chosen_run(operations, run)
+    attempts, _ = await operations.sessions(chosen, {"name": name}, _ATTEMPTS)
     if not attempts:
-        raise Refused(f"the run {meant!r} has no session named {name!r}; `base-rl sessions list` lists those it has")
+        raise Refused(f"the run {chosen!r} has no session named {name!r}; `base-rl sessions list` lists those it has")
     # By number, not by time: the clock may have been set back between two attempts.
     return str(max(attempts, key=lambda one: one["attempt"])["id"])
 

@@ -175,7 +175,7 @@ class Supervisor:
             code = await process.wait()
             reason = self.log_tail(running.part.name, 1).removeprefix("base-rl: ")
             if code == WRONG_CONFIGURATION or (code == AWAY and running.restarts == 0):
-                raise PartFailed(f"{reason} (said by {running.part.name}; see {running.log})")
+                raise PartFailed(f"{reason} (reported by {running.part.name}; see {running.log})")
             if code == AWAY:
                 pause = min(_FIRST_BACKOFF_S * 2**waits, _LONGEST_BACKOFF_S)
                 waits += 1

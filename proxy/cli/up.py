@@ -188,10 +188,10 @@ def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:
     Raises ConfigurationError.
     """
     config = ["--config", str(options.config)] if options.config is not None else []
-    told = trainer_environment(settings, url=local_url(settings), seed=options.seed)
+    environment = trainer_environment(settings, url=local_url(settings), seed=options.seed)
     if options.nproc is not None:
-        told["BASE_RL_TRAINER__NPROC"] = str(options.nproc)
-    resolved = resolved_by_trainer(config, told)
+        environment["BASE_RL_TRAINER__NPROC"] = str(options.nproc)
+    resolved = resolved_by_trainer(config, environment)
     for run in runs_of(resolved):
         del run["api_key"]
     return resolved

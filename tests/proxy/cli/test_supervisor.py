@@ -164,6 +164,6 @@ async def test_a_part_whose_configuration_is_wrong_is_not_started_again(tmp_path
     refusing = python("import sys; sys.stderr.write('base-rl: the reason\\n'); sys.exit(2)")
     async with Supervisor([refusing], tmp_path, heard) as supervisor:
         async with asyncio.timeout(30):
-            with pytest.raises(PartFailed, match=r"^the reason \(said by part"):
+            with pytest.raises(PartFailed, match=r"^the reason \(reported by part"):
                 await supervisor.wait_for_failure()
         assert supervisor.restarts("part") == 0
