@@ -1,4 +1,4 @@
-"""JSON schemas that an answer is held to: whether all that they say can be enforced, and where not."""
+"""JSON schemas that constrain answers: checks that every keyword of a schema can be enforced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 MOST_SCHEMAS = 10_000
 DEEPEST = 60
-"""Schemas inside of schemas, references followed. Grammar compilers go down by recursion, some beyond their stack."""
+"""The deepest nesting of schemas, references followed. Grammar compilers recurse, and some overflow their stack."""
 
 FORMATS = frozenset(
     {"date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"},
@@ -69,8 +69,8 @@ UNENFORCED = frozenset(
         "x-guidance",
     }
 )
-"""Keywords that say something and cannot be honoured. What is in neither set says nothing: titles, descriptions,
-defaults, and whatever is no keyword of JSON Schema."""
+"""Keywords that restrict values and cannot be enforced. Keywords in neither set restrict nothing: titles,
+descriptions, defaults, and names that JSON Schema does not define."""
 
 _IN_OBJECTS = ("$defs", "definitions", "patternProperties", "properties")
 _IN_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
@@ -79,7 +79,7 @@ _BOUNDS = ("minLength", "maxLength", "pattern", "format")
 
 
 class SchemaRefused(ValueError):
-    """`place`: the keys that lead to what cannot be enforced."""
+    """A schema cannot be enforced. `place` are the keys that lead to the part in question."""
 
     def __init__(self, place: tuple[str, ...], reason: str) -> None:
         super().__init__(f"{'.'.join(place)}: {reason}" if place else reason)
@@ -88,7 +88,8 @@ class SchemaRefused(ValueError):
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises SchemaRefused for what no back end enforces, for what is no schema, and for what is beyond bounds."""
+    """Raise SchemaRefused for a keyword that no back end enforces, for an invalid schema, and for one beyond
+    bounds."""
     for count, (place, each) in enumerate(subschemas(schema)):
         if count >= MOST_SCHEMAS:
             raise SchemaRefused(place, f"there are more than {MOST_SCHEMAS} schemas inside of this one")
@@ -97,7 +98,8 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def check_for_xgrammar(schema: Mapping[str, Any]) -> None:
-    """Raises SchemaRefused for what XGrammar takes and does not enforce, as observed of version 0.2.7."""
+    """Raise SchemaRefused for keywords that XGrammar accepts without enforcing them, as observed with version
+    0.2.7."""
     for place, each in subschemas(schema):
         said = ENFORCED & each.keys()
         for keyword in ("multipleOf", "oneOf", "patternProperties"):
@@ -115,8 +117,8 @@ def check_for_xgrammar(schema: Mapping[str, Any]) -> None:
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """A schema and those in it, each with its place; references are not followed. Raises SchemaRefused for what
-    stands in a schema's place and is none."""
+    """Yield a schema and the schemas in it, each with its place. References are not followed. Raise SchemaRefused for
+    anything else in the place of a schema."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), schema)]
     while waiting:
         place, each = waiting.pop()
@@ -158,7 +160,8 @@ def _check_keywords(schema: Mapping[str, Any], place: tuple[str, ...]) -> None:
 
 
 def _check_references(root: Mapping[str, Any]) -> None:
-    """Follows references once each, as compilers do."""
+    """Raise SchemaRefused for invalid references and too deep nesting. Each reference is followed once, as compilers
+    do."""
     seen: set[str] = set()
     waiting: list[tuple[tuple[str, ...], Any, int]] = [((), root, 0)]
     while waiting:
@@ -180,8 +183,8 @@ def _check_references(root: Mapping[str, Any]) -> None:
 
 
 def referenced(root: Mapping[str, Any], reference: Any, place: tuple[str, ...] = ()) -> Any:
-    """What a reference leads to, over further references. Raises SchemaRefused for one to nothing, to elsewhere, or
-    in a circle that says nothing."""
+    """Return the schema to which a reference leads, over further references. Raise SchemaRefused for a reference to
+    nothing, to another document, or to itself."""
     passed: set[str] = set()
     while True:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):

@@ -1,13 +1,16 @@
-"""Structural tags: how text and JSON follow each other in an answer.
+"""Structural tags: a language for the sequence of text and JSON in an answer, and its translation for llguidance.
 
-The form is XGrammar's (`{"type": "structural_tag", "format": {…}}`), as far as this project writes it; SGLang with
-XGrammar takes it as it is. For llguidance, which SGLang and the embedded engine have too, `lark_of` writes the same
-as a grammar in its variant of Lark. Three formats of text: `const_string`, `regex`, `any_text` (`excludes`); JSON:
-`json_schema` (`style` json or qwen_xml, `max_whitespace_cnt`); and what joins them: `sequence`, `or`, `optional`,
-`tag` (`begin`, `content`, `end`), `tags_with_separator`, `triggered_tags`.
+The form is the part of XGrammar's (`{"type": "structural_tag", "format": {…}}`) that this project writes; SGLang with
+XGrammar accepts it unchanged. For llguidance, which SGLang and the embedded engine offer too, `lark_of` translates it
+to a grammar in llguidance's variant of Lark. The formats are:
 
-llguidance tells a special token from a text that looks the same: of the texts that are tokens of the model, `tokens`
-beside `format` has the ids. XGrammar passes over it.
+- text: `const_string`, `regex`, `any_text` (`excludes`);
+- JSON: `json_schema` (`style` json or qwen_xml, `max_whitespace_cnt`);
+- combinations: `sequence`, `or`, `optional`, `tag` (`begin`, `content`, `end`), `tags_with_separator`,
+  `triggered_tags`.
+
+llguidance distinguishes a special token from its text. So `tokens`, beside `format`, has the ids of the texts that
+are tokens of the model. XGrammar ignores it.
 """
 
 from __future__ import annotations
@@ -24,15 +27,16 @@ from proxy.grammars.schemas import referenced
 Format = Mapping[str, Any]
 
 LARK_HEAD = '%llguidance {"no_forcing": true}'
-"""On top of every grammar for llguidance. Where only one text can follow, it would else allow no tokens but those
-that the tokenizer makes of it, and take `<|im_end|>` in a text of the schema for the token that ends the answer."""
+"""The first line of every grammar for llguidance. Without it, where only one text can follow, llguidance would allow
+only the tokens that the tokenizer makes of it, and would read `<|im_end|>` in a schema's text as the token that ends
+the answer."""
 
 _ANY = "(?s:.*)"
 _SPACE = r"[ \n\r\t]"
 
 
 class StructuralTagUnsupported(ValueError):
-    """The tag has something in it that cannot be written for llguidance."""
+    """The tag has a part that cannot be translated for llguidance."""
 
 
 class _Tag(msgspec.Struct, frozen=True):
@@ -41,12 +45,12 @@ class _Tag(msgspec.Struct, frozen=True):
 
 
 def structural_tag(content: Format, tokens: Mapping[str, int]) -> str:
-    """The tag as text. `tokens` are those of the texts in it that are tokens of the model."""
+    """Return the tag as text. `tokens` are the ids of the texts in it that are tokens of the model."""
     return json.dumps({"type": "structural_tag", "format": content, "tokens": tokens}, ensure_ascii=False)
 
 
 def lark_of(tag: str) -> str:
-    """A grammar that matches what the tag does. Raises StructuralTagUnsupported."""
+    """Return a Lark grammar that matches the same texts as the tag. Raise StructuralTagUnsupported."""
     try:
         read = msgspec.json.decode(tag, type=_Tag)
     except msgspec.DecodeError as error:
@@ -55,7 +59,8 @@ def lark_of(tag: str) -> str:
 
 
 def with_whitespace(schema: Mapping[str, Any], most: int | None) -> dict[str, Any]:
-    """A schema for llguidance that takes at most so much white space in each place of the JSON."""
+    """Return a schema for llguidance that allows at most `most` characters of white space in each place of the
+    JSON."""
     if most is None:
         return dict(schema)
     options = {"whitespace_pattern": f"{_SPACE}{{1,{most}}}"} if most else {"whitespace_flexible": False}
@@ -63,7 +68,7 @@ def with_whitespace(schema: Mapping[str, Any], most: int | None) -> dict[str, An
 
 
 class _Lark:
-    """One grammar. Expressions are rules' names, literals and token references, joined by spaces."""
+    """Writes one grammar. Expressions are names of rules, literals and token references, joined by spaces."""
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self._tokens = tokens
@@ -108,7 +113,7 @@ class _Lark:
         return self._rule(" | ".join(bodies))
 
     def _const(self, text: str) -> str:
-        """Tokens by their ids, what is between them as literals."""
+        """Return an expression for `text`: tokens by their ids, the text between them as literals."""
         if not self._tokens:
             return _literal(text)
         pattern = "|".join(re.escape(each) for each in sorted(self._tokens, key=len, reverse=True))
@@ -129,7 +134,8 @@ class _Lark:
         raise StructuralTagUnsupported(f"json_schema in the style {node['style']!r}")
 
     def _sequence(self, nodes: Sequence[Format]) -> str:
-        """Text that goes on up to a marker is read with it: the marker ends it where it first comes."""
+        """Return an expression for `nodes` in sequence. Free text before a marker becomes one rule with the marker,
+        which ends at the marker's first occurrence."""
         written, index = [], 0
         while index < len(nodes):
             node, behind = nodes[index], nodes[index + 1] if index + 1 < len(nodes) else {}
@@ -146,7 +152,7 @@ class _Lark:
         return " ".join(each for each in written if each != '""') or '""'
 
     def _ending(self, node: Format, behind: Format) -> str | None:
-        """The excluded text with which `behind` begins, where it is text and no token."""
+        """Return the excluded text with which `behind` begins, if it is text and not a token."""
         if node.get("type") != "any_text" or behind.get("type") != "const_string":
             return None
         value = _text(behind, "value")
@@ -169,7 +175,7 @@ class _Lark:
         return calls if node.get("at_least_one") else f"({calls})?"
 
     def _triggered(self, node: Format) -> str:
-        """Text, in which whatever begins with the trigger is one of the tags."""
+        """Return an expression for text in which whatever begins with the trigger is one of the tags."""
         triggers = _texts(node, "triggers")
         if len(triggers) != 1 or node.get("at_least_one"):
             raise StructuralTagUnsupported("several triggers, or at_least_one beside a trigger")
@@ -190,8 +196,8 @@ class _Lark:
         return self._rule(f"({call})* {text}")
 
     def _parameters(self, schema: Mapping[str, Any], most: int | None) -> str:
-        """`<parameter=key>`, the value on lines of its own, `</parameter>`; in the schema's order, a line break
-        between two."""
+        """Return an expression for the properties of `schema` in its order: `<parameter=key>`, the value on lines of
+        its own, `</parameter>`, with a line break between two."""
         required = schema.get("required", [])
         wanted = [
             (self._parameter(key, each, schema, most), key in required)
@@ -222,7 +228,7 @@ class _Lark:
         return self._rule(f"{head} {self._plain_text(found)}")
 
     def _plain_text(self, schema: Mapping[str, Any]) -> str:
-        """A value as text, with its end: the first end tag there is."""
+        """Return an expression for a text value and its end, which is the first end tag."""
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
         value = _ANY if not least and most == "" else f"(?s:.){{{least},{most}}}"
         end = r"\n<\/parameter>"
@@ -230,7 +236,7 @@ class _Lark:
 
 
 def xml_kinds(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types of a parameter that is written between XML tags, as its schema says."""
+    """Return the JSON types that a schema allows for a parameter between XML tags."""
     if (values := _values(schema)) is not None:
         return frozenset("string" if isinstance(each, str) else "other" for each in values)
     named = schema.get("type")
@@ -248,7 +254,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema that references inside of `root` lead to."""
+    """Return the schema to which references inside of `root` lead."""
     if isinstance(schema, Mapping) and "$ref" in schema:
         schema = referenced(root, schema["$ref"])
     if not isinstance(schema, Mapping):
@@ -257,7 +263,7 @@ def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parts(tag: Format) -> list[Format]:
-    """A tag as a sequence. Text in it goes up to its end."""
+    """Return a tag as a sequence. Free text in it goes up to the tag's end."""
     content, end = _format(tag, "content"), _text(tag, "end")
     if content.get("type") == "any_text" and end:
         content = {**content, "excludes": sorted({*_texts(content, "excludes"), end}, key=len)}
@@ -277,17 +283,17 @@ def _literal(text: str) -> str:
 
 
 def _without(excludes: Sequence[str]) -> str:
-    """A terminal of any text that none of `excludes` stands in."""
+    """Return a terminal for any text that contains none of `excludes`."""
     return " & ".join([f"/{_ANY}/", *(f"~/{_ANY}{_escaped(each)}{_ANY}/" for each in excludes)])
 
 
 def _escaped(text: str) -> str:
-    """Text as a regular expression between slashes."""
+    """Return the regular expression for `text`, written between slashes."""
     return in_slashes(re.escape(text).replace("\n", "n"))
 
 
 def in_slashes(pattern: str) -> str:
-    """A regular expression as it is written between slashes."""
+    """Return a regular expression as it is written between slashes."""
     return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", pattern).replace("\n", r"\n")
 
 
