@@ -132,7 +132,7 @@ def up(
         str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all. Default: 127.0.0.1.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; default: 8080.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where database, weights, keys and logs are kept.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Directory with database, weights, keys and logs.")] = None,
     trainer: Annotated[
         bool | None, typer.Option(help="--no-trainer serves and records without training.", show_default="trainer")
     ] = None,
