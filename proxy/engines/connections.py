@@ -30,8 +30,7 @@ LARGEST_BODY = 16 << 20
 """Most bytes of an answer other than a generation; SGLang's description of itself has some 20 KB."""
 
 _UNREAD_BYTES = 1 << 20
-"""Bytes of a body that its reader has not taken; beyond this bound the socket is not read, so memory stays
-bounded."""
+"""Bytes that a slow reader may leave untaken; beyond this bound the socket is not read, which bounds the memory."""
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -126,8 +125,7 @@ class Connections:
         await asyncio.gather(*(connection.lost for connection in connections))
 
     def take_back(self, connection: _Connection, *, runs_out: bool) -> None:
-        """Release a connection after its reply. It is reused if the reply was read to its end, or once it
-        `runs_out`."""
+        """Release a connection, which is reused if its reply was read to the end, or once that `runs_out`."""
         self._slots.release()
         if connection.is_reusable:
             self._keep(connection)
@@ -244,8 +242,7 @@ class _Connection(asyncio.Protocol):
         return self._is_whole and self._keeps_alive and not self._closed and not self._parts
 
     async def exchange(self, message: bytes, silence_seconds: float) -> bool:
-        """Send a request and wait for the head of its answer; return False if the connection closed without a byte of
-        it."""
+        """Send a request and wait for the head of its answer; return False if the connection closed before that."""
         self._heard_at = None
         self._has_head = self._is_framed = self._is_whole = False
         self._sent_at = self._loop.time()
