@@ -22,8 +22,8 @@ from proxy.http.connections import BoundedConnection, Connections, connections_w
 from proxy.interpreter import settle_interpreter
 from proxy.settings import ConfigurationError, Settings, load_settings
 
+# Seconds beyond the grace period that a connection may take to close; then its task is cancelled.
 _LAST_RESORT_SECONDS = 3
-"""Seconds beyond the grace period that a connection may take to close; then its task is cancelled."""
 
 DATABASE_AWAY = 75
 """Exit status EX_TEMPFAIL of sysexits.h: the same start may succeed later (`proxy/cli/supervisor.py`)."""

@@ -43,8 +43,8 @@ from proxy.transfer import endpoints as transfer_endpoints
 from proxy.versions import endpoints as policy_endpoints
 
 _MIB = 1 << 20
+# Largest default bound on the bodies in work, for machines with much memory.
 _MOST_BODIES_BYTES = 2048 * _MIB
-"""Largest default bound on the bodies in work, for machines with much memory."""
 
 _LOG = logger(__name__)
 

@@ -13,11 +13,11 @@ from proxy.log import logger
 from proxy.overview.figures import REFRESH_SECONDS
 from proxy.services import Services
 
+# Sessions and claims expire in tens of seconds at the least: a sweep that is two seconds late is not noticed.
 _SWEEP_SECONDS = 2.0
-"""Sessions and claims expire in tens of seconds at the least: a sweep that is two seconds late is not noticed."""
 
+# Longest time until this process drops from memory what another proxy erased from the store.
 _ERASURES_SECONDS = 1.0
-"""Longest time until this process drops from memory what another proxy erased from the store."""
 
 _LOG = logger(__name__)
 

@@ -21,8 +21,8 @@ LARGE_BLOCK = 1 << 20
 set, glibc raises this bound to up to 32 MiB once such a block has been freed, and the memory of later blocks
 stays."""
 
+# glibc's name for that bound (malloc.h).
 _M_MMAP_THRESHOLD = -3
-"""glibc's name for that bound (malloc.h)."""
 
 
 def settle_interpreter() -> None:

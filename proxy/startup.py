@@ -18,8 +18,8 @@ from proxy.private_files import make_directory, tighten
 from proxy.runs.service import RunDirectory, RunView
 from proxy.settings import ConfigurationError, Settings
 
+# Longest time that a start waits for the check for damage: enough for a store of about a gigabyte.
 _CHECK_SECONDS = 5.0
-"""Longest time that a start waits for the check for damage: enough for a store of about a gigabyte."""
 
 _LOG = logger(__name__)
 

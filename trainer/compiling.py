@@ -10,10 +10,10 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Compiled variants per function: with and without gradient, with frozen weights, for one row and several, for dense
+# and sparse layers, for every model in the process. Beyond torch's own limit of 8 it would silently run the function
+# uncompiled: attention with a tensor of T × T for every head.
 _GRAPHS = 64
-"""Compiled variants per function: with and without gradient, with frozen weights, for one row and several, for dense
-and sparse layers, for every model in the process. Beyond torch's own limit of 8 it would silently run the function
-uncompiled: attention with a tensor of T × T for every head."""
 
 
 def compiled(function: Callable[P, R], *, dynamic: bool | None = None) -> Callable[P, R]:

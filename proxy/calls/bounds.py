@@ -32,10 +32,10 @@ counted."""
 DEFAULT_BOUNDS = RequestSettings()
 
 _MIB = 1 << 20
+# Fields that the context length bounds. `requests.max_options_mib` bounds all others together.
 _CONVERSATION = frozenset({"messages", "input", "prompt", "system", "instructions"})
-"""Fields that the context length bounds. `requests.max_options_mib` bounds all others together."""
+# Fields that hold lists, each with the setting that bounds its length.
 _LISTS = {"messages": "max_messages", "input": "max_messages", "tools": "max_tools", "functions": "max_tools"}
-"""Fields that hold lists, each with the setting that bounds its length."""
 
 
 def has_much_to_read(raw: bytes) -> bool:

@@ -20,11 +20,11 @@ from proxy.tokens.output import Event, OutputFormat
 from proxy.tokens.reasoning import Reasoning
 from proxy.tokens.stop_strings import StopTrimmer
 
+# JSON has no infinities; OpenAI writes this for a token of probability zero.
 _LOWEST_LOGPROB = -9999.0
-"""JSON has no infinities; OpenAI writes this for a token of probability zero."""
 
+# Characters of an engine's label that an error message repeats.
 _LONGEST_LABEL = 80
-"""Characters of an engine's label that an error message repeats."""
 
 
 class CallPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,15 +22,15 @@ Message = dict[str, Any]
 ReadMessage = Callable[[msgspec.Raw, int], Message]
 """Decode and check the message at a position. Raise InvalidRequest."""
 
+# An entry takes about 300 bytes.
 _MOST_CONVERSATIONS = 1 << 16
-"""An entry takes about 300 bytes."""
+# Messages at the end among which the last answer is searched. Without one there, the whole conversation is read.
 _LOOK_BACK = 64
-"""Messages at the end among which the last answer is searched. Without one there, the whole conversation is read."""
 
 
+# The newest turns of ours that a conversation names are remembered, this many. One query reads them; the newest
+# decides, and older ones matter only if it is unknown here.
 _MOST_NAMED = 8
-"""The newest turns of ours that a conversation names are remembered, this many. One query reads them; the newest
-decides, and older ones matter only if it is unknown here."""
 
 _FLOATING = frozenset({"system", "developer", "user"})
 _ANSWERED = frozenset({"user", "tool", "function"})

@@ -13,8 +13,8 @@ import msgspec
 
 PLACEHOLDER = "\n[image]\n"
 
+# The types of image parts in chat completions, Messages and Responses, and the text part of the same dialect.
 _TEXT_OF = {"image_url": "text", "image": "text", "input_image": "input_text"}
-"""The types of image parts in chat completions, Messages and Responses, and the text part of the same dialect."""
 _MARKS = tuple(f'"{kind}"'.encode() for kind in _TEXT_OF)
 
 

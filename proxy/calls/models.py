@@ -15,8 +15,8 @@ from proxy.engines.protocol import Engine
 from proxy.errors import EngineUnavailable, ModelNotFound, StoreUnavailable
 from proxy.runs.service import RunDirectory, RunView
 
+# How old a run's row may be. A change of the run's settings reaches the next calls this late.
 _FRESH_SECONDS = 1.0
-"""How old a run's row may be. A change of the run's settings reaches the next calls this late."""
 
 
 class ServingVersions(Protocol):

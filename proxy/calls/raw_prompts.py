@@ -27,8 +27,8 @@ from proxy.tokens.raw import (
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import ParentTurn, TrajectoryStore
 
+# Completions of a run that are read from the store after a restart.
 _RECALLED = 4096
-"""Completions of a run that are read from the store after a restart."""
 
 
 class ReadPrompts(msgspec.Struct, frozen=True, kw_only=True):

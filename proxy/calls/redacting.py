@@ -23,8 +23,8 @@ from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TurnRecord
 
+# The first of these that is a single token replaces redacted tokens.
 _PLACEHOLDERS = ("█", "■", "□", "…", "\n")
-"""The first of these that is a single token replaces redacted tokens."""
 
 
 class TurnRedactor:

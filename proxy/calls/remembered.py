@@ -18,11 +18,11 @@ from proxy.bounded_cache import BoundedCache
 
 _State = TypeVar("_State")
 
+# A known beginning is searched up to this many elements before the end of a list.
 _LOOK_BACK = 64
-"""A known beginning is searched up to this many elements before the end of a list."""
 
+# Bytes of the longest list whose state is remembered. In memory, a text may take four times its bytes.
 _LARGEST = 1 << 23
-"""Bytes of the longest list whose state is remembered. In memory, a text may take four times its bytes."""
 
 
 class Beginning(msgspec.Struct, Generic[_State], frozen=True):

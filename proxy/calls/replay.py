@@ -20,14 +20,14 @@ from proxy.sessions.identification import SessionContext, SessionHints
 from proxy.turns.service import TrajectoryStore
 
 _MOST_ANSWERS = 2048
+# Seconds since its beginning for which an answer is found in memory. SDKs give up after ten minutes by default.
 _ANSWER_SECONDS = 600.0
-"""Seconds since its beginning for which an answer is found in memory. SDKs give up after ten minutes by default."""
+# Seconds after its end for which a call without a session's name is recognised: SDKs wait a minute at most.
 _RETRIED_WITHIN = 120.0
-"""Seconds after its end for which a call without a session's name is recognised: SDKs wait a minute at most."""
+# Equal calls without a session's name that are remembered.
 _MOST_EQUAL = 64
-"""Equal calls without a session's name that are remembered."""
+# With two answered equal calls it is open which of them is repeated; a third tells nothing more.
 _AMBIGUOUS = 2
-"""With two answered equal calls it is open which of them is repeated; a third tells nothing more."""
 
 _NO_TURNSTILE = nullcontext()
 

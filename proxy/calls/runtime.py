@@ -26,11 +26,11 @@ from proxy.tokens.raw import CompletionIndex
 from proxy.tokens.template import ChatTemplate
 from proxy.turns.service import TrajectoryStore
 
+# A tokenizer takes tens of megabytes. A runtime that was dropped is loaded again in about a second.
 _MOST_RUNTIMES = 8
-"""A tokenizer takes tens of megabytes. A runtime that was dropped is loaded again in about a second."""
 
+# Runs whose settings were compared before. An entry is a few hundred bytes.
 _MOST_RUNS = 4096
-"""Runs whose settings were compared before. An entry is a few hundred bytes."""
 
 
 class LoadTemplate(Protocol):

@@ -16,8 +16,8 @@ from proxy.tokens.template import ChatTemplate
 _NUMBERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty")
 _numbers_of = attrgetter(*_NUMBERS)
 
+# Seeds are signed 64-bit integers.
 _HALF = 2**63
-"""Seeds are signed 64-bit integers."""
 
 
 def resolve_sampling(

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _PORTS_TO_TRY = 100
+# Below the range from which the kernel takes ports for outgoing connections (from 32768 on Linux).
 _PRIVATE_PORTS = range(20000, 32000)
-"""Below the range from which the kernel takes ports for outgoing connections (from 32768 on Linux)."""
 
 
 class NoFreePort(Exception):

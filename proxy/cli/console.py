@@ -25,8 +25,8 @@ ApiKey = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 DEFAULT_DATA_DIR = Path(".base-rl")
+# Width of tables for a program or a file, which must not be cut off.
 _PIPED_WIDTH = 200
-"""Width of tables for a program or a file, which must not be cut off."""
 
 
 class SafeConsole(Console):

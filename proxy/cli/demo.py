@@ -35,8 +35,8 @@ _GOOD = 0.9
 _REFRESH_S = 0.5
 _PLAIN_EVERY_S = 5.0
 _HARNESS_STOP_S = 15.0
+# Seconds for the harness after Ctrl-C; sessions that it does not end by then end when they are idle.
 _HARNESS_CUT_S = 0.5
-"""Seconds for the harness after Ctrl-C; sessions that it does not end by then end when they are idle."""
 _EMPTIED = ("base-rl.sqlite3", "base-rl.sqlite3-wal", "base-rl.sqlite3-shm", "weights", "logs", "harness.json")
 
 

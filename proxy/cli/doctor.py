@@ -25,8 +25,8 @@ from proxy.engines.scripted.script import BUILT_IN, read_script
 from proxy.settings import ConfigurationError, EngineKind, Settings
 
 _OLDEST_PYTHON = (3, 11)
+# The import names that the wheel installs.
 _TOP_LEVEL = ("proxy", "trainer", "migrations", "agents_examples")
-"""The import names that the wheel installs."""
 
 _LEAST_FREE_GIB = 2.0
 _GIB = 1024**3

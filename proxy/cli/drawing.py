@@ -15,8 +15,8 @@ from rich.text import Text
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ID_WIDTH = 30
+# With the text beside it, the line of rewards fits a terminal of 80 columns.
 _LIVE_BARS = 40
-"""With the text beside it, the line of rewards fits a terminal of 80 columns."""
 
 
 def session_label(session_id: str, name: str | None) -> str:

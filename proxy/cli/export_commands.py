@@ -20,8 +20,8 @@ from proxy.contract.trajectory import Purpose
 
 _BATCH_BYTES = 4 << 20
 _BATCH_LINES = 64
+# Seconds between two lines of progress in a log.
 _PROGRESS_SECONDS = 5.0
-"""Seconds between two lines of progress in a log."""
 
 
 class FileFormat(StrEnum):

@@ -10,10 +10,10 @@ from urllib.parse import quote, urlencode
 import httpx
 
 _TIMEOUT_S = 10.0
+# Seconds without data after which a transfer of many rows is abandoned.
 _STREAM_TIMEOUT_S = 120.0
-"""Seconds without data after which a transfer of many rows is abandoned."""
+# Sessions per page: the API's maximum.
 _PAGE = 200
-"""Sessions per page: the API's maximum."""
 
 
 class ProxyUnreachable(Exception):

@@ -16,8 +16,8 @@ from proxy.contract.states import SessionState, TrainingState
 if TYPE_CHECKING:
     from proxy.cli.operations import Operations
 
+# Newest attempts of a name, of which the one with the highest number is chosen.
 _ATTEMPTS = 20
-"""Newest attempts of a name, of which the one with the highest number is chosen."""
 
 sessions_app = typer.Typer(
     no_args_is_help=True, help="Sessions: the attempts of agents, and why each is trained or not."

@@ -8,8 +8,8 @@ import signal
 
 from proxy.cli.supervisor import kill_all
 
+# The signals of this process, in order: the first one decides its exit status.
 _received: list[signal.Signals] = []
-"""The signals of this process, in order: the first one decides its exit status."""
 
 
 def end_on_signals() -> None:

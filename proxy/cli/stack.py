@@ -32,15 +32,15 @@ _ADDRESS_FILE = "address.json"
 _SCRIPTED_MARK = "scripted"
 # Ctrl-C must take two seconds at most, so no part has time to finish its work.
 _GRACE_S = 0.3
+# Seconds beyond the grace period, for recording the calls in flight: it takes milliseconds unless the disk hangs.
 _PROXY_STOP_S = 5.0
-"""Seconds beyond the grace period, for recording the calls in flight: it takes milliseconds unless the disk hangs."""
+# Seconds for the trainer to give claims back. During a step it cannot handle the signal: it is killed, the step is
+# lost, and the next trainer gives its claims back.
 _TRAINER_STOP_S = 0.8
-"""Seconds for the trainer to give claims back. During a step it cannot handle the signal: it is killed, the step is
-lost, and the next trainer gives its claims back."""
+# Seconds for a trainer with metric sinks, which waits five seconds for them.
 _TRAINER_WITH_SINKS_STOP_S = 6.5
-"""Seconds for a trainer with metric sinks, which waits five seconds for them."""
+# Seconds for the engine, which has no state to save.
 _ENGINE_STOP_S = 0.3
-"""Seconds for the engine, which has no state to save."""
 
 
 class AlreadyRunning(Exception):

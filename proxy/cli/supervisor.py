@@ -26,8 +26,8 @@ _LONGEST_BACKOFF_S = 15.0
 _RAPID_DEATHS = 5
 _RAPID_WINDOW_S = 60.0
 _TAIL_LINES = 15
+# Characters shown of the beginning and the end of a long line: a traceback in JSON has its reason at the end.
 _TAIL_LINE_ENDS = (160, 480)
-"""Characters shown of the beginning and the end of a long line: a traceback in JSON has its reason at the end."""
 _PR_SET_PDEATHSIG = 1
 
 WRONG_CONFIGURATION = 2
@@ -40,8 +40,8 @@ last line of its log names that."""
 Listener = Callable[[str, str], None]
 
 
+# All supervisors of this process, for `kill_all`.
 _supervisors: weakref.WeakSet[Supervisor] = weakref.WeakSet()
-"""All supervisors of this process, for `kill_all`."""
 
 
 class PartFailed(Exception):

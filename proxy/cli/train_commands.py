@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from proxy.cli.stack import Address
 
 _CLI_STATUS_OF_WRONG_CONFIGURATION = 1
+# Seconds for a process to end after the first signal. During a step it cannot handle the signal: it is killed, and
+# the next trainer gives its claims back.
 _STOP_SECONDS = 1.5
-"""Seconds for a process to end after the first signal. During a step it cannot handle the signal: it is killed, and
-the next trainer gives its claims back."""
+# Seconds for a trainer with metric sinks, which waits five seconds for them.
 _STOP_SECONDS_WITH_SINKS = 6.5
-"""Seconds for a trainer with metric sinks, which waits five seconds for them."""
 
 
 def train(

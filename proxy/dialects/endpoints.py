@@ -40,11 +40,11 @@ router = APIRouter(tags=["models"])
 
 PREFIXES = ("/v1", "", "/sessions/{session_id}/v1", "/sessions/{session_id}")
 
+# Clients and gateways bound the size of all headers together, mostly by 8 KB.
 _LONGEST_WARNING = 1000
-"""Clients and gateways bound the size of all headers together, mostly by 8 KB."""
 
+# No client counts further, and Python refuses to read numbers of thousands of digits.
 _RETRY_DIGITS = 9
-"""No client counts further, and Python refuses to read numbers of thousands of digits."""
 
 _CHAT = ChatCompletions()
 _COMPLETIONS = Completions()

@@ -18,11 +18,11 @@ from proxy.http.errors import error_response
 from proxy.limits.share import Kind, Standing
 from proxy.log import logger
 
+# Status in the log of a request whose client left; no client receives it.
 _LEFT = 499
-"""Status in the log of a request whose client left; no client receives it."""
 
+# Seconds before anything watches whether the client leaves: watching costs a task, and most answers come sooner.
 _UNWATCHED_SECONDS = 0.05
-"""Seconds before anything watches whether the client leaves: watching costs a task, and most answers come sooner."""
 
 _UNITS = {Kind.CALLS: "requests", Kind.TOKENS: "tokens"}
 

@@ -17,13 +17,13 @@ LOWEST_LOGPROB = -1000.0
 leaves room for engines that report the distribution before temperature or bias. Masks and broken weights give numbers
 far beyond."""
 
+# Token ids are stored as signed 32-bit integers.
 _ANY_ID = 1 << 31
-"""Token ids are stored as signed 32-bit integers."""
 
+# Allowance for everything in an answer that does not grow with its tokens.
 _EVENT_BYTES = 1 << 20
-"""Allowance for everything in an answer that does not grow with its tokens."""
+# Most bytes of one token: the longest ones in use have 128 characters, each up to six bytes when JSON escapes it.
 _BYTES_PER_TOKEN = 1 << 10
-"""Most bytes of one token: the longest ones in use have 128 characters, each up to six bytes when JSON escapes it."""
 
 
 class ReplyBounds(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,14 +23,14 @@ from proxy.errors import BaseRlError, EngineTimeout, EngineUnavailable, InvalidE
 KEEPALIVE_SECONDS = 4.0
 """How long an idle connection is reused: less than the five seconds after which uvicorn closes it."""
 
+# Longest wait for the end of a body whose content is complete already.
 _RUN_OUT_SECONDS = 1.0
-"""Longest wait for the end of a body whose content is complete already."""
 
 LARGEST_BODY = 16 << 20
 """Most bytes of an answer other than a generation; SGLang's description of itself has some 20 KB."""
 
+# Bytes that a slow reader may leave untaken; beyond this bound the socket is not read, which bounds the memory.
 _UNREAD_BYTES = 1 << 20
-"""Bytes that a slow reader may leave untaken; beyond this bound the socket is not read, which bounds the memory."""
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -7,10 +7,10 @@ import msgspec
 from proxy.bounded_cache import BoundedCache
 from proxy.clock import Clock
 
+# How long the health check reports a fault: long enough to be seen, short enough to notice a repair.
 _SHOWN_SECONDS = 600.0
-"""How long the health check reports a fault: long enough to be seen, short enough to notice a repair."""
+# A bound in principle: engines' addresses come from the configuration.
 _ENGINES = 64
-"""A bound in principle: engines' addresses come from the configuration."""
 
 
 class EngineFault(msgspec.Struct, frozen=True, kw_only=True):

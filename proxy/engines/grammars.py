@@ -14,8 +14,8 @@ from proxy.grammars.nodes import MOST_WHITESPACE
 from proxy.grammars.schemas import SchemaRefused, check_for_xgrammar
 from proxy.grammars.structural_tag import LARK_HEAD, StructuralTagUnsupported, in_slashes, lark_of, with_whitespace
 
+# Translated constraints to remember, because agents send the same tools with every call.
 _REMEMBERED = 64
-"""Translated constraints to remember, because agents send the same tools with every call."""
 
 ENFORCED = {
     "llguidance": frozenset(ConstraintKind),

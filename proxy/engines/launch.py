@@ -16,8 +16,8 @@ from proxy.settings import ConfigurationError
 HOST = "127.0.0.1"
 SGLANG_READY_MARKER = ".sglang-cpu-ready"
 SGLANG_SHIM = Path(__file__).parents[2] / "scripts" / "sglang_cpu" / "shim"
+# Pause between two health checks of a starting engine.
 _POLL_SECONDS = 0.1
-"""Pause between two health checks of a starting engine."""
 
 SGLANG_FLAGS = ("--incremental-streaming-output",)
 """For every SGLang: chunks then hold only new tokens. Cumulative chunks cost quadratic time to parse."""

@@ -24,11 +24,11 @@ from proxy.errors import (
     UnsupportedParameter,
 )
 
+# Log-probabilities below this one mark tokens that a grammar's mask excludes.
 _IMPOSSIBLE = -1e30
-"""Log-probabilities below this one mark tokens that a grammar's mask excludes."""
 _NAMED_SPANS = 4
+# Most spans and characters of a reply that an error message repeats: an engine may send any number.
 _MESSAGE_CHARACTERS = 2000
-"""Most spans and characters of a reply that an error message repeats: an engine may send any number."""
 # SGLang answers every refusal with status 400. Only its words tell which kind it is.
 _CONSTRAINT_WORDS = ("Failed to compile", "Grammar preprocessing", "Grammar-based generation", "the constraint")
 _CONTEXT_WORDS = ("context length", "longer than the model")

@@ -15,11 +15,11 @@ from proxy.engines.protocol import GenerateRequest
 
 # Above these sizes a body takes more than about two milliseconds to write, so a thread writes it and the event loop
 # stays free for other calls.
+# Token ids that no earlier request has written as JSON.
 _LARGE_IDS = 1 << 14
-"""Token ids that no earlier request has written as JSON."""
 _LARGE_BIASES = 1 << 10
+# Characters of a grammar, which is decoded, rewritten and encoded.
 _LARGE_CONSTRAINT = 1 << 14
-"""Characters of a grammar, which is decoded, rewritten and encoded."""
 
 
 async def generate_body(

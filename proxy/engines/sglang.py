@@ -28,12 +28,12 @@ from proxy.errors import (
 )
 from proxy.settings import ConfigurationError, EngineSettings
 
+# Control calls at once: a swap makes a handful; the rest are aborts of generations whose clients have gone.
 _CONTROL_CALLS = 16
-"""Control calls at once: a swap makes a handful; the rest are aborts of generations whose clients have gone."""
+# Longest wait for an abort, which every engine answers without computing anything.
 _ABORT_SECONDS = 5.0
-"""Longest wait for an abort, which every engine answers without computing anything."""
+# Longest wait for a weight update or a pause: reading large weights from a network file system takes a minute.
 _CONTROL_SECONDS = 120.0
-"""Longest wait for a weight update or a pause: reading large weights from a network file system takes a minute."""
 
 _Info = TypeVar("_Info")
 

@@ -9,10 +9,10 @@ from proxy.engines.protocol import Engine
 from proxy.errors import BaseRlError, EngineTimeout
 from proxy.log import logger
 
+# Pings within the patience, all of which must stay unanswered: one lost connection does not mean a hung engine.
 _PINGS = 3
-"""Pings within the patience, all of which must stay unanswered: one lost connection does not mean a hung engine."""
+# Part of the patience that counts as all of it: timers may fire a little early.
 _ROUNDING = 0.99
-"""Part of the patience that counts as all of it: timers may fire a little early."""
 
 _LOG = logger(__name__)
 

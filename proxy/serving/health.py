@@ -13,10 +13,10 @@ from proxy.serving.records import ServingRecords
 
 ENGINE_ERRORS = (EngineFailed, EngineUnavailable, EngineTimeout, TimeoutError)
 
+# Longest wait for the engine's description of itself, which costs it nothing.
 _INFO_SECONDS = 10.0
-"""Longest wait for the engine's description of itself, which costs it nothing."""
+# Questions in a row that a slow engine may leave unanswered.
 _MISSES_TO_BE_LOST = 3
-"""Questions in a row that a slow engine may leave unanswered."""
 
 _LOG = logger(__name__)
 

@@ -14,10 +14,10 @@ from proxy.serving.faults import VersionFaults
 from proxy.serving.health import ENGINE_ERRORS
 from proxy.serving.records import Target
 
+# Longest wait for one attempt to resume, which no engine computes anything for.
 _RESUME_SECONDS = 5.0
-"""Longest wait for one attempt to resume, which no engine computes anything for."""
+# Attempts to resume with doubling pauses, about three health intervals together; the next round tries again.
 _RESUME_ATTEMPTS = 5
-"""Attempts to resume with doubling pauses, about three health intervals together; the next round tries again."""
 
 _NO_ADAPTERS = (
     "the version is a LoRA adapter, and this engine loads whole weights only: set trainer.adapter.publish = merged"

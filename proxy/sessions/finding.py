@@ -31,8 +31,8 @@ from proxy.sessions.opening import (
 )
 from proxy.sessions.repository import AnyRow, ContextRow, SessionRepository
 
+# The rules that come before the ids of our answers.
 _BEFORE_IDS = (AttributedBy.HEADER, AttributedBy.AGENT_HEADER)
-"""The rules that come before the ids of our answers."""
 
 # The newest answers of a call's conversation that are compared with those of an ended session: a call that continues
 # an attempt sends the attempt's last answers.

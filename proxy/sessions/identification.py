@@ -206,8 +206,8 @@ _HEADERS = {
 }
 
 
+# The fields of a body that rules read; in `user`, only the session that gateways write into it.
 _BODY_FIELDS = frozenset({"metadata", "prompt_cache_key", "user"})
-"""The fields of a body that rules read; in `user`, only the session that gateways write into it."""
 
 
 def session_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

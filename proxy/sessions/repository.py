@@ -171,6 +171,7 @@ class SessionRepository:
         self._connection.execute(update(GroupRow).where(GroupRow.id == group_id).values(size=size))
 
 
+# The columns that a new session has values for.
 _NEW = (
     "id",
     "run_id",
@@ -189,7 +190,6 @@ _NEW = (
     "created_at",
     "last_active_at",
 )
-"""The columns that a new session has values for."""
 
 _NEW_SESSIONS = NewRows(
     cast("Table", SessionRow.__table__),

@@ -28,8 +28,8 @@ _MOST_MARKS = 0x800
 _MAX_UNMARKED_TOOLS = 4096
 _ANY_MARK = re.compile("[\ud800-\udfff]")
 _RESULT_ROLES = frozenset({"tool", "function"})
+# Fields of a message that the template writes as part of a call or a result.
 _DATA_KEYS = frozenset({"name", "tool_call_id", "tool_calls"})
-"""Fields of a message that the template writes as part of a call or a result."""
 
 _Value = TypeVar("_Value")
 

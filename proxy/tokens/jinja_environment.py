@@ -16,12 +16,12 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+# The names that every template is given.
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""The names that every template is given."""
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _LOOP_ATTRIBUTES = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
+# The characters that JSON in ASCII escapes, except marks (`control_tokens`): these stand for ASCII characters.
 _NOT_ASCII = re.compile("[^\x00-\x7f\ud800-\udfff]+")
-"""The characters that JSON in ASCII escapes, except marks (`control_tokens`): these stand for ASCII characters."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):

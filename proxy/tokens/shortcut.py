@@ -25,12 +25,12 @@ from proxy.tokens.thoughts import has_stand_in, with_thoughts
 
 _STAND_IN = {"role": "user", "content": "…"}
 _SYSTEM_STAND_IN = {"role": "system", "content": "…"}
+# A stand-in for the text of the answer that is continued.
 _ANSWER_STAND_IN = "\u2402answer\u2403"
-"""A stand-in for the text of the answer that is continued."""
 _MAX_PROOFS = 64
+# Messages in a short conversation. Of each length of these, the first `_COMPARED` are compared, then every
+# `_COMPARED`th.
 _SHORT = 16
-"""Messages in a short conversation. Of each length of these, the first `_COMPARED` are compared, then every
-`_COMPARED`th."""
 _COMPARED = 16
 
 _LOG = logger(__name__)

@@ -14,10 +14,10 @@ from proxy.tokens.messages import Message
 from proxy.tokens.reasoning import CLOSE, OPEN
 from proxy.tokens.template import ChatTemplate
 
+# The stand-in for the thought of the answer that is continued.
 _STAND_IN = "\u2402thought\u2403"
-"""The stand-in for the thought of the answer that is continued."""
+# The stand-in for the thoughts of earlier answers, which a template may strip.
 _EARLIER = "\u2402earlier thought\u2403"
-"""The stand-in for the thoughts of earlier answers, which a template may strip."""
 
 
 class WithThoughts(Sequence[Message]):

@@ -22,13 +22,13 @@ from proxy.versions.weights import (
     read_base,
 )
 
+# How long a passed check stays valid while no file changes: long enough for the load that follows a commit, too short
+# for a restart days later, because disks lose bits without a trace in the files' times.
 _LASTS_SECONDS = 600.0
-"""How long a passed check stays valid while no file changes: long enough for the load that follows a commit, too
-short for a restart days later, because disks lose bits without a trace in the files' times."""
+# Above the other threads' 0: a check takes a whole core for seconds, which model calls should get first.
 _NICENESS = 10
-"""Above the other threads' 0: a check takes a whole core for seconds, which model calls should get first."""
+# Passed checks to remember; only the newest few are asked for again.
 _REMEMBERED = 64
-"""Passed checks to remember; only the newest few are asked for again."""
 
 
 class WeightsInspector:

@@ -14,9 +14,9 @@ from proxy.versions.repository import VersionRepository
 
 DEATHS_TO_REJECT = 2
 """More than one, because a single death may have any cause: no memory left, or somebody killed the engine."""
+# If engines still die so soon after a version was rejected for their deaths, the cause is another one: too little
+# memory, a broken driver. Without this bound, one good version after the other would be rejected.
 _ANOTHER_CAUSE_SECONDS = 600.0
-"""If engines still die so soon after a version was rejected for their deaths, the cause is another one: too little
-memory, a broken driver. Without this bound, one good version after the other would be rejected."""
 
 _LOG = logger(__name__)
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from proxy.errors import WeightsRejected
 
+# The format's own limit. A larger length is damage, and the proxy must not allocate that much memory for it.
 _MAX_HEADER_BYTES = 100 << 20
-"""The format's own limit. A larger length is damage, and the proxy must not allocate that much memory for it."""
+# Bytes read at once: it bounds the memory of a check, and is a multiple of every dtype's size. Files are read and not
+# mapped, because a mapped file that is truncated meanwhile would kill the proxy with SIGBUS.
 _BLOCK = 4 << 20
-"""Bytes read at once: it bounds the memory of a check, and is a multiple of every dtype's size. Files are read and
-not mapped, because a mapped file that is truncated meanwhile would kill the proxy with SIGBUS."""
 
 _SIZES = {
     "BOOL": 1,
@@ -44,6 +44,8 @@ _SIZES = {
 }
 FLOATS = frozenset({"F8_E4M3", "F8_E5M2", "F8_E8M0", "F16", "BF16", "F32", "F64"})
 
+# Bits that are all set in NaN and in the infinities: the exponent, or a dtype's only pattern for NaN. numpy has no
+# bfloat16 and no 8-bit floats, so the check compares bits.
 _NOT_FINITE: dict[str, tuple[Any, int]] = {
     "F64": (np.dtype("<u8"), 0x7FF0000000000000),
     "F32": (np.dtype("<u4"), 0x7F800000),
@@ -53,8 +55,6 @@ _NOT_FINITE: dict[str, tuple[Any, int]] = {
     "F8_E4M3": (np.dtype("u1"), 0x7F),
     "F8_E8M0": (np.dtype("u1"), 0xFF),
 }
-"""Bits that are all set in NaN and in the infinities: the exponent, or a dtype's only pattern for NaN. numpy has no
-bfloat16 and no 8-bit floats, so the check compares bits."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True):

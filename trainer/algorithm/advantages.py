@@ -127,8 +127,8 @@ def assign(
     )
 
 
+# A reward and the turn that it belongs to; None for a session's.
 _Place = tuple[int | None, Rewarded]
-"""A reward and the turn that it belongs to; None for a session's."""
 
 
 def _rewarded_sessions(

@@ -26,8 +26,8 @@ from trainer.config import Baseline, Scale
 
 _OF_GROUPS = (Baseline.GROUP_MEAN, Baseline.LEAVE_ONE_OUT)
 _OF_COHORTS = (*_OF_GROUPS, Baseline.BATCH_MEAN)
+# Placeholder for answers to one prompt, which are compared with each other and not with the running estimates.
 _NOT_MET = Met(0.0, 0.0)
-"""Placeholder for answers to one prompt, which are compared with each other and not with the running estimates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+# Relative error of a sum of some dozens of float64 numbers. A reward is such a sum of ledger entries.
 _ROUNDING = 2.0**-46
-"""Relative error of a sum of some dozens of float64 numbers. A reward is such a sum of ledger entries."""
 
 
 def equal_but_for_rounding(values: Sequence[float]) -> bool:

@@ -14,8 +14,8 @@ from trainer.algorithm.user_functions import call_advantage, call_filter, call_l
 from trainer.errors import ConfigurationError, UserFunctionFailed
 from trainer.user_code import UserFunction
 
+# Tokens of each made-up answer.
 _LENGTHS = (1, 3, 5, 2)
-"""Tokens of each made-up answer."""
 _CLOSE = 1e-5
 
 

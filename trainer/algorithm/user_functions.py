@@ -26,8 +26,8 @@ from trainer.errors import UserFunctionFailed
 from trainer.user_code import UserFunction
 
 _ARGUMENT = {"loss": "inputs", "advantage": "sessions", "filter": "sessions"}
+# Largest number of characters of a failure's message, because an error's text may contain whole tensors.
 _LONGEST = 600
-"""Largest number of characters of a failure's message, because an error's text may contain whole tensors."""
 
 
 def load(part: str, function: UserFunction) -> Callable[[Any], Any]:

@@ -13,8 +13,8 @@ from typing import Any
 from trainer.errors import NothingToFit
 
 JSONL, PARQUET = (".jsonl", ".ndjson"), (".parquet",)
+# Rows that are read from a Parquet file at a time; it bounds the memory that they take.
 _AT_ONCE = 256
-"""Rows that are read from a Parquet file at a time; it bounds the memory that they take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

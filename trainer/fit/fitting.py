@@ -35,8 +35,8 @@ _Item = TypeVar("_Item", Example, Labelled, Pair)
 _Learnt_contra = TypeVar("_Learnt_contra", Example, Labelled, Pair, contravariant=True)
 # Bounds the memory of an evaluation, which has no batch size of its own.
 _EVALUATED_AT_ONCE = 64
+# The algorithm that packing asks which sequences have a gradient; with an advantage of 1, all have.
 _PACKING = resolve(AlgorithmSettings())
-"""The algorithm that packing asks which sequences have a gradient; with an advantage of 1, all have."""
 
 Figures = dict[str, float]
 

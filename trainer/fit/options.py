@@ -22,8 +22,8 @@ COLUMNS = {
     REWARD_MODEL: "prompt, chosen and rejected",
 }
 """The columns of rows for each kind (`rows.py`)."""
+# Options that select sessions or preferences, and do not apply to rows of files.
 _OF_SESSIONS = ("since", "until", "version", "min_reward", "task", "source", "session", "all", "threshold", "from_")
-"""Options that select sessions or preferences, and do not apply to rows of files."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

@@ -28,8 +28,8 @@ from trainer.fit.options import COLUMNS, DPO, KTO, REWARD_MODEL, SFT
 from trainer.fit.records import Example, Labelled, Pair, is_learnable
 from trainer.fit.rendering import NotLearnable, Renderer
 
+# Rows between two lines of the log.
 _PROGRESS = 2000
-"""Rows between two lines of the log."""
 
 _log = structlog.get_logger("trainer.fit")
 

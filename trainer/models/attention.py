@@ -25,9 +25,9 @@ BLOCK = 128
 """Tokens in a block, flex_attention's default. Rows are padded to whole blocks, so that its kernel is compiled for
 few shapes."""
 
+# Options of flex_attention's kernel. A kernel compiled for any number of tokens cannot derive that rows are whole
+# blocks; without `IS_DIVISIBLE` it would check the bounds at every load.
 _KERNEL = {"BACKEND": "TRITON", "IS_DIVISIBLE": True}
-"""Options of flex_attention's kernel. A kernel compiled for any number of tokens cannot derive that rows are whole
-blocks; without `IS_DIVISIBLE` it would check the bounds at every load."""
 
 
 def tree_mask(reach_BT: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trainer.models.huggingface import PolicyModel
     from trainer.models.value import ValueModel
 
+# Largest accepted distance from the hidden states under a whole mask, relative to their norm.
 _TOLERANCE = {Precision.FLOAT32: 1e-3, Precision.BFLOAT16: 0.1}
-"""Largest accepted distance from the hidden states under a whole mask, relative to their norm."""
 
 
 def take_blocks(model: PolicyModel | ValueModel) -> str | None:

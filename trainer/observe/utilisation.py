@@ -17,9 +17,9 @@ from trainer.config import Precision
 from trainer.models.state_dict import stored_shapes
 
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
+# Names of embeddings and output heads in stored weights. A look-up is no arithmetic, and the head is counted
+# separately.
 _ENDS = ("embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out")
-"""Names of embeddings and output heads in stored weights. A look-up is no arithmetic, and the head is counted
-separately."""
 
 
 class EngineIdle:

@@ -11,13 +11,13 @@ from trainer.config import Baseline
 from trainer.parallel.mesh import Ranks
 from trainer.update import Outcome
 
+# Characters of a failure in the reason of a pause: the proxy accepts 2,000 for the whole reason.
 _LONGEST_FAILURE = 1500
-"""Characters of a failure in the reason of a pause: the proxy accepts 2,000 for the whole reason."""
 
 _log = structlog.get_logger("trainer")
 
+# Batches in a row without any group before the warning, since one small batch may have none by chance.
 _ENOUGH_BATCHES = 3
-"""Batches in a row without any group before the warning, since one small batch may have none by chance."""
 
 
 class GradientWatch:

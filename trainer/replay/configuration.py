@@ -17,8 +17,8 @@ from trainer.errors import ConfigurationError, ReplayImpossible
 from trainer.replay.plan import inputs_of
 from trainer.user_code import UserFunction
 
+# How batches were packed before there was an option for it.
 _DEFAULTS_THEN = {"packing": Packing.PACKED.value}
-"""How batches were packed before there was an option for it."""
 
 
 def recorded_configuration(

@@ -27,8 +27,8 @@ STACK_BYTES = 512 << 20
 """Stack of every thread that compiles or follows a grammar; a stack uses memory only as far as it grows."""
 COMPILE_SECONDS = 10.0
 """Longest wait for one grammar; real ones take milliseconds."""
+# One more than needed: a thread that compiles a hostile grammar cannot be stopped.
 _COMPILE_THREADS = 2
-"""One more than needed: a thread that compiles a hostile grammar cannot be stopped."""
 _REMEMBERED = 64
 _SHOWN_CHARACTERS = 600
 LIMITS = llguidance.LLParserLimits(verbose_errors=False)

@@ -18,9 +18,9 @@ by a JSON schema, a regular expression or a grammar.
   curl 127.0.0.1:30000/generate -d '{"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}'
 """
 
+# Seconds after which the model thread takes the interpreter back from the HTTP side; Python's default, 5 ms, is
+# longer than a decode step of a small model.
 _SWITCH_INTERVAL = 0.0005
-"""Seconds after which the model thread takes the interpreter back from the HTTP side; Python's default, 5 ms, is
-longer than a decode step of a small model."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

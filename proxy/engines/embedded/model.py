@@ -17,8 +17,8 @@ from proxy.engines.embedded.weights import check, put
 
 log = logging.getLogger("base_rl.embedded")
 
+# Most logits that scoring computes at once: 256 MiB in float32.
 _SCORED_LOGITS = 1 << 26
-"""Most logits that scoring computes at once: 256 MiB in float32."""
 
 _FULL_ATTENTION = {"full_attention", "sliding_attention"}
 

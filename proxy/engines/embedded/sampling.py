@@ -14,8 +14,8 @@ import torch
 
 from proxy.engines.embedded.wire import SamplingRules
 
+# 2^64 divided by the golden ratio, as in SplitMix64: it spreads (seed, position) over 64 bits.
 _SEED_STRIDE = 0x9E3779B97F4A7C15
-"""2^64 divided by the golden ratio, as in SplitMix64: it spreads (seed, position) over 64 bits."""
 
 _TINY = torch.finfo(torch.float32).tiny
 

@@ -24,10 +24,10 @@ from proxy.engines.embedded.sampling import BatchRules, sample
 
 log = logging.getLogger("base_rl.embedded")
 
+# Most prompt tokens, padding included, in one prefill: it bounds the memory, and the wait of running requests.
 _PREFILL_TOKENS = 8192
-"""Most prompt tokens, padding included, in one prefill: it bounds the memory, and the wait of running requests."""
+# Most logits in one prefill, which computes one column for each distinct prompt length.
 _PREFILL_LOGITS = 1 << 26
-"""Most logits in one prefill, which computes one column for each distinct prompt length."""
 
 _Result = TypeVar("_Result")
 

@@ -22,8 +22,8 @@ from proxy.engines.embedded.scheduler import Scheduler
 from proxy.engines.embedded.weights import read_directory, read_serialized
 from proxy.engines.embedded.wire import TensorUpdate
 
+# A model thread that ends no step for this long is not healthy: as long as SGLang's own health check waits.
 _HEALTH_SECONDS = 20.0
-"""A model thread that ends no step for this long is not healthy: as long as SGLang's own health check waits."""
 
 _Result = TypeVar("_Result")
 

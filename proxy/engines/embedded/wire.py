@@ -10,8 +10,8 @@ from msgspec import Meta
 from proxy.contract.turn import Constraint
 from proxy.engines.common.wire import GenerateBody, RequestRefused
 
+# Temperatures below this one are greedy, as in SGLang.
 _GREEDY_BELOW = 1e-6
-"""Temperatures below this one are greedy, as in SGLang."""
 
 
 class EmbeddedBody(GenerateBody, frozen=True, kw_only=True):

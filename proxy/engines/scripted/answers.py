@@ -13,10 +13,10 @@ from proxy.errors import InvalidRequest
 from proxy.settings import ConfigurationError
 from proxy.tokens.template import ChatTemplate
 
+# Answers to remember: encoding one takes far longer than sending it.
 _REMEMBERED = 4096
-"""Answers to remember: encoding one takes far longer than sending it."""
+# Longer answers are encoded each time, because thousands of them would fill the memory.
 _REMEMBERED_TOKENS = 512
-"""Longer answers are encoded each time, because thousands of them would fill the memory."""
 _PROBE = "PROBE1"
 _QUESTION = {"role": "user", "content": "x"}
 

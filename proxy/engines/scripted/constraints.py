@@ -14,8 +14,8 @@ from proxy.engines.common.wire import RequestRefused
 from proxy.tokens.template import ChatTemplate
 
 _REMEMBERED = 256
+# Characters of an answer in an error message.
 _SHOWN = 120
-"""Characters of an answer in an error message."""
 
 
 class ConstraintCheck:

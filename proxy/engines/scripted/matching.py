@@ -15,12 +15,12 @@ from proxy.settings import ConfigurationError
 from proxy.tokens.template import ChatTemplate
 
 THINK, END_THINK = "<think>", "</think>"
+# Tokens at the end of a prompt to decode first; the window doubles until it holds the last message.
 _FIRST_WINDOW = 64
-"""Tokens at the end of a prompt to decode first; the window doubles until it holds the last message."""
+# Decoded ends of prompts to remember; benchmarks send the same ones again and again.
 _REMEMBERED = 4096
-"""Decoded ends of prompts to remember; benchmarks send the same ones again and again."""
+# Longer ends of prompts are decoded each time, because thousands of them would fill the memory.
 _REMEMBERED_TOKENS = 512
-"""Longer ends of prompts are decoded each time, because thousands of them would fill the memory."""
 _PROBE, _NEXT_PROBE = "PROBE1", "PROBE2"
 _CALL = {"id": "call00001", "type": "function", "function": {"name": "tool", "arguments": "{}"}}
 
