@@ -21,7 +21,7 @@ from proxy.contract.trajectory import Purpose
 _BATCH_BYTES = 4 << 20
 _BATCH_LINES = 64
 # Seconds between two lines of progress in a log.
-_PROGRESS_SECONDS = 5.0
+PROGRESS_SECONDS = 5.0
 
 
 class FileFormat(StrEnum):
@@ -124,7 +124,7 @@ def import_sessions(
 
         address, key = where(data_dir, url, api_key)
         try:
-            with _progress() as progress:
+            with import_progress() as progress:
                 total = asyncio.run(
                     _import(address, key, run, source, train=train, keep_ids=keep_ids, progress=progress)
                 )
@@ -184,9 +184,9 @@ async def _import(
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
+def import_progress() -> Iterator[Callable[[int], None]]:
     """Yield a function that prints the number of records so far on standard error: in one changing line on a
-    terminal, in a line every `_PROGRESS_SECONDS` in a log."""
+    terminal, in a line every `PROGRESS_SECONDS` in a log."""
     began = printed_at = time.monotonic()
     live = errors.status("importing …") if errors.is_terminal else None
 
@@ -196,7 +196,7 @@ def _progress() -> Iterator[Callable[[int], None]]:
         line = f"{records:,} read, {records / max(now - began, 0.001):,.0f} a second"
         if live is not None:
             live.update(f"importing … {line}")
-        elif now - printed_at >= _PROGRESS_SECONDS:
+        elif now - printed_at >= PROGRESS_SECONDS:
             printed_at = now
             errors.print(line)
 

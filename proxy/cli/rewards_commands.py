@@ -61,7 +61,7 @@ def rewards_list(
         if as_json:
             out.print_json(json.dumps(rewards))
         else:
-            out.print(_ledger_table(rewards, time.time()))
+            out.print(ledger_table(rewards, time.time()))
         return 0
 
     finish(show)
@@ -90,7 +90,7 @@ def rewards_revised(
         elif not sessions:
             out.print("Every trained session still has the rewards that it was trained on.")
         else:
-            out.print(_revised_table(sessions, time.time()))
+            out.print(revised_table(sessions, time.time()))
         return 0
 
     finish(show)
@@ -156,7 +156,7 @@ def rewards_add(
     finish(add)
 
 
-def _ledger_table(rewards: list[dict[str, Any]], now: float) -> RenderableType:
+def ledger_table(rewards: list[dict[str, Any]], now: float) -> RenderableType:
     from proxy.admin.formatting import ago, reward
     from proxy.cli.drawing import plain_table, session_label
 
@@ -176,7 +176,7 @@ def _ledger_table(rewards: list[dict[str, Any]], now: float) -> RenderableType:
     return table
 
 
-def _revised_table(sessions: list[dict[str, Any]], now: float) -> RenderableType:
+def revised_table(sessions: list[dict[str, Any]], now: float) -> RenderableType:
     from proxy.admin.formatting import ago, reward
     from proxy.cli.drawing import plain_table, session_label
 

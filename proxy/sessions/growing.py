@@ -24,9 +24,9 @@ LONGEST_PROMPT = 1 << 18
 calls."""
 
 # Characters at the beginning of an answer that are stored as text, to search for them; the rest is stored as a hash.
-_HEAD = 64
+HEAD = 64
 # Places with the head of an answer that are compared with the whole answer: bounds the cost of repetitive texts.
-_OCCURRENCES = 4
+OCCURRENCES = 4
 # The newest steps of one key, system prompt and tools that are compared with a call. This suffices for a few hundred
 # agents in parallel, because only the newest step of each matters.
 _STEPS_OF_FRAME = 512
@@ -65,7 +65,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         if digests.get(self.length) != self.digest:
             return None
         position = self.length - 1
-        for _ in range(_OCCURRENCES):
+        for _ in range(OCCURRENCES):
             position = text.find(self.head, position + 1)
             if position < 0:
                 return None
@@ -82,7 +82,7 @@ def step_of(prompt: LonePrompt, answer: str) -> Step:
         id=blake2b(prompt.frame + digest + answer_digest, digest_size=_DIGEST, person=b"growing prompt").digest(),
         length=len(prompt.text),
         digest=digest,
-        head=answer[:_HEAD],
+        head=answer[:HEAD],
         answer_length=len(answer),
         answer_digest=answer_digest,
     )

@@ -76,6 +76,7 @@ class _WatchedTurns(Turns):
         super().__init__(runs, ALONE, changed, {})
 
     def _next(self) -> int:
+        # The order of runs is private: stopping between two turns is needed by this test alone.
         if not self._to_resume and all(run.loop.head.version == 3 for run in self._runs):
             raise Enough
         return super()._next()

@@ -185,7 +185,7 @@ def test_a_prefetched_claim_keeps_its_lease_while_another_run_trains(
     together: Together, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`slow` makes no step until the prefetched batch of `waits` has been renewed three times."""
-    monkeypatch.setattr(leases, "_LONGEST_PAUSE", leases._SHORTEST_PAUSE)
+    monkeypatch.setattr(leases, "LONGEST_PAUSE", leases.SHORTEST_PAUSE)
     waits = TrainingProxy(base_model=str(tiny_model), source=random_groups())
     slow = TrainingProxy(base_model=str(tiny_model), source=random_groups())
 

@@ -13,9 +13,9 @@ from trainer.errors import ClaimLost, ProxyRefused, ProxySilent
 from trainer.proxy_client import ProxyClient
 
 # However long a lease is, the loss of a claim is noticed within this time.
-_LONGEST_PAUSE = 20.0
+LONGEST_PAUSE = 20.0
 # A lease that is nearly over, or of a proxy with another clock, must not make the thread spin.
-_SHORTEST_PAUSE = 0.25
+SHORTEST_PAUSE = 0.25
 # A heartbeat under way is not worth waiting for at the end: the thread is a daemon.
 _STOP_SECONDS = 2.0
 
@@ -25,7 +25,7 @@ _log = structlog.get_logger("trainer.leases")
 def pause_before_heartbeat(lease_expires_at: float, now: float) -> float:
     """Return a third of the rest of the lease, within bounds: two attempts may fail, and the clocks of proxy and
     trainer may differ by as much as the rest."""
-    return min(max((lease_expires_at - now) / 3, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+    return min(max((lease_expires_at - now) / 3, SHORTEST_PAUSE), LONGEST_PAUSE)
 
 
 class LeaseKeeper:
@@ -87,7 +87,7 @@ class LeaseKeeper:
         return max(0.0, min(self._due.values()) - time.monotonic())
 
     def _renew(self, claim_id: ClaimId) -> None:
-        pause = _SHORTEST_PAUSE
+        pause = SHORTEST_PAUSE
         try:
             reply = self._client.heartbeat(claim_id)
             pause = pause_before_heartbeat(reply.lease_expires_at, time.time())

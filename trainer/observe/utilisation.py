@@ -79,7 +79,7 @@ class ModelFlops:
         total = 0
         for micro_batch in (one for each in mini_batches for one in each.micro_batches):
             passes = (3 if micro_batch.learns else 1) + again
-            total += passes * self.forward(*_counted(micro_batch))
+            total += passes * self.forward(*counted_tokens(micro_batch))
         return total
 
 
@@ -121,7 +121,7 @@ def peak_flops(device_name: str, precision: Precision) -> float | None:
     return None
 
 
-def _counted(batch: MicroBatch) -> tuple[int, int, int]:
+def counted_tokens(batch: MicroBatch) -> tuple[int, int, int]:
     """Return the numbers of tokens, attended pairs and predictions. A token attends to all tokens before it and to
     itself."""
     lengths_B1 = batch.lengths_B.to(batch.position_ids_BT.device)[:, None]

@@ -21,7 +21,7 @@ from proxy.cli import console
 from proxy.cli.commands import main  # noqa: F401  (all commands are loaded: see the last test)
 from proxy.cli.console import SafeConsole
 from proxy.cli.drawing import health_table, transcript
-from proxy.cli.rewards_commands import _ledger_table, _revised_table
+from proxy.cli.rewards_commands import ledger_table, revised_table
 from tests.proxy.contract.test_visible import ANY, harmless
 
 HOSTILE = st.one_of(
@@ -91,8 +91,8 @@ VIEWS: tuple[Callable[[str], RenderableType], ...] = (
     lambda text: text,
     lambda text: Text(text, style="red"),
     cells,
-    lambda text: _ledger_table([entry(text)], 1.0),
-    lambda text: _revised_table([revised(text)], 1.0),
+    lambda text: ledger_table([entry(text)], 1.0),
+    lambda text: revised_table([revised(text)], 1.0),
     lambda text: health_table(health(text)),
     lambda text: transcript("t", conversation(text)),
 )
@@ -107,8 +107,8 @@ def test_no_view_sends_what_a_terminal_obeys(view: Callable[[str], RenderableTyp
 def test_markup_and_names_of_emoji_are_text() -> None:
     text = "[red]x[/] [link=http://evil]y[/link] :smile: [too] long"
     assert text in shown(text)
-    assert "[red]x[/]" in shown(_ledger_table([entry("[red]x[/]")], 1.0))
-    assert ":smile:" in shown(_ledger_table([entry(":smile:")], 1.0))
+    assert "[red]x[/]" in shown(ledger_table([entry("[red]x[/]")], 1.0))
+    assert ":smile:" in shown(ledger_table([entry(":smile:")], 1.0))
 
 
 def test_a_live_picture_goes_the_same_way() -> None:

@@ -8,8 +8,8 @@ from proxy.cli import export_commands
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(export_commands, "_PROGRESS_SECONDS", 0.0)
-    with export_commands._progress() as progress:
+    monkeypatch.setattr(export_commands, "PROGRESS_SECONDS", 0.0)
+    with export_commands.import_progress() as progress:
         progress(64)
         progress(62_000)
     said = capsys.readouterr()
@@ -20,6 +20,6 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_a_short_import_says_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with export_commands._progress() as progress:
+    with export_commands.import_progress() as progress:
         progress(64)
     assert capsys.readouterr().err == ""

@@ -44,7 +44,7 @@ def test_a_text_goes_on_from_what_it_begins_with_if_the_answer_stands_behind(
     begin = recorded.strip()
     expected = text != begin and text.startswith(begin) and answer.strip() in text[len(begin) :]
     places = text[len(begin) :].count(answer.strip()[:1])
-    if places <= module._OCCURRENCES or not expected:
+    if places <= module.OCCURRENCES or not expected:
         assert goes_on(recorded, answer, text) == expected
 
 
@@ -82,7 +82,7 @@ def test_a_text_without_the_answer_behind_the_prompt_does_not_go_on(recorded: st
 
 
 def test_an_answer_longer_than_its_head_is_compared_whole() -> None:
-    answer = "a" * module._HEAD + "b"
+    answer = "a" * module.HEAD + "b"
     assert goes_on("Task", answer, f"Task {answer}\nOn")
     assert not goes_on("Task", answer, f"Task {answer[:-1]}c\nOn")
     assert goes_on("Task", answer, f"Task aa{answer}"), "it begins a little later"

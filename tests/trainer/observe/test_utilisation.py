@@ -21,7 +21,7 @@ from trainer.batching.preparation import prepare
 from trainer.config import Packing, Precision
 from trainer.models.archon.weights import load_archon
 from trainer.models.huggingface import load_policy
-from trainer.observe.utilisation import PEAKS, EngineIdle, ModelFlops, _counted, peak_flops
+from trainer.observe.utilisation import PEAKS, EngineIdle, ModelFlops, counted_tokens, peak_flops
 
 
 def reading(process: str, seconds: float, busy: float) -> EngineReading:
@@ -86,7 +86,7 @@ def packed(packing: Packing, *lengths: int) -> list[MicroBatch]:
 @pytest.mark.parametrize("packing", [Packing.PADDED, Packing.PACKED])
 @pytest.mark.parametrize("lengths", [(5, 5), (20, 3, 1), (40, 2), (1, 1, 1, 1, 25, 26, 27)])
 def test_padding_is_not_counted(packing: Packing, lengths: tuple[int, ...]) -> None:
-    counted = [_counted(each) for each in packed(packing, *lengths)]
+    counted = [counted_tokens(each) for each in packed(packing, *lengths)]
     whole = [3 + length for length in lengths]
     assert [sum(column) for column in zip(*counted, strict=True)] == [
         sum(whole),
@@ -98,7 +98,7 @@ def test_padding_is_not_counted(packing: Packing, lengths: tuple[int, ...]) -> N
 def test_what_is_computed_once_is_counted_once() -> None:
     """One goes on where the other ends, so the longer is all there is."""
     (one,) = packed(Packing.TREE, 5, 3)
-    assert _counted(one) == (8, 8 * 9 // 2, 8)
+    assert counted_tokens(one) == (8, 8 * 9 // 2, 8)
 
 
 def test_a_step_counts_every_pass(tiny_model: Path) -> None:
