@@ -15,7 +15,7 @@ help:  ## list the targets
 demo: setup  ## set everything up and watch an agent learn (ENGINE=sglang for the real SGLang, SEED=n)
 	@$(BIN)/base-rl demo --engine $(ENGINE) --seed $(SEED)
 
-test: setup-dev lint types layers test-fast  ## set everything up; lint, types, layers and the tests
+test: setup-dev lint types layers code-figures test-fast  ## set everything up; lint, types, layers, bounds on the code and the tests
 
 setup:
 	@scripts/setup.sh runtime
