@@ -258,5 +258,5 @@ def test_a_record_names_no_file_to_read(mine: Callable[[str], Path]) -> None:
     written = as_json(resolve(AlgorithmSettings.model_validate({"loss": f"{path}:loss"})))
     assert written["loss"]["file"] == "mine.py"
     assert str(path.parent) not in json.dumps(written)
-    with pytest.raises(ConfigurationError, match="not the parts of an algorithm"):
+    with pytest.raises(ConfigurationError, match="does not know these parts of an algorithm"):
         from_json({**written, "loss": f"{path}:loss"})
