@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 from trainer.observe.metrics.sink import RunAbout, StepMetrics
+
+# Trackio's runs of one process share its local files, and it only warns of records that it could not store. Two runs
+# that are opened or ended at the same moment may lose the records of one, so they do it one after another.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class TrackioSink:
@@ -22,18 +27,20 @@ class TrackioSink:
     def open(self, run: RunAbout) -> None:
         os.environ.setdefault("TRACKIO_DIR", str(self._directory))
         library: Any = importlib.import_module("trackio")
-        self._run = library.init(
-            project=self._project,
-            name=f"{run.name}-{run.id}",
-            config=dict(run.config),
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        with _ONE_AT_A_TIME:
+            self._run = library.init(
+                project=self._project,
+                name=f"{run.name}-{run.id}",
+                config=dict(run.config),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
 
     def write(self, step: StepMetrics) -> None:
         self._run.log(dict(step.metrics), step=step.version)
 
     def close(self) -> None:
-        self._run.finish()
+        with _ONE_AT_A_TIME:
+            self._run.finish()
