@@ -110,8 +110,10 @@ async def plan_of(site: Site, asked: Callable[[], Awaitable[object]], about: str
     """SQLite's plan of the first statement that `asked` runs and that has these words in it."""
     seen: list[tuple[str, Any]] = []
 
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        seen.append((statement, parameters))
+    def note(connection: Connection, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        # The listener hears every engine of the process: proxies of other tests may still sweep their stores.
+        if connection.engine.url.database == site.database.url.database:
+            seen.append((statement, parameters))
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
