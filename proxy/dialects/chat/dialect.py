@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any
 
 from proxy.calls.call import (
@@ -15,11 +14,9 @@ from proxy.calls.call import (
     ReasoningDelta,
     StreamHead,
     TokenLogprob,
-    marks,
 )
 from proxy.dialects.chat.tools import uses_deprecated_form
-from proxy.dialects.events import DONE, PING, event
-from proxy.dialects.openai_parts import completion_usage, own_turn, token_logprob
+from proxy.dialects.openai_parts import CompletionStream, completion, token_logprob
 
 
 class ChatCompletions:
@@ -28,30 +25,21 @@ class ChatCompletions:
     name = "chat"
 
     def response(self, call: ModelCall, answer: Answer) -> dict[str, Any]:
-        return {
-            "id": answer.turn_id,
-            "object": "chat.completion",
-            "created": answer.created,
-            "model": answer.model,
-            "system_fingerprint": answer.fingerprint,
-            "choices": [
-                {**_choice(index, choice, uses_deprecated_form(call.body)), **own_turn(answer, choice)}
-                for index, choice in enumerate(answer.choices)
-            ],
-            "usage": completion_usage(answer),
-            **marks(answer.unrecorded),
-        }
+        deprecated_form = uses_deprecated_form(call.body)
+        choices = [_choice(index, choice, deprecated_form) for index, choice in enumerate(answer.choices)]
+        return completion("chat.completion", answer, choices)
 
     def stream(self, call: ModelCall, head: StreamHead) -> ChatStream:
         return ChatStream(call, head)
 
 
-class ChatStream:
+class ChatStream(CompletionStream):
     """Writer of one answer as `chat.completion.chunk` events."""
 
+    kind = "chat.completion.chunk"
+
     def __init__(self, call: ModelCall, head: StreamHead) -> None:
-        self._call = call
-        self._head = head
+        super().__init__(call, head)
         self._deprecated_form = uses_deprecated_form(call.body)
 
     def opening(self) -> bytes:
@@ -64,30 +52,14 @@ class ChatStream:
         if isinstance(delta, ReasoningDelta):
             return self._chunk(delta.choice, {"reasoning_content": delta.text})
         logprobs = _wire_logprobs(delta.logprobs) if self._call.logprobs else None
-        return self._chunk(delta.choice, {"content": delta.text}, logprobs=logprobs)
-
-    def ping(self) -> bytes:
-        return PING
+        return self._chunk(delta.choice, {"content": delta.text}, logprobs)
 
     def closing(self, answer: Answer) -> bytes:
-        fingerprint = answer.fingerprint
-        last = b"".join(
-            self._chunk(
-                index,
-                {},
-                finish=_finish_reason(choice, self._deprecated_form),
-                turn=own_turn(answer, choice),
-                fingerprint=fingerprint,
-                unrecorded=answer.unrecorded,
-            )
+        last = [
+            _written(index, {}, finish=_finish_reason(choice, self._deprecated_form))
             for index, choice in enumerate(answer.choices)
-        )
-        if self._call.include_usage:
-            last += event({**self._envelope(fingerprint), "choices": [], "usage": completion_usage(answer)})
-        return last + DONE
-
-    def failure(self, envelope: Mapping[str, Any]) -> bytes:
-        return event(envelope)
+        ]
+        return self._ending(answer, last)
 
     def _call_chunks(self, made: CallDelta) -> bytes:
         """Write one chunk with id, type and name, then one with the arguments.
@@ -106,31 +78,14 @@ class ChatStream:
             ]
         return b"".join(self._chunk(made.choice, delta) for delta in deltas)
 
-    def _envelope(self, fingerprint: str | None) -> dict[str, Any]:
-        return {
-            "id": self._head.turn_id,
-            "object": "chat.completion.chunk",
-            "created": self._head.created,
-            "model": self._head.model,
-            "system_fingerprint": fingerprint,
-        }
+    def _chunk(self, choice: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> bytes:
+        return self._event([_written(choice, delta, logprobs=logprobs)])
 
-    def _chunk(
-        self,
-        choice: int,
-        delta: dict[str, Any],
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish: str | None = None,
-        turn: Mapping[str, Any] = MappingProxyType({}),
-        fingerprint: str | None = None,
-        unrecorded: str | None = None,
-    ) -> bytes:
-        written = {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish, **turn}
-        chunk = {**self._envelope(fingerprint), "choices": [written], **marks(unrecorded)}
-        if self._call.include_usage:
-            chunk["usage"] = None  # OpenAI's API sends a null in each chunk before the one with the usage
-        return event(chunk)
+
+def _written(
+    choice: int, delta: dict[str, Any], *, logprobs: dict[str, Any] | None = None, finish: str | None = None
+) -> dict[str, Any]:
+    return {"index": choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
 def _finish_reason(choice: Choice, deprecated_form: bool) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from proxy.calls.call import Answer, Choice, Delta, ModelCall, StreamHead, TextDelta, TokenLogprob, marks
-from proxy.dialects.events import DONE, PING, event
-from proxy.dialects.openai_parts import completion_usage, own_turn
+from proxy.calls.call import Answer, Choice, Delta, ModelCall, StreamHead, TextDelta, TokenLogprob
+from proxy.dialects.openai_parts import CompletionStream, completion
 
 
 class Completions:
@@ -17,30 +16,20 @@ class Completions:
     name = "completions"
 
     def response(self, call: ModelCall, answer: Answer) -> dict[str, Any]:
-        return {
-            "id": answer.turn_id,
-            "object": "text_completion",
-            "created": answer.created,
-            "model": answer.model,
-            "system_fingerprint": answer.fingerprint,
-            "choices": [
-                {**_choice(call, index, choice), **own_turn(answer, choice)}
-                for index, choice in enumerate(answer.choices)
-            ],
-            "usage": completion_usage(answer),
-            **marks(answer.unrecorded),
-        }
+        choices = [_choice(call, index, choice) for index, choice in enumerate(answer.choices)]
+        return completion("text_completion", answer, choices)
 
-    def stream(self, call: ModelCall, head: StreamHead) -> CompletionStream:
-        return CompletionStream(call, head)
+    def stream(self, call: ModelCall, head: StreamHead) -> TextStream:
+        return TextStream(call, head)
 
 
-class CompletionStream:
+class TextStream(CompletionStream):
     """Writer of one answer as `text_completion` events."""
 
+    kind = "text_completion"
+
     def __init__(self, call: ModelCall, head: StreamHead) -> None:
-        self._call = call
-        self._head = head
+        super().__init__(call, head)
         self._offsets = [_Offset() for _ in range(head.choices)]
 
     def opening(self) -> bytes:
@@ -52,57 +41,14 @@ class CompletionStream:
     def delta(self, delta: Delta) -> bytes:
         assert isinstance(delta, TextDelta), "raw completions are never parsed for reasoning or tool calls"
         logprobs = _logprobs(delta.logprobs, self._offsets[delta.choice]) if self._call.logprobs else None
-        return self._chunk(delta.choice, delta.text, logprobs=logprobs)
-
-    def ping(self) -> bytes:
-        return PING
+        return self._chunk(delta.choice, delta.text, logprobs)
 
     def closing(self, answer: Answer) -> bytes:
-        fingerprint = answer.fingerprint
-        last = b"".join(
-            self._chunk(
-                index,
-                "",
-                finish=choice,
-                turn=own_turn(answer, choice),
-                fingerprint=fingerprint,
-                unrecorded=answer.unrecorded,
-            )
-            for index, choice in enumerate(answer.choices)
-        )
-        if self._call.include_usage:
-            last += event({**self._envelope(fingerprint), "choices": [], "usage": completion_usage(answer)})
-        return last + DONE
+        last = [_written(index, "", finish=choice.finish_reason.value) for index, choice in enumerate(answer.choices)]
+        return self._ending(answer, last)
 
-    def failure(self, envelope: Mapping[str, Any]) -> bytes:
-        return event(envelope)
-
-    def _envelope(self, fingerprint: str | None) -> dict[str, Any]:
-        return {
-            "id": self._head.turn_id,
-            "object": "text_completion",
-            "created": self._head.created,
-            "model": self._head.model,
-            "system_fingerprint": fingerprint,
-        }
-
-    def _chunk(
-        self,
-        index: int,
-        text: str,
-        *,
-        logprobs: dict[str, Any] | None = None,
-        finish: Choice | None = None,
-        turn: Mapping[str, Any] | None = None,
-        fingerprint: str | None = None,
-        unrecorded: str | None = None,
-    ) -> bytes:
-        reason = finish.finish_reason.value if finish is not None else None
-        written = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason, **(turn or {})}
-        chunk = {**self._envelope(fingerprint), "choices": [written], **marks(unrecorded)}
-        if self._call.include_usage:
-            chunk["usage"] = None  # OpenAI's API sends a null in each chunk before the one with the usage
-        return event(chunk)
+    def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
+        return self._event([_written(index, text, logprobs=logprobs)])
 
 
 class _Offset:
@@ -121,13 +67,16 @@ class _Offset:
         return begin
 
 
+def _written(
+    index: int, text: str, *, logprobs: dict[str, Any] | None = None, finish: str | None = None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
 def _choice(call: ModelCall, index: int, choice: Choice) -> dict[str, Any]:
-    return {
-        "index": index,
-        "text": _echo(call, index) + choice.text,
-        "logprobs": _logprobs(choice.logprobs, _Offset()) if choice.logprobs is not None else None,
-        "finish_reason": choice.finish_reason.value,
-    }
+    logprobs = _logprobs(choice.logprobs, _Offset()) if choice.logprobs is not None else None
+    text = _echo(call, index) + choice.text
+    return _written(index, text, logprobs=logprobs, finish=choice.finish_reason.value)
 
 
 def _echo(call: ModelCall, index: int) -> str:
