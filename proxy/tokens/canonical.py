@@ -194,16 +194,6 @@ def conversation_hashes(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
     return hashes
 
 
-def answered_hashes(messages: Sequence[Mapping[str, Any]], hashes: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Return the hashes of the beginnings that end with an assistant's message, longest first: a recorded turn may
-    have ended at each."""
-    return tuple(
-        digest
-        for message, digest in zip(reversed(messages), reversed(hashes), strict=True)
-        if message["role"] == "assistant"
-    )
-
-
 def tools_hash(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None = None) -> bytes:
     """Return the hash of the template's other inputs. The key order of tools counts, since templates write tools as
     they came; the order of arguments does not."""

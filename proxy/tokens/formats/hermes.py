@@ -47,13 +47,8 @@ class HermesParser(CallParser):
         self._step = self._before_body
 
     def _before_body(self) -> bool:
-        # Without a brace the text only mentions the tag: reject at once, so that the text streams on.
         self._consume_space(self._call)
-        found = self._next(("{",))
-        if not found:
-            return found is not None and self._reject()
-        self._step = self._body
-        return True
+        return self._expect({"{": self._body})
 
     def _body(self) -> bool:
         if not self._consume_until(_CLOSE, self._call):

@@ -71,11 +71,7 @@ class Llama3JsonParser(CallParser):
 
     def _tagged(self) -> bool:
         self._consume_space(self._call)
-        found = self._next(("{",))
-        if not found:
-            return found is not None and self._reject()
-        self._step = self._object
-        return True
+        return self._expect({"{": self._object})
 
     def _object(self) -> bool:
         self._pieces_before_body = len(self._call)
@@ -87,11 +83,7 @@ class Llama3JsonParser(CallParser):
 
     def _first_key(self) -> bool:
         self._consume_space(self._call)
-        found = self._next(_FIRST_KEYS)
-        if not found:
-            return found is not None and self._reject()
-        self._step = self._body
-        return True
+        return self._expect(dict.fromkeys(_FIRST_KEYS, self._body))
 
     def _body(self) -> bool:
         end = self._end.find(self._window, self._at)

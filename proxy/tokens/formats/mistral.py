@@ -128,38 +128,27 @@ class MistralParser(CallParser):
 
     def _after_name(self) -> bool:
         self._consume_space(self._call)
-        found = self._next((_ARGUMENTS, _CALL_ID, "{"))
-        if not found:
-            return found is not None and self._reject()
-        if found == "{":
-            return self._json()
-        self._consume(self._at + len(found), self._call)
+        return self._expect({_ARGUMENTS: self._arguments, _CALL_ID: self._before_call_id, "{": self._json})
+
+    def _before_call_id(self) -> bool:
+        self._consume(self._at + len(_CALL_ID), self._call)
         self._name = ""
-        self._step = self._before_arguments if found == _ARGUMENTS else self._call_id
+        self._step = self._call_id
         return True
 
     def _call_id(self) -> bool:
         if self._consume_name(_NAME) is None:
             return False
-        self._step = self._after_call_id
+        return self._expect({_ARGUMENTS: self._arguments, "{": self._json})
+
+    def _arguments(self) -> bool:
+        self._consume(self._at + len(_ARGUMENTS), self._call)
+        self._step = self._before_object
         return True
 
-    def _after_call_id(self) -> bool:
-        found = self._next((_ARGUMENTS, "{"))
-        if not found:
-            return found is not None and self._reject()
-        if found == "{":
-            return self._json()
-        self._consume(self._at + len(found), self._call)
-        self._step = self._before_arguments
-        return True
-
-    def _before_arguments(self) -> bool:
+    def _before_object(self) -> bool:
         self._consume_space(self._call)
-        found = self._next(("{",))
-        if not found:
-            return found is not None and self._reject()
-        return self._json()
+        return self._expect({"{": self._json})
 
     def _list(self) -> bool:
         self._json()
@@ -169,13 +158,8 @@ class MistralParser(CallParser):
         return True
 
     def _first_of_list(self) -> bool:
-        # A list of calls goes on with an object. Anything else only mentions the marker and streams on as text.
         self._consume_space(self._call)
-        found = self._next(("{",))
-        if not found:
-            return found is not None and self._reject()
-        self._step = self._body
-        return True
+        return self._expect({"{": self._body})
 
     def _json(self) -> bool:
         self._pieces_before_body = len(self._call)

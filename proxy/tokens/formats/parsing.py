@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -113,6 +113,15 @@ class CallParser(Scanner):
     def _begin_call(self, marker: str) -> None:
         """Choose the step that parses what follows `marker`, one of `openings`."""
         raise NotImplementedError
+
+    def _expect(self, steps: Mapping[str, Callable[[], bool]]) -> bool:
+        """Go on with the step of the text that follows. If it is none of them, the marker was only mentioned: reject
+        it at once, so that the text streams on."""
+        found = self._next(tuple(steps))
+        if not found:
+            return found is not None and self._reject()
+        self._step = steps[found]
+        return True
 
     def _reject(self) -> bool:
         """Emit what looked like a call as text."""

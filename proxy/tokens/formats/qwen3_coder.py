@@ -133,14 +133,13 @@ class Qwen3CoderParser(CallParser):
     def _begin_call(self, marker: str) -> None:
         self._name = ""
         self._values = {}
-        self._step = self._after_marker if marker == _OPEN else self._function
+        self._step = self._after_tag if marker == _OPEN else self._function
 
-    def _after_marker(self) -> bool:
-        # Without a function the text only mentions the tag: reject at once, so that the text streams on.
+    def _after_tag(self) -> bool:
         self._consume_space(self._call)
-        found = self._next((_FUNCTION,))
-        if not found:
-            return found is not None and self._reject()
+        return self._expect({_FUNCTION: self._before_function})
+
+    def _before_function(self) -> bool:
         self._consume(self._at + len(_FUNCTION), self._call)
         self._step = self._function
         return True
@@ -158,10 +157,7 @@ class Qwen3CoderParser(CallParser):
     def _after_function(self) -> bool:
         """The place behind the function's tag: a parameter follows, or the end."""
         self._consume_space(self._call)
-        found = self._next((_PARAMETER, _FUNCTION_END))
-        if not found:
-            return found is not None and self._reject()
-        return self._parameter() if found == _PARAMETER else self._function_end()
+        return self._expect({_PARAMETER: self._parameter, _FUNCTION_END: self._function_end})
 
     def _parameter(self) -> bool:
         self._consume(self._at + len(_PARAMETER), self._call)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.calls.conversation import ConversationIndex, ReadConversation, WireMessages, without_reminder
 from proxy.errors import InvalidRequest
-from proxy.tokens.canonical import EMPTY, answered_hashes, conversation_hashes
+from proxy.tokens.canonical import EMPTY, conversation_hashes
 
 ROLES = st.sampled_from(["system", "user", "assistant", "tool"])
 MESSAGES = st.builds(lambda role, text: {"role": role, "content": text}, ROLES, st.text(max_size=3))
@@ -42,9 +42,10 @@ def talk(turns: int) -> list[dict[str, Any]]:
 def same(read: ReadConversation, messages: list[dict[str, Any]]) -> None:
     hashes = conversation_hashes(messages)
     assert read.hash == hashes[-1]
-    assert tuple(read.answered) == answered_hashes(messages, hashes)
-    for answered in read.answered:
-        assert read.length_at(answered) == hashes.index(answered) + 1
+    answered = [digest for message, digest in zip(messages, hashes, strict=True) if message["role"] == "assistant"]
+    assert list(read.answered) == answered[::-1]
+    for digest in answered:
+        assert read.length_at(digest) == hashes.index(digest) + 1
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=8), st.data())

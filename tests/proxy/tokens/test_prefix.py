@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.contract.identifiers import new_turn_id
 from proxy.contract.token_ids import TokenIds
 from proxy.contract.turn import Continuation
-from proxy.tokens.canonical import answered_hashes, conversation_hashes, normalise, tools_hash
+from proxy.tokens.canonical import normalise, tools_hash
 from proxy.tokens.detokenizer import TokenDecoder
 from proxy.tokens.formats.hermes import HermesParser
 from proxy.tokens.prefix import Conversation, KnownTurn, PromptPlan, plan_branch, plan_continuation
@@ -229,9 +229,3 @@ def test_nothing_in_common_is_new(template: ChatTemplate) -> None:
     for turns in ([], [stranger]):
         plan = plan_branch(template, conversation([{"role": "user", "content": "x"}]), turns)
         assert (plan.continuation, plan.parent_id, plan.prefix_tokens) == (Continuation.NEW, None, 0)
-
-
-def test_the_hash_chain_finds_how_many_messages_a_turn_covers() -> None:
-    messages = [{"role": r, "content": c} for r, c in (("user", "x"), ("assistant", "a"), ("user", "y"))]
-    hashes = conversation_hashes(messages)
-    assert hashes.index(answered_hashes(messages, hashes)[0]) + 1 == 2
