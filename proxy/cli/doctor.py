@@ -1,4 +1,4 @@
-"""`base-rl doctor`: checks everything that a run needs, and has a remedy for each failure."""
+"""`base-rl doctor`: check everything that a run needs, and print a remedy for each failure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _packages(_: Settings) -> Iterator[Finding]:
             name="packages",
             verdict=Verdict.FAIL,
             detail=f"not installed: {', '.join(missing)}",
-            remedy="pip install -c constraints.txt -e .",
+            remedy=f"run, in the clone: {sys.executable} -m pip install -c constraints.txt -e .",
         )
     elif others := _other_owners():
         yield Finding(
@@ -243,7 +243,7 @@ def _postgresql(url: str) -> Finding:
             name="database",
             verdict=Verdict.FAIL,
             detail=str(error),
-            remedy="start the server, or mend BASE_RL_DATABASE__URL: postgresql://user:password@host:5432/database",
+            remedy="start the server, or correct BASE_RL_DATABASE__URL: postgresql://user:password@host:5432/database",
         )
     found = "its tables will be made" if revision is None else f"at revision {revision} of {newest()}"
     return Finding(name="database", verdict=Verdict.OK, detail=f"PostgreSQL answers; {found}")
@@ -275,7 +275,7 @@ def _scripted_engine(settings: Settings) -> Finding:
     try:
         rules = len(read_script(script).rule)
     except ConfigurationError as error:
-        return Finding(name="engine", verdict=Verdict.FAIL, detail=str(error), remedy=f"mend {script}")
+        return Finding(name="engine", verdict=Verdict.FAIL, detail=str(error), remedy=f"correct {script}")
     detail = f"scripted, {rules} rules of {script}; no model runs"
     return Finding(name="engine", verdict=Verdict.OK, detail=detail)
 
