@@ -27,6 +27,7 @@ BaseRlError
 │   ├── Overloaded            503  the proxy's bound on connections or bodies is reached, or memory is exhausted
 │   ├── StorageUnavailable    503  the storage with the weights cannot be read
 │   ├── EngineUnavailable     503  no engine takes traffic
+│   │   └── AdapterNotLoaded  503  the engine does not hold the adapter of the call
 │   └── StoreUnavailable      503  the database is down or the disk is full
 │       ├── StoreContended    503  several proxies wrote the same rows, and retries did not help
 │       └── StoreDamaged      503  without Retry-After: somebody must restore a backup
@@ -205,6 +206,12 @@ class StorageUnavailable(Unavailable):
 
 class EngineUnavailable(Unavailable):
     code = "engine_unavailable"
+
+
+class AdapterNotLoaded(EngineUnavailable):
+    """The engine does not hold the adapter that the call names. Another engine may hold it."""
+
+    code = "adapter_not_loaded"
 
 
 class StoreUnavailable(Unavailable):

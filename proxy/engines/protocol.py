@@ -3,7 +3,7 @@ base-rl can use answers SGLang's HTTP API."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -36,7 +36,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. With `stream` False the answer comes as one chunk at the end, which is cheaper.
 
     `top_logprobs` is the number of most probable tokens to report for every generated token. `vocabulary_size` is the
-    model's, padding included; replies with larger token ids are refused. None: the size is unknown.
+    model's, padding included; replies with larger token ids are refused. None: the size is unknown. `adapter` is the
+    name of the LoRA adapter to generate with; None: the base model alone.
     """
 
     request_id: str
@@ -45,10 +46,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     top_logprobs: int = 0
     vocabulary_size: int | None = None
+    adapter: str | None = None
 
 
 class LabelSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """The weights labelled `label` produced the output tokens `[start, end)` of the request."""
+    """The weights labelled `label` produced the output tokens `[start, end)` of the request.
+
+    For a request with an adapter it is the adapter's name as the engine reports it. SGLang reports only the label of
+    the base model there; the label is then the name that the request asked for.
+    """
 
     label: str
     start: int
@@ -72,11 +78,15 @@ class EngineChunk(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The engine's description of itself. `weight_label` is the label of the last loaded weights, or the engine's own
     default. `adapters`: `load_weights` also accepts a directory with a LoRA adapter in peft's format, and serves it
-    over the base model that its configuration names."""
+    over the base model that its configuration names. `named_adapters`: `load_adapter` adds adapters to the loaded
+    model by name. `adapter_names` are the adapters in memory; the engine may have put others aside, which it loads
+    again when a request names them."""
 
     model_path: str
     weight_label: str
     adapters: bool = False
+    named_adapters: bool = False
+    adapter_names: tuple[str, ...] = ()
 
 
 class Engine(Protocol):
@@ -113,6 +123,30 @@ class Engine(Protocol):
 
     async def label_weights(self, label: str) -> None:
         """Name the loaded weights without touching running requests."""
+        ...
+
+    async def load_adapter(self, path: str, name: str) -> None:
+        """Load a LoRA adapter in peft's format beside the others, without a pause; requests then name it.
+
+        Loading the same path under the same name again does nothing, so a call that timed out can be repeated. Raises
+        EngineFailed if the engine refuses, for instance because the name stands for another path.
+        """
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter once its running requests have ended; an unknown name does nothing.
+
+        Call it when no more requests are sent to the name. SGLang would load it again for a later one, and loads no
+        other adapter while it waits here.
+        """
+        ...
+
+    async def score(self, ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+        """Return the log-probability of each token after the first under the loaded weights, at temperature 1.
+
+        No cached prefix is used. Raises AdapterNotLoaded if the engine does not hold the adapter, InvalidRequest if
+        it refuses the tokens.
+        """
         ...
 
     async def info(self) -> EngineInfo:

@@ -15,6 +15,7 @@ import msgspec
 from proxy.engines.bounds import HIGHEST_LOGPROB, ReplyBounds, checked_logprobs
 from proxy.engines.protocol import EngineChunk, EngineFinish, LabelSpan
 from proxy.errors import (
+    AdapterNotLoaded,
     BaseRlError,
     ContextLengthExceeded,
     EngineFailed,
@@ -32,6 +33,7 @@ _MESSAGE_CHARACTERS = 2000
 # SGLang answers every refusal with status 400. Only its words tell which kind it is.
 _CONSTRAINT_WORDS = ("Failed to compile", "Grammar preprocessing", "Grammar-based generation", "the constraint")
 _CONTEXT_WORDS = ("context length", "longer than the model")
+_ADAPTER_WORDS = "LoRA adapter"
 
 
 class _FinishReason(msgspec.Struct, frozen=True):
@@ -54,6 +56,7 @@ class _Meta(msgspec.Struct, frozen=True):
     output_token_logprobs: list[tuple[float | None, int, Any]] = []
     output_top_logprobs: list[list[tuple[float, int, Any]] | None] | None = None
     weight_versions: list[_Span] | None = None
+    adapter: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -74,11 +77,13 @@ class ReplyParser:
     """Checks the replies to one request against its bounds, and turns them into chunks of new tokens.
 
     Engines stream increments or, without SGLang's `--incremental-streaming-output`, all tokens so far at every step.
-    The length of a reply tells the two apart: `completion_tokens` always counts the whole request.
+    The length of a reply tells the two apart: `completion_tokens` always counts the whole request. `adapter` is the
+    LoRA adapter that the request named.
     """
 
-    def __init__(self, bounds: ReplyBounds = _UNBOUNDED) -> None:
+    def __init__(self, bounds: ReplyBounds = _UNBOUNDED, adapter: str | None = None) -> None:
         self._bounds = bounds
+        self._adapter = adapter
         self._ids: list[int] = []
         self.finished = False
 
@@ -122,7 +127,7 @@ class ReplyParser:
             logprobs=checked_logprobs([each[0] for each in scored]),
             top_logprobs=self._top(meta),
             finish=finish,
-            spans=() if finish is None else _spans_of(meta),
+            spans=() if finish is None else _spans_of(meta, self._adapter),
         )
 
     def parse_all(self, events: Sequence[bytes]) -> Iterator[EngineChunk]:
@@ -181,6 +186,9 @@ def _joined(chunks: list[EngineChunk]) -> EngineChunk:
 def refusal_of(status: int, message: str) -> BaseRlError:
     """Return the proxy's error for the engine's refusal of a generation."""
     if status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
+        # The proxy chose the adapter, so its absence is no fault of the client's request.
+        if _ADAPTER_WORDS in message:
+            return AdapterNotLoaded(f"the engine does not hold the adapter of the call: {message}")
         if any(words in message for words in _CONTEXT_WORDS):
             return ContextLengthExceeded(message)
         constrained = any(words in message for words in _CONSTRAINT_WORDS)
@@ -223,7 +231,7 @@ def _finish_of(reason: _FinishReason | None) -> EngineFinish | None:
         raise InvalidEngineReply(f"it ended with {reason.type!r}") from error
 
 
-def _spans_of(meta: _Meta) -> tuple[LabelSpan, ...]:
+def _spans_of(meta: _Meta, adapter: str | None) -> tuple[LabelSpan, ...]:
     """Return which weights produced which tokens. Raises InvalidEngineReply unless the spans cover all in order."""
     count = meta.completion_tokens
     spans = meta.weight_versions
@@ -234,4 +242,7 @@ def _spans_of(meta: _Meta) -> tuple[LabelSpan, ...]:
     if edges[::2] != edges[1::2]:
         named = [(span.version, span.start, span.end) for span in spans[:_NAMED_SPANS]]
         raise InvalidEngineReply(f"its weight versions do not cover its {count} tokens: {named}")
+    # SGLang's answer does not tell which adapter it used, and labels every span by its base model.
+    if adapter is not None and meta.adapter is msgspec.UNSET:
+        return (LabelSpan(label=adapter, start=0, end=count),) if count else ()
     return tuple(LabelSpan(label=span.version, start=span.start, end=span.end) for span in spans)

@@ -25,7 +25,8 @@ _LARGE_CONSTRAINT = 1 << 14
 async def generate_body(
     request: GenerateRequest, *, grammar_backend: str | None, prefix_key: Callable[[], str | None]
 ) -> bytes:
-    """Return the JSON body of a request. `prefix_key` separates the prefix caches of different weights.
+    """Return the JSON body of a request. `prefix_key` separates the prefix caches of different weights of
+    the base model; the name of the adapter is added to it.
 
     Raises UnsupportedParameter for a constraint that the grammar back end does not enforce, InvalidRequest for a
     malformed one.
@@ -45,7 +46,11 @@ async def generate_body(
     if request.top_logprobs:
         body["top_logprobs_num"] = request.top_logprobs
     # Read last: the weights may change while the thread writes.
-    if key := prefix_key():
+    key = prefix_key()
+    if request.adapter is not None:
+        body["lora_path"] = request.adapter
+        key = f"{key or ''}/{request.adapter}"
+    if key:
         body["extra_key"] = key
     return msgspec.json.encode(body)
 

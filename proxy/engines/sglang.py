@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -17,6 +17,7 @@ from proxy.engines.connections import Connections
 from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, PauseMode
 from proxy.engines.replies import ReplyParser, failure_of, message_of, refusal_of
 from proxy.engines.requests import bounds_of, engine_request_id, generate_body
+from proxy.engines.scores import read_scores, score_body
 from proxy.engines.streams import EventLines, TokenProgress
 from proxy.errors import (
     BaseRlError,
@@ -47,6 +48,19 @@ class _ServerInfo(msgspec.Struct, frozen=True):
     grammar_backend: str | None = None
     enable_deterministic_inference: bool = False
     adapters_from_disk: bool = False
+    enable_lora: bool | None = None
+
+
+class _ServedModel(msgspec.Struct, frozen=True):
+    """One entry of `/v1/models`: the base model, or an adapter, which has the base as its parent."""
+
+    id: str
+    root: str
+    parent: str | None = None
+
+
+class _ServedModels(msgspec.Struct, frozen=True):
+    data: list[_ServedModel]
 
 
 class SglangEngine:
@@ -54,7 +68,8 @@ class SglangEngine:
 
     SGLang's prefix cache survives a weight update that lets requests continue. Every request therefore carries a key:
     the label of the weights, or a random one while they change. SGLang shares prefixes only between requests with the
-    same key, so no prefix is reused under weights that did not compute it.
+    same key, so no prefix is reused under weights that did not compute it. The key of a request with an adapter also
+    names the adapter.
     """
 
     def __init__(self, url: str, settings: EngineSettings) -> None:
@@ -82,6 +97,7 @@ class SglangEngine:
         self._grammar_backend: str | None = None
         self._draws_by_seed: bool | None = None
         self._takes_adapters = False
+        self._names_adapters = False
         self._interim_key: str | None = None
         self._pause_mode: PauseMode | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -94,14 +110,14 @@ class SglangEngine:
         """Stream chunks; closing the iterator early aborts the generation in the engine.
 
         Raises InvalidRequest if the engine refuses the request, UnsupportedParameter for a constraint that it does
-        not enforce, EngineUnavailable if it is down or dies meanwhile, EngineTimeout after a silence of the read
-        timeout, or of the stall timeout once tokens have come, InvalidEngineReply for a reply that cannot be true,
-        and EngineFailed for everything else.
+        not enforce, AdapterNotLoaded without the request's adapter, EngineUnavailable if it is down or dies
+        meanwhile, EngineTimeout after a silence of the read timeout, or of the stall timeout once tokens have come,
+        InvalidEngineReply for a reply that cannot be true, and EngineFailed for everything else.
         """
         if request.sampling.constraint is not None and self._grammar_backend is None:
             await self._read_server_info()
         bounds = bounds_of(request)
-        parser = ReplyParser(bounds)
+        parser = ReplyParser(bounds, request.adapter)
         over = False
         try:
             body = await generate_body(
@@ -186,11 +202,45 @@ class SglangEngine:
         """Name the loaded weights; running requests continue, which SGLang's default would abort."""
         await self._control("/update_weight_version", {"new_version": label, "abort_all_requests": False})
 
+    async def load_adapter(self, path: str, name: str) -> None:
+        try:
+            await self._control("/load_lora_adapter", {"lora_name": name, "lora_path": path})
+        except EngineFailed:
+            # SGLang also refuses a name that it holds already, as after a call whose answer was lost.
+            if (await self._adapter_paths()).get(name) != path:
+                raise
+
+    async def unload_adapter(self, name: str) -> None:
+        try:
+            await self._control("/unload_lora_adapter", {"lora_name": name})
+        except EngineFailed:
+            # Engines refuse a name that they do not hold, as after a call whose answer was lost.
+            if name in await self._adapter_paths():
+                raise
+
+    async def score(self, ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+        # A key that no other request has: a cached prefix may be of other weights, which the score should reveal.
+        body = score_body(ids, adapter, prefix_key=uuid.uuid4().hex)
+        with await self._control_calls.request("POST", "/generate", body) as reply:
+            content = await reply.read()
+        if reply.status != HTTPStatus.OK:
+            raise refusal_of(reply.status, message_of(content))
+        return read_scores(content, ids)
+
+    async def _adapter_paths(self) -> dict[str, str]:
+        """Return the adapters in the engine's memory: their paths by name."""
+        models = await self._read("/v1/models", _ServedModels)
+        return {each.id: each.root for each in models.data if each.parent is not None}
+
     async def info(self) -> EngineInfo:
         model = await self._model_info()
         await self._read_server_info()
         return EngineInfo(
-            model_path=model.model_path, weight_label=model.weight_version, adapters=self._takes_adapters
+            model_path=model.model_path,
+            weight_label=model.weight_version,
+            adapters=self._takes_adapters,
+            named_adapters=self._names_adapters,
+            adapter_names=tuple(await self._adapter_paths()) if self._names_adapters else (),
         )
 
     async def draws_by_seed(self) -> bool:
@@ -205,6 +255,7 @@ class SglangEngine:
         self._grammar_backend = server.grammar_backend or "none"
         self._draws_by_seed = server.enable_deterministic_inference
         self._takes_adapters = server.adapters_from_disk
+        self._names_adapters = bool(server.enable_lora)
 
     async def _model_info(self) -> _ModelInfo:
         model = await self._read("/model_info", _ModelInfo)

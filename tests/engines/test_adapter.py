@@ -50,10 +50,10 @@ def reply(ids: list[int], total: int, finish: dict[str, Any] | None = None, **me
 
 @asynccontextmanager
 async def engine_that(
-    answer: Answerer, *, read_timeout: float = 30.0, about_itself: Answerer | None = None
+    answer: Answerer, *, read_timeout: float = 30.0, others: dict[str, Answerer] | None = None
 ) -> AsyncIterator[tuple[SglangEngine, list[str]]]:
-    """Yield an adapter and the paths that it requests. Its server answers `/generate` by `answer`, `/server_info` by
-    `about_itself`, and everything else with 200."""
+    """Yield an adapter and the paths that it requests. Its server answers `/generate` by `answer`, the paths in
+    `others` by theirs, and everything else with an empty 200."""
     paths: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,8 +62,8 @@ async def engine_that(
         paths.append(path)
         if path == "/generate":
             await answer(path, writer)
-        elif path == "/server_info" and about_itself is not None:
-            await about_itself(path, writer)
+        elif others is not None and path in others:
+            await others[path](path, writer)
         else:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         writer.close()
@@ -316,14 +316,17 @@ def test_sampling_is_sent_in_sglangs_words() -> None:
 
 @pytest.mark.parametrize(("info", "seeded"), [({"enable_deterministic_inference": True}, True), ({}, False)])
 async def test_whether_it_draws_by_seed_is_looked_up_once(info: dict[str, Any], seeded: bool) -> None:
-    async with engine_that(whole(200, {}), about_itself=whole(200, info)) as (engine, paths):
+    async with engine_that(whole(200, {}), others={"/server_info": whole(200, info)}) as (engine, paths):
         assert [await engine.draws_by_seed() for _ in range(3)] == [seeded] * 3
         assert paths == ["/server_info"]
 
 
 async def test_an_engine_without_a_grammar_back_end_gets_no_constrained_request() -> None:
     constraint = Constraint(kind=ConstraintKind.REGEX, text="a")
-    async with engine_that(whole(200, {}), about_itself=whole(200, {"grammar_backend": "none"})) as (engine, paths):
+    async with engine_that(whole(200, {}), others={"/server_info": whole(200, {"grammar_backend": "none"})}) as (
+        engine,
+        paths,
+    ):
         with pytest.raises(UnsupportedParameter, match="constrained decoding"):
             await collect(engine, ask(constraint=constraint))
         await engine.aclose()

@@ -13,9 +13,9 @@ import torch
 from proxy.engines.protocol import EngineChunk, EngineFinish, LabelSpan, PauseMode
 from proxy.engines.sglang import SglangEngine
 from proxy.errors import ContextLengthExceeded, InvalidRequest
-from tests.engines.conftest import Reference, Server, becomes_idle
+from tests.engines.conftest import Models, Reference, Server, becomes_idle
 from tests.engines.generating import PROMPT, ask, collect, open_stream
-from tests.engines.tiny_model import CONTEXT, make_tokenizer
+from tests.engines.tiny_model import CONTEXT, VOCABULARY, make_tokenizer
 
 
 async def test_greedy_answers_are_those_of_transformers(
@@ -242,3 +242,19 @@ async def test_what_is_not_in_the_input_is_not_scored(http: httpx.AsyncClient, s
     refused = await http.post("/generate", json=body)
     assert refused.status_code == 400
     assert "logprob_start_len" in refused.text
+
+
+async def test_a_score_is_that_of_transformers_and_leaves_answers_as_they_were(
+    engine: SglangEngine, server: Server, models: Models
+) -> None:
+    network = Reference(models.a).network
+    ids = (*PROMPT, 5, 6, 7)
+    with torch.no_grad():
+        rows = network(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    expected = rows[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    for _ in range(2):  # the second one could read a prefix from the cache of the first
+        assert await engine.score(ids) == pytest.approx(expected, abs=server.exactness)
+    before = await collect(engine, ask())
+    with pytest.raises(InvalidRequest):
+        await engine.score((VOCABULARY + 1, 1))
+    assert (await collect(engine, ask())).logprobs == pytest.approx(before.logprobs, abs=server.exactness)

@@ -14,7 +14,7 @@ from proxy.engines.protocol import (
     LabelSpan,
     PauseMode,
 )
-from proxy.errors import BaseRlError, EngineTimeout, EngineUnavailable
+from proxy.errors import AdapterNotLoaded, BaseRlError, EngineFailed, EngineTimeout, EngineUnavailable
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 
@@ -27,6 +27,10 @@ class FakeEngine:
     records all control calls. While `gate` is cleared, generation stops before its last token and `held` is set. An
     abort ends a stopped generation with the tokens produced so far, unless the engine is `deaf`. Constraints are
     refused as by an engine with `grammar_backend`, and not obeyed. `seeded` is the answer of `draws_by_seed`.
+
+    `loras` are the loaded adapters, paths by name. A request that names one gets spans with that name; with
+    `ignores_adapters` they have the base's label. Every score is the one that `scores` has for the adapter's path,
+    for None as the base, or -1.
     """
 
     def __init__(self, script: Script, *, label: str = "default", model_path: str = "fake-model") -> None:
@@ -45,6 +49,10 @@ class FakeEngine:
         self.grammar_backend = "llguidance"
         self.seeded = True
         self.adapters = True
+        self.named_adapters = True
+        self.loras: dict[str, str] = {}
+        self.scores: dict[str | None, float] = {}
+        self.ignores_adapters = False
         self.calls: list[tuple[str, object]] = []
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
@@ -62,6 +70,7 @@ class FakeEngine:
         self._reach()
         if request.sampling.constraint is not None:
             constraint_for(request.sampling.constraint, self.grammar_backend)
+        self._require(request.adapter)
         self.requests.append(request)
         ids = list(self.script(request))
         finish = EngineFinish.STOP
@@ -76,10 +85,11 @@ class FakeEngine:
                 if index == len(ids) - 1 and await self._aborted_at_gate(request.request_id):
                     ids, finish = ids[:index], EngineFinish.ABORT
                     break
-                if spans and spans[-1].label == self.label:
-                    spans[-1] = LabelSpan(label=self.label, start=spans[-1].start, end=index + 1)
+                label = self.label if request.adapter is None or self.ignores_adapters else request.adapter
+                if spans and spans[-1].label == label:
+                    spans[-1] = LabelSpan(label=label, start=spans[-1].start, end=index + 1)
                 else:
-                    spans.append(LabelSpan(label=self.label, start=index, end=index + 1))
+                    spans.append(LabelSpan(label=label, start=index, end=index + 1))
                 if request.stream and index < len(ids) - 1:
                     yield _chunk(request, [token])
                     await asyncio.sleep(0)
@@ -127,9 +137,36 @@ class FakeEngine:
         self.calls.append(("label_weights", label))
         self.label = label
 
+    async def load_adapter(self, path: str, name: str) -> None:
+        self._reach()
+        self.calls.append(("load_adapter", (path, name)))
+        if self.loras.setdefault(name, path) != path:
+            raise EngineFailed(f"the fake engine holds other weights as {name}")
+
+    async def unload_adapter(self, name: str) -> None:
+        self._reach()
+        self.calls.append(("unload_adapter", name))
+        self.loras.pop(name, None)
+
+    async def score(self, ids: Sequence[int], adapter: str | None = None) -> tuple[float, ...]:
+        self._reach()
+        self._require(adapter)
+        path = None if adapter is None or self.ignores_adapters else self.loras[adapter]
+        return (self.scores.get(path, -1.0),) * (len(ids) - 1)
+
+    def _require(self, adapter: str | None) -> None:
+        if adapter is not None and adapter not in self.loras:
+            raise AdapterNotLoaded(f"the fake engine does not hold {adapter}")
+
     async def info(self) -> EngineInfo:
         self._reach()
-        return EngineInfo(model_path=self.model_path, weight_label=self.label, adapters=self.adapters)
+        return EngineInfo(
+            model_path=self.model_path,
+            weight_label=self.label,
+            adapters=self.adapters,
+            named_adapters=self.named_adapters,
+            adapter_names=tuple(self.loras),
+        )
 
     async def draws_by_seed(self) -> bool:
         self._reach()
