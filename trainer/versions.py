@@ -21,6 +21,7 @@ from trainer.models.state_dict import whole_weights
 from trainer.observe.step_metrics import consumption
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
+from trainer.publish.probe import probe_of
 from trainer.publish.publisher import TrainerState, WeightPublisher
 from trainer.runtime.conditions import conditions
 from trainer.update import Learner
@@ -96,6 +97,7 @@ class Versions:
         """Publish the current weights and commit them as the successor of `head`, consuming `claim_id` and all kept
         claims. Raises Superseded if the proxy refuses the commit; the written weights are then removed."""
         tensors = whole_weights(self._learner.model.named_weights(), self._ranks)
+        probe = probe_of(self._learner.model, self._ranks.device)
         state = state_after(self._learner, means)
         inputs = StepInputs(
             config=self._settings.mathematics(),
@@ -124,7 +126,11 @@ class Versions:
                 )
                 reply = self._client.commit(
                     CommitRequest(
-                        claim_ids=claim_ids, parent_version=head.version, weights=staged.weights, step=report
+                        claim_ids=claim_ids,
+                        parent_version=head.version,
+                        weights=staged.weights,
+                        step=report,
+                        probe=probe,
                     )
                 )
             except Superseded:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.contract.identifiers import ClaimId, SessionId, TurnId
-from proxy.contract.policy import WeightsReference
+from proxy.contract.policy import Probe, WeightsReference
 from proxy.contract.step import StepInputs, TokenAudit
 from proxy.contract.trajectory import TrajectoryGroup
 
@@ -169,12 +169,13 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request to publish a version and consume the claims' trajectories, in one transaction. A version that was
-    fitted to chosen data (`StepInputs.fit`) has no claims."""
+    fitted to chosen data (`StepInputs.fit`) has no claims. `probe` is None from trainers that do not compute it."""
 
     claim_ids: tuple[ClaimId, ...]
     parent_version: int
     weights: WeightsReference
     step: StepReport
+    probe: Probe | None = None
 
 
 class CommitReply(msgspec.Struct, frozen=True, kw_only=True):

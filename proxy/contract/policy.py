@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 import msgspec
@@ -51,6 +52,26 @@ class WeightsReference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     sha256: str
     bytes: int
     files: dict[str, str] = {}
+
+
+_MOST_PROBED = 32
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A fixed sequence of token ids with the log-probability of each id after the first, under a version's weights.
+
+    The trainer computes it with the weights that it publishes, in float32 and at temperature 1. An engine that has
+    loaded the version gives nearly the same numbers; one that computes with other weights does not.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.ids) <= _MOST_PROBED or len(self.logprobs) != len(self.ids) - 1:
+            raise ValueError(f"2 to {_MOST_PROBED} ids, and a log-probability for each but the first")
+        if min(self.ids) < 0 or not all(math.isfinite(each) and each <= 0 for each in self.logprobs):
+            raise ValueError("ids are at least 0, log-probabilities are finite and at most 0")
 
 
 class PruneRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

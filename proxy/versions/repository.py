@@ -196,6 +196,7 @@ class VersionRepository:
                     metrics=storable(step.metrics),
                     audit=storable(step.audit),
                     inputs=storable(step.inputs),
+                    probe=storable(request.probe),
                     created_at=now,
                 )
             )

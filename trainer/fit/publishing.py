@@ -15,6 +15,7 @@ from trainer.models.policy import Policy
 from trainer.models.state_dict import gather_weights
 from trainer.parallel.mesh import Ranks
 from trainer.proxy_client import ProxyClient
+from trainer.publish.probe import probe_of
 from trainer.publish.publisher import TrainerState, WeightPublisher
 from trainer.runtime.conditions import conditions
 
@@ -53,7 +54,13 @@ def publish(
             fit=fit,
         ),
     )
-    request = CommitRequest(claim_ids=(), parent_version=head.version, weights=staged.weights, step=report)
+    request = CommitRequest(
+        claim_ids=(),
+        parent_version=head.version,
+        weights=staged.weights,
+        step=report,
+        probe=probe_of(model, ranks.device),
+    )
     try:
         reply = client.commit(request)
     except (Superseded, ProxyRefused):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -188,6 +188,9 @@ class AdaptedPolicy(Passes):
             self.adapters.drop_out(self.name, learns=torch.is_grad_enabled())
         found: tuple[Tensor, Tensor] = self.adapters.model(*inputs)
         return found
+
+    def in_float32(self) -> AbstractContextManager[None]:
+        return self.adapters.model.in_float32()
 
     def begin_anew(self) -> None:
         """Reset the adapter to its first state: A uniform within ±1/√in, as peft initialises it, and B zero.

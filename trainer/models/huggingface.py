@@ -6,6 +6,7 @@ Axes: B rows, T tokens, N trained tokens, D hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,6 +76,22 @@ class PolicyModel(Passes, Repeatable):
                 " first"
             )
         load_weights(self.named_weights(), directory)
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Compute passes inside the block in float32: the weights are float32 in any case, and the precision only
+        chooses what they are cast to."""
+        parts: list[Any] = [
+            each for each in self.modules() if isinstance(getattr(each, "precision", None), Precision)
+        ]
+        before = [part.precision for part in parts]
+        for part in parts:
+            part.precision = Precision.FLOAT32
+        try:
+            yield
+        finally:
+            for part, precision in zip(parts, before, strict=True):
+                part.precision = precision
 
     def forward(
         self,

@@ -6,6 +6,7 @@ Axes: B rows, T tokens, N scored tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +50,10 @@ class Passes:
     def elsewhere(self) -> frozenset[str]:
         """Names of weights that only ranks of other pipeline stages have."""
         return frozenset()
+
+    def in_float32(self) -> AbstractContextManager[None]:
+        """Compute passes inside the block in float32. Models with a precision of their own override this."""
+        return nullcontext()
 
     def score(self, rows: Sequence[Rows]) -> list[Scores]:
         """Score rows without a gradient, on every rank that sees them. A collective, like all passes."""

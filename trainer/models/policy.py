@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,6 +54,10 @@ class Policy(Scorer, Protocol):
     def learn(self, rows: Sequence[Rows], loss: Loss) -> list[Scores]: ...
 
     def gradient_norm(self) -> float: ...
+
+    def in_float32(self) -> AbstractContextManager[None]:
+        """Compute passes inside the block in float32, whatever the configured precision."""
+        ...
 
     def __call__(self, *inputs: Any) -> Any:
         """Return (log-probabilities, entropies) of the N targets of `Rows`, differentiable."""

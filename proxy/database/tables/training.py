@@ -90,6 +90,8 @@ class PolicyVersionRow(Base):
     audit: Mapped[list[Any]]
     inputs: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
     """`contract.step.StepInputs`; null if the trainer did not send it."""
+    probe: Mapped[Json | None] = mapped_column(JSON(none_as_null=True))
+    """`contract.policy.Probe`; null for version 0, and if the trainer did not send it."""
     created_at: Mapped[float] = mapped_column(Float)
     served_at: Mapped[float | None] = mapped_column(Float)
     swap_seconds: Mapped[float | None] = mapped_column(Float)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -77,6 +78,10 @@ async def test_bad_commits_are_refused(trainer: TrainerClient, world: World, tmp
         *((body, "weights.uri") for body in unreadable),
         (b"not msgpack", None),
         (encode(wrong), "parent_version"),
+        *(
+            (encode(msgspec.to_builtins(request) | {"probe": {"ids": ids, "logprobs": logprobs}}), "probe")
+            for ids, logprobs in (([1], []), ([1, 2], []), ([1, -2], [-1.0]), ([1, 2], [0.5]), ([1, 2], [math.nan]))
+        ),
         (encode(msgspec.structs.replace(request, claim_ids=())), "claim_ids"),
         (
             encode(commit_request([batch.claim_id], 0, msgspec.structs.replace(request.weights, uri="/nowhere"))),

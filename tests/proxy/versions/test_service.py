@@ -10,7 +10,7 @@ import pytest
 from proxy.claims.service import ClaimService
 from proxy.contract.claim import ClaimedBatch, ClaimRequest, CommitReply
 from proxy.contract.identifiers import ClaimId
-from proxy.contract.policy import Head
+from proxy.contract.policy import Head, Probe
 from proxy.database.tables import ClaimRow, PolicyVersionRow
 from proxy.errors import Conflict, InvalidRequest, WeightsRejected
 from proxy.versions.rejections import Rejections
@@ -73,6 +73,17 @@ async def test_a_commit_makes_a_version_and_consumes_its_trajectories(
     assert newest.weights == msgspec.structs.replace(weights, files={})
     assert newest.metrics == {"loss": 0.25}
     assert (base.version, base.parent, base.state, base.weights) == (0, None, "serving", None)
+
+
+async def test_the_probe_is_stored_with_its_version(
+    world: World, versions: VersionService, claims: ClaimService, tmp_path: Path
+) -> None:
+    for version, probe in enumerate([Probe(ids=(3, 1, 2), logprobs=(-0.5, -2.0)), None]):
+        claim_id, _ = await claimed(world, claims)
+        request = commit_request([claim_id], version, publish(tmp_path))
+        await versions.commit(world.run, msgspec.structs.replace(request, probe=probe))
+    stored = {row.version: row.probe for row in await world.rows(PolicyVersionRow)}
+    assert stored == {0: None, 1: {"ids": [3, 1, 2], "logprobs": [-0.5, -2.0]}, 2: None}
 
 
 async def test_a_commit_of_several_claims(

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import structlog
 import torch
+from sqlalchemy import Connection, select
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
 from proxy.cli.datasets import DatasetWriter
@@ -23,7 +24,9 @@ from proxy.cli.local_keys import LocalKeys
 from proxy.cli.stack import Address
 from proxy.contract.claim import CommitReply, CommitRequest
 from proxy.contract.identifiers import SessionId
-from proxy.database.tables import SessionRow
+from proxy.contract.policy import Probe
+from proxy.database.tables import PolicyVersionRow, SessionRow
+from tests.trainer.publish.test_probe import recomputed
 from tests.trainer.real_proxy import ADMIN, RUN, TRAINER, RealProxy, real_proxy, write_real_model
 from tests.trainer.tiny import load_tiny
 from trainer.config import BatchSettings, PreferenceForm
@@ -116,6 +119,15 @@ def preferences(proxy: RealProxy) -> Pairs:
     return pairs_of(exported(proxy, "/export/preferences"), Selection(), 64)
 
 
+def stored_probe(proxy: RealProxy) -> Probe:
+    """Return the probe of version 1 in the proxy's store."""
+
+    def read(connection: Connection) -> Any:
+        return connection.execute(select(PolicyVersionRow.probe).where(PolicyVersionRow.version == 1)).scalar_one()
+
+    return msgspec.convert(proxy.do(proxy.world.database.read(read)), Probe)
+
+
 def test_imitated_sessions_are_more_likely_afterwards(
     proxy: RealProxy, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -137,6 +149,8 @@ def test_imitated_sessions_are_more_likely_afterwards(
     assert learnt < set(good)
     assert len(learnt) == 6
     assert (inputs["fit"]["kind"], inputs["fit"]["steps"], inputs["fit"]["options"]["min_reward"]) == ("sft", 8, 0.5)
+    probe = stored_probe(proxy)
+    assert probe.logprobs == pytest.approx(recomputed(probe, Path(outcome["weights"])), abs=1e-4)
     newest = proxy.get("/versions")["versions"][0]
     assert newest["metrics"]["held_out_loss"] == pytest.approx(outcome["held_out_loss"])
     held_back = [example for example in sessions(proxy, good).examples if example.id not in learnt]
