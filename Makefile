@@ -5,8 +5,9 @@ export OMP_NUM_THREADS ?= 1
 BIN := .venv/bin
 SEED ?= 0
 ENGINE ?= embedded
+PYTEST = $(BIN)/pytest $(if $(AGAIN),--again)
 
-.PHONY: help demo test setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
+.PHONY: help demo test test-again setup setup-dev lock lint types layers code-figures format test-fast test-fuzz test-end-to-end test-ranks test-browser test-clients test-docs test-install test-tracking test-sglang test-gpu \
         sglang-cpu demo-sglang bench-demo bench-demo-sglang bench-engine bench-proxy bench-hostile bench-store bench-learning bench-mismatch bench-async bench-trainer bench-gpu chaos checkpoint clean trace-call
 
 help:  ## list the targets
@@ -16,6 +17,9 @@ demo: setup  ## set everything up and watch an agent learn (ENGINE=sglang for th
 	@$(BIN)/base-rl demo --engine $(ENGINE) --seed $(SEED)
 
 test: setup-dev lint types layers code-figures test-fast  ## set everything up; lint, types, layers, bounds on the code and the tests
+
+test-again:  ## after a `make test` with failed tests: the same checks, and at most 10 failed tests once more, alone (other suites: AGAIN=1)
+	@$(MAKE) test AGAIN=1
 
 setup:
 	@scripts/setup.sh runtime
@@ -44,40 +48,40 @@ code-figures: setup-dev  ## sizes of files and functions, comments, private name
 	$(BIN)/python scripts/code_figures.py
 
 test-fast: setup-dev  ## the tests without the slow suites below; on PostgreSQL as well, where its server is installed
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not pages"
+	$(PYTEST) $(if $(AGAIN),,-n 2 --dist loadgroup) -m "not sglang and not end_to_end and not browser and not clients and not install and not tracking and not archon and not ranks and not gpu and not pages"
 
 test-fuzz: setup-dev  ## every endpoint with 300 odd requests a kind; minutes (FUZZ_EXAMPLES=n)
 	FUZZ_EXAMPLES=$(or $(FUZZ_EXAMPLES),300) $(BIN)/pytest tests/proxy/test_fuzz.py
 
 test-browser: setup-dev  ## the admin page in Chromium (needs /usr/bin/chromium)
-	BASE_RL_REQUIRE_BROWSER=1 $(BIN)/pytest -m browser
+	BASE_RL_REQUIRE_BROWSER=1 $(PYTEST) -m browser
 
 test-ranks: setup-dev  ## every way of dividing a model among processes on gloo, and going on in another; minutes
-	$(BIN)/pytest -m "archon or ranks"
+	$(PYTEST) -m "archon or ranks"
 
 test-gpu: $(if $(GPU_PYTHON),,setup-dev)  ## training on a CUDA device: skipped without one (GPU_PYTHON=an interpreter that has all it needs)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu --confcutdir tests/gpu tests/gpu
 
 test-end-to-end: setup-dev  ## whole processes: kills, restarts, learning; minutes
-	$(BIN)/pytest -m end_to_end
+	$(PYTEST) -m end_to_end
 
 test-clients: setup-dev  ## real agents and SDKs, each in an environment of its own, following their pages of docs/agents
-	$(BIN)/pytest -m clients --timeout 1200
+	$(PYTEST) -m clients --timeout 1200
 
 test-docs: setup-dev  ## README and docs followed as they are written: every command, in order; two minutes
-	$(BIN)/pytest -m pages
+	$(PYTEST) -m pages
 
 test-install: setup-dev  ## the wheel without extras, in an environment of its own: serves a call without torch; a minute
-	$(BIN)/pytest -m install --timeout 1200
+	$(PYTEST) -m install --timeout 1200
 
 test-tracking: setup-dev  ## metrics told to the real W&B, MLflow and Trackio, in an environment of their own
-	$(BIN)/pytest -m tracking --timeout 1200
+	$(PYTEST) -m tracking --timeout 1200
 
 sglang-cpu:  ## install the real SGLang for CPU in an environment of its own (3.3 GB, about 8 minutes)
 	bash scripts/sglang_cpu/install.sh
 
 test-sglang: setup-dev sglang-cpu  ## the engine contract tests against the real SGLang
-	BASE_RL_REQUIRE_SGLANG=1 $(BIN)/pytest -m sglang
+	BASE_RL_REQUIRE_SGLANG=1 $(PYTEST) -m sglang
 
 demo-sglang: setup sglang-cpu  ## the demo on the real SGLang
 	@$(BIN)/base-rl demo --engine sglang --seed $(SEED)

@@ -18,6 +18,8 @@ from tests.database import (
 )
 from tests.suites import SUITES, check, keep_together, may_have
 
+pytest_plugins = ("tests.again", "pytester")
+
 _DATABASES = [
     pytest.param("sqlite", id="sqlite"),
     pytest.param("postgresql", id="postgresql", marks=needs_postgresql),
