@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from proxy.bounded_cache import BoundedCache
 from proxy.engines.connections import Connections
 from proxy.engines.protocol import EngineChunk, EngineInfo, GenerateRequest, PauseMode
 from proxy.engines.replies import ReplyParser, failure_of, message_of, refusal_of
@@ -35,6 +36,8 @@ _CONTROL_CALLS = 16
 _ABORT_SECONDS = 5.0
 # Longest wait for a weight update or a pause: reading large weights from a network file system takes a minute.
 _CONTROL_SECONDS = 120.0
+# Past labels whose prefix keys are not used again; the prefixes of older labels have left every cache.
+_PAST_LABELS = 1024
 
 _Info = TypeVar("_Info")
 
@@ -67,9 +70,9 @@ class SglangEngine:
     """An engine at `url`, with up to `settings.max_concurrency` generations at once; further ones wait.
 
     SGLang's prefix cache survives a weight update that lets requests continue. Every request therefore carries a key:
-    the label of the weights, or a random one while they change. SGLang shares prefixes only between requests with the
-    same key, so no prefix is reused under weights that did not compute it. The key of a request with an adapter also
-    names the adapter.
+    the label of the weights, or a random one while they change and if the label comes back after another. SGLang
+    shares prefixes only between requests with the same key, so no prefix is reused under weights that did not compute
+    it. The key of a request with an adapter also names the adapter.
     """
 
     def __init__(self, url: str, settings: EngineSettings) -> None:
@@ -94,6 +97,8 @@ class SglangEngine:
         self._pings = Connections(address, limit=1, connect_seconds=connect, silence_seconds=connect)
         self._stall_seconds = min(settings.stall_timeout_seconds, settings.read_timeout_seconds)
         self._label: str | None = None
+        self._past_labels: BoundedCache[str, bool] = BoundedCache(_PAST_LABELS)
+        self._prefix_key: str | None = None
         self._grammar_backend: str | None = None
         self._draws_by_seed: bool | None = None
         self._takes_adapters = False
@@ -123,7 +128,7 @@ class SglangEngine:
             body = await generate_body(
                 request,
                 grammar_backend=self._grammar_backend,
-                prefix_key=lambda: self._interim_key or self._label,
+                prefix_key=lambda: self._interim_key or self._prefix_key,
             )
             with await self._calls.request("POST", "/generate", body) as reply:
                 if reply.status != HTTPStatus.OK:
@@ -259,8 +264,17 @@ class SglangEngine:
 
     async def _model_info(self) -> _ModelInfo:
         model = await self._read("/model_info", _ModelInfo)
-        self._label = model.weight_version
+        if model.weight_version != self._label:
+            self._choose_prefix_key(model.weight_version)
         return model
+
+    def _choose_prefix_key(self, label: str) -> None:
+        # Until this proxy reads a new label, its calls carry the key of the previous one: if the engine has restarted
+        # with its base model, or another proxy has loaded weights, they computed prefixes with other weights under
+        # that key. Loading the previous version again does not flush them, so its label gets a new key.
+        self._prefix_key = f"{label}-{uuid.uuid4().hex}" if label in self._past_labels else label
+        self._past_labels.put(label, True)
+        self._label = label
 
     async def _read(self, path: str, kind: type[_Info]) -> _Info:
         with await self._control_calls.request("GET", path) as reply:

@@ -97,6 +97,12 @@ class Reference:
             ids.append(int(self.logprobs(ids)[-1].argmax()))
         return tuple(ids[len(prompt) :])
 
+    def greedy_after(self, prompt: tuple[int, ...], output: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the most probable token after each beginning of `output`, by a single pass: these are `output`
+        itself if and only if it is the greedy answer."""
+        rows = self.logprobs([*prompt, *output])[len(prompt) - 1 : -1]
+        return tuple(rows.argmax(dim=-1).tolist())
+
 
 @pytest.fixture(scope="session")
 def reference(models: Models) -> Reference:

@@ -11,6 +11,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from proxy.contract.turn import Constraint, ConstraintKind, SamplingParameters
 from proxy.engines.protocol import EngineFinish, LabelSpan, PauseMode
@@ -30,6 +34,7 @@ from proxy.errors import (
 from proxy.settings import EngineSettings
 from tests.engines.conftest import NOBODY
 from tests.engines.generating import ask, collect, gather, open_stream
+from tests.proxy.calls.world import listening
 
 Answerer = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
@@ -331,3 +336,32 @@ async def test_an_engine_without_a_grammar_back_end_gets_no_constrained_request(
             await collect(engine, ask(constraint=constraint))
         await engine.aclose()
         assert "/generate" not in paths
+
+
+async def test_a_label_that_comes_back_after_a_restart_has_a_prefix_key_of_its_own() -> None:
+    labels = iter(["v4", "v5", "v5", "base", "v5"])
+    keys: list[str] = []
+
+    async def model_info(_: Request) -> Response:
+        return JSONResponse({"model_path": "m", "weight_version": next(labels)})
+
+    async def generate(request: Request) -> Response:
+        keys.append((await request.json())["extra_key"])
+        return JSONResponse(reply([7], 1, {"type": "length", "length": 1}))
+
+    async def server_info(_: Request) -> Response:
+        return JSONResponse({})
+
+    routes = [
+        Route("/model_info", model_info),
+        Route("/server_info", server_info),
+        Route("/generate", generate, methods=["POST"]),
+    ]
+    async with listening(Starlette(routes=routes)) as url:
+        engine = SglangEngine(url, EngineSettings(url=url))
+        for _ in range(5):
+            await engine.info()
+            await collect(engine, ask(max_new_tokens=1))
+        await engine.aclose()
+    assert keys[:4] == ["v4", "v5", "v5", "base"]
+    assert keys[4].startswith("v5-")

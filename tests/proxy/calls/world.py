@@ -15,6 +15,7 @@ import openai
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy import select
+from starlette.applications import Starlette
 
 from proxy.auth.service import PrincipalKind
 from proxy.calls.service import CallService
@@ -242,7 +243,7 @@ async def open_world(
 
 
 @asynccontextmanager
-async def listening(app: FastAPI) -> AsyncIterator[str]:
+async def listening(app: Starlette) -> AsyncIterator[str]:
     """The application on a port of its own, for what needs a real connection. Gives its address."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
