@@ -136,7 +136,8 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
             "engine.url: no engine is named; set it to the address of an SGLang server (in the file or as "
             "BASE_RL_ENGINE__URL), or use `base-rl up`, which starts an engine and fills it in"
         )
-    check_tool_parser(settings.run.tool_parser)
+    for run in settings.declared_runs:
+        check_tool_parser(run.tool_parser)
     app = Application(settings, engine, clock)
     errors.install(app)
     model_calls = (chat_endpoints.router, messages_endpoints.router, responses_endpoints.router)

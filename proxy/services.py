@@ -28,7 +28,7 @@ from proxy.runs.switch import RunSwitch
 from proxy.serving.reconciler import SwapController
 from proxy.sessions.service import SessionService
 from proxy.settings import EngineKind, Settings
-from proxy.startup import begin_run, open_database, prepare_data_dir
+from proxy.startup import begin_other_runs, begin_run, open_database, prepare_data_dir
 from proxy.steps.service import StepService
 from proxy.transfer.service import TransferService
 from proxy.turns.service import TrajectoryStore
@@ -122,6 +122,7 @@ async def build_services(
         faults=faults,
     )
     runtime = await calls.runtimes.load(run)  # Loaded now: a model that cannot be loaded must end the start.
+    await begin_other_runs(settings, runs, calls.runtimes.check)
     signals.erasures.listen(calls.forget)
     signals.requested_erasures.listen(calls.forget_texts)
     overview = OverviewService(

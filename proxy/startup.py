@@ -15,7 +15,7 @@ from proxy.database import migrate
 from proxy.database.unit_of_work import Database
 from proxy.log import logger
 from proxy.private_files import make_directory, tighten
-from proxy.runs.service import RunDirectory, RunView
+from proxy.runs.service import CheckModel, RunDirectory, RunView
 from proxy.settings import ConfigurationError, Settings
 
 # Longest time that a start waits for the check for damage: enough for a store of about a gigabyte.
@@ -99,12 +99,21 @@ async def begin_run(settings: Settings, runs: RunDirectory, credentials: Credent
     return run
 
 
+async def begin_other_runs(settings: Settings, runs: RunDirectory, check: CheckModel) -> None:
+    """Create or update every declared run but the first; `check` loads the model of a new one, or of one whose
+    settings changed. Raise ConfigurationError, after which a repeated start goes on where this one ended."""
+    for run in settings.declared_runs[1:]:
+        await runs.ensure(run, check=check)
+
+
 async def _register_bootstrap_keys(settings: Settings, credentials: Credentials, run: RunView) -> None:
+    """Register the keys of the configuration: the run key for the first run, the trainer key for every run if several
+    are declared."""
     keys = settings.bootstrap
     for kind, text, run_id in (
         (PrincipalKind.ADMIN, keys.admin_key, None),
         (PrincipalKind.RUN, keys.run_key, run.id),
-        (PrincipalKind.TRAINER, keys.trainer_key, run.id),
+        (PrincipalKind.TRAINER, keys.trainer_key, None if settings.runs else run.id),
     ):
         if text is not None:
             await credentials.register(kind, text.get_secret_value(), run_id=run_id)

@@ -72,6 +72,9 @@ class KeyRepository:
         later = or_(ApiKeyRow.revoked_at.is_(None), ApiKeyRow.revoked_at > at)
         self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id, later).values(revoked_at=at))
 
+    def set_run(self, key_id: str, run_id: str | None) -> None:
+        self._connection.execute(update(ApiKeyRow).where(ApiKeyRow.id == key_id).values(run_id=run_id))
+
     def revoke_labelled(self, label: str, *, kind: str, run_id: str | None, but: str, at: float) -> list[str]:
         """Revoke the keys of this label, kind and run, except the key `but`. Return the ids of the revoked ones."""
         statement = select(ApiKeyRow.id).where(

@@ -42,7 +42,7 @@ _LOG = logger(__name__)
 
 class PrincipalKind(StrEnum):
     """The rights of a key. `admin` may do everything, `run` is for the agents of one run, `session` for one session,
-    `trainer` for claims and versions of one run."""
+    `trainer` for claims and versions of one run, or of every run if the key has none."""
 
     ADMIN = "admin"
     RUN = "run"
@@ -51,7 +51,8 @@ class PrincipalKind(StrEnum):
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The holder of a key. Only admin keys have no `run_id`; only session keys have a `session_id`."""
+    """The holder of a key. Admin keys and trainer keys for every run have no `run_id`; only session keys have a
+    `session_id`."""
 
     kind: PrincipalKind
     key_id: KeyId
@@ -166,8 +167,9 @@ class Credentials:
         """Create a key of the configuration, and revoke earlier ones of the configuration for its kind and run.
 
         Nothing is created if the key exists. If it was revoked, it stays revoked and replaces nothing: a proxy that
-        is restarted with an old configuration must neither restore a revoked key nor revoke its successor. Raise
-        ConfigurationError if the text is a key of another kind or run.
+        is restarted with an old configuration must neither restore a revoked key nor revoke its successor. A trainer
+        key of the configuration changes between one run and every run with it. Raise ConfigurationError if the text
+        is a key of another kind or run.
         """
         key = NewKey(id=new_key_id(), text=text)
         now = self._clock()
@@ -178,6 +180,10 @@ class Credentials:
             row = repository.by_digest(new["digest"])
             if row is None:
                 repository.insert([new])
+            elif _changes_scope(row, kind, run_id):
+                # The configuration went from one run to several, or back; the trainer goes on with its key.
+                repository.set_run(row.id, run_id)
+                row = repository.by_digest(new["digest"])
             elif row.revoked_at is not None or (row.kind, row.run_id) != (kind.value, run_id):
                 return row, []
             key_id = key.id if row is None else row.id
@@ -334,6 +340,12 @@ def _known(principal: Principal, revoked_at: float | None, until: float) -> _Kno
 
 def _lasts(revoked_at: float | None, now: float) -> bool:
     return revoked_at is None or now < revoked_at
+
+
+def _changes_scope(row: KeyRow, kind: PrincipalKind, run_id: str | None) -> bool:
+    """Return whether a configured trainer key, valid for one run, is now for every run, or the other way round."""
+    is_configured = row.label == BOOTSTRAP and row.kind == kind.value and row.revoked_at is None
+    return is_configured and kind is PrincipalKind.TRAINER and (row.run_id is None) != (run_id is None)
 
 
 def _principal(row: KeyRow) -> Principal:

@@ -159,12 +159,13 @@ class Runtimes:
     async def load(self, run: RunView) -> ModelRuntime:
         """Load the runtime of the run's model. Demands that arrive meanwhile share one load, which goes on when the
         request that began it is cancelled. Raise ConfigurationError for a model or rules that cannot be loaded."""
-        key = self._key(run)
-        loading = self._loading.get(key)
-        if loading is None:
-            loading = self._loading[key] = asyncio.create_task(self._load(key, run), name=f"load {run.base_model}")
-            loading.add_done_callback(lambda ended: self._loaded(key, ended))
-        return await asyncio.shield(loading)
+        return await self._shared_load(self._key(run), run.settings)
+
+    async def check(self, base_model: str, settings: RunSettings) -> None:
+        """Load the runtime that a run with these settings would have. Raise ConfigurationError as `load` does."""
+        key = _key_of(base_model, settings)
+        if self._runtimes.get(key) is None:
+            await self._shared_load(key, settings)
 
     async def aclose(self) -> None:
         """Stop waiting for loads under way. Their threads end by themselves."""
@@ -173,17 +174,25 @@ class Runtimes:
             load.cancel()
         await asyncio.gather(*loading, return_exceptions=True)
 
-    async def _load(self, key: _RuntimeKey, run: RunView) -> ModelRuntime:
+    async def _shared_load(self, key: _RuntimeKey, settings: RunSettings) -> ModelRuntime:
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = self._loading[key] = asyncio.create_task(
+                self._load(key, settings), name=f"load {key.base_model}"
+            )
+            loading.add_done_callback(lambda ended: self._loaded(key, ended))
+        return await asyncio.shield(loading)
+
+    async def _load(self, key: _RuntimeKey, settings: RunSettings) -> ModelRuntime:
         # A thread of its own: a download may take minutes, and the workers are there for large requests.
-        runtime = await asyncio.to_thread(self._make, run)
+        runtime = await asyncio.to_thread(self._make, key.base_model, settings)
         self._runtimes.put(key, runtime)
         return runtime
 
-    def _make(self, run: RunView) -> ModelRuntime:
-        allow_control_tokens = run.settings.allow_control_tokens
+    def _make(self, base_model: str, settings: RunSettings) -> ModelRuntime:
         return ModelRuntime(
-            self._load_template(run.base_model, allow_control_tokens=allow_control_tokens),
-            run.settings,
+            self._load_template(base_model, allow_control_tokens=settings.allow_control_tokens),
+            settings,
             trajectories=self._trajectories,
             workers=self._workers,
             clock=self._clock,
@@ -200,13 +209,17 @@ class Runtimes:
         known = self._keys.get(run.id)
         if known is not None and known[0] is settings:
             return known[1]
-        key = _RuntimeKey(
-            base_model=run.base_model,
-            tool_parser=settings.tool_parser,
-            reasoning_parser=settings.reasoning_parser,
-            allow_control_tokens=settings.allow_control_tokens,
-            images=settings.images,
-            redaction=settings.redaction.model_dump_json(),
-        )
+        key = _key_of(run.base_model, settings)
         self._keys.put(run.id, (settings, key))
         return key
+
+
+def _key_of(base_model: str, settings: RunSettings) -> _RuntimeKey:
+    return _RuntimeKey(
+        base_model=base_model,
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+        allow_control_tokens=settings.allow_control_tokens,
+        images=settings.images,
+        redaction=settings.redaction.model_dump_json(),
+    )

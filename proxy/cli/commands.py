@@ -217,7 +217,8 @@ def doctor(
         findings = []
         marks = {Verdict.OK: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.FAIL: ("✗", "red")}
         settings = load_settings(config, overrides)
-        check_tool_parser(settings.run.tool_parser)
+        for run in settings.declared_runs:
+            check_tool_parser(run.tool_parser)
         for finding in examine(settings):
             failures += finding.verdict is Verdict.FAIL
             if as_json:

@@ -38,8 +38,8 @@ def chosen_run(settings: Settings, stored: tuple[StoredRun, ...], *, named: bool
     """Return the settings of the run to continue. Unless it is `named`, it is the store's only run, and its base
     model need not be given either.
 
-    A data directory with runs gets no further run: its keys belong to those, and the likely cause of a new name is a
-    forgotten or misspelt option. Raises ConfigurationError.
+    A data directory with runs gets no further run, unless the configuration has tables of runs: its keys belong to
+    those, and the likely cause of a new name is a forgotten or misspelt option. Raises ConfigurationError.
     """
     run = settings.run
     names = [each.name for each in stored]
@@ -47,7 +47,7 @@ def chosen_run(settings: Settings, stored: tuple[StoredRun, ...], *, named: bool
         raise ConfigurationError(f"the store has several runs: {', '.join(names)}; say which with --run")
     if not named and len(stored) == 1:
         run = run.model_copy(update={"name": stored[0].name})
-    if stored and run.name not in names and settings.database.url is None:
+    if stored and run.name not in names and settings.database.url is None and not settings.runs:
         has = f"the run {names[0]!r}" if len(names) == 1 else f"the runs {', '.join(names)}"
         go_on = "leave --run out" if len(names) == 1 else "name one of them with --run"
         raise ConfigurationError(

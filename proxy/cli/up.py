@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from proxy.cli.stack import Stack, local_url, running_stack, trainer_environment
 from proxy.cli.stored_runs import chosen_run, stored_runs
 from proxy.cli.trainer_process import resolved_by_trainer, runs_of
 from proxy.engines.scripted.script import BUILT_IN, MODEL, read_script
-from proxy.settings import ConfigurationError, EngineKind, ServerSettings, Settings, load_settings
+from proxy.settings import ConfigurationError, EngineKind, RunSettings, ServerSettings, Settings, load_settings
 from proxy.tokens.formats import check_tool_parser
 
 _SCRIPTED_DATA_DIR = "scripted"
@@ -56,7 +57,8 @@ async def run_up(options: UpOptions, out: Console) -> int:
     if again and not options.dry_run:
         out.print(f"as last time ({data_dir / FILE_NAME}): {again}", style="dim", soft_wrap=True)
     settings = load_settings(options.config, options.overrides)
-    check_tool_parser(settings.run.tool_parser)
+    for declared in settings.declared_runs:
+        check_tool_parser(declared.tool_parser)
     scripted = settings.engine.kind == EngineKind.SCRIPTED
     if scripted:
         settings = _for_a_script(settings, options)
@@ -66,8 +68,9 @@ async def run_up(options: UpOptions, out: Console) -> int:
         *(["embedded"] if settings.engine.kind == EngineKind.EMBEDDED else []), *(["train"] if with_trainer else [])
     )
     run = chosen_run(settings, await asyncio.to_thread(stored_runs, settings), named=_names_the_run(options))
-    settings = settings.model_copy(update={"run": run})
-    settings = with_model(settings, str(resolve_model(settings.run.model, weights=not scripted)))
+    settings = _with_models(
+        _with_run(settings, run), lambda each: str(resolve_model(each.model, weights=not scripted))
+    )
     trainer = _trainer_settings(settings, options) if with_trainer else None
     if options.dry_run:
         resolved = settings.model_dump(mode="json", exclude={"bootstrap", "trainer"})
@@ -160,8 +163,21 @@ def _names_the_run(options: UpOptions) -> bool:
 
 
 def with_model(settings: Settings, model: str) -> Settings:
-    """Return the settings with the run's model replaced."""
-    return settings.model_copy(update={"run": settings.run.model_copy(update={"model": model})})
+    """Return the settings with the first run's model replaced."""
+    return _with_run(settings, settings.run.model_copy(update={"model": model}))
+
+
+def _with_run(settings: Settings, run: RunSettings) -> Settings:
+    """Return the settings with another first run, also in its table if it has one."""
+    tables = settings.runs | ({run.name: run} if run.name in settings.runs else {})
+    return settings.model_copy(update={"run": run, "runs": tables})
+
+
+def _with_models(settings: Settings, model_of: Callable[[RunSettings], str]) -> Settings:
+    """Return the settings with the base model of every declared run replaced by what `model_of` returns for it."""
+    runs = {run.name: run.model_copy(update={"model": model_of(run)}) for run in settings.declared_runs}
+    tables = {name: runs[name] for name in settings.runs}
+    return settings.model_copy(update={"run": runs[settings.run.name], "runs": tables})
 
 
 def _for_a_script(settings: Settings, options: UpOptions) -> Settings:
@@ -179,7 +195,8 @@ def _for_a_script(settings: Settings, options: UpOptions) -> Settings:
     server = settings.server
     if server.data_dir == ServerSettings().data_dir:
         server = server.model_copy(update={"data_dir": server.data_dir / _SCRIPTED_DATA_DIR})
-    return with_model(settings.model_copy(update={"server": server}), settings.run.model or str(MODEL))
+    settings = settings.model_copy(update={"server": server})
+    return _with_models(settings, lambda each: each.model or str(MODEL))
 
 
 def _trainer_settings(settings: Settings, options: UpOptions) -> dict[str, Any]:

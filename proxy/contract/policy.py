@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -94,6 +95,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     `formats` are those that the run's engine loads; None while the engine has not reported them, for example while it
     starts. `max_new_tokens` bounds one answer of the run, `context_length` a prompt with its answer; None from
     proxies that do not send them.
+
+    `weights_kind` is `full`, or `adapter` if each version of the run must be an adapter. `trainer` has the run's own
+    settings of the trainer, nested by section as in the file.
     """
 
     run_id: RunId
@@ -104,6 +108,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[WeightsFormat, ...] | None = None
     max_new_tokens: int | None = None
     context_length: int | None = None
+    weights_kind: str = "full"
+    trainer: dict[str, Any] = {}
 
 
 MAX_VERSION = 2**31 - 1

@@ -196,9 +196,12 @@ async def readable_run(run: str, who: Principal, overview: OverviewService) -> s
 
 
 async def own_run(run: str, who: Principal, overview: OverviewService, kind: PrincipalKind) -> str:
-    """Return the run's id, for an admin key or the run's own key of this kind. Raise NotFound or PermissionDenied."""
+    """Return the run's id, for an admin key, the run's own key of this kind, or a key of this kind for every run.
+
+    Raise NotFound or PermissionDenied.
+    """
     require(who, PrincipalKind.ADMIN, kind)
-    if who.kind is PrincipalKind.ADMIN:
+    if who.run_id is None:
         return await overview.run_id(run)
     own = await overview.run(str(who.run_id))
     if run not in {own.id, own.name}:

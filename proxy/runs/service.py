@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
+CheckModel = Callable[[str, RunSettings], Awaitable[None]]
+"""Load what calls of a run need: base model in the first argument, settings in the second. Raises ConfigurationError
+for a model without a usable tokenizer or template, and for settings that do not fit the model."""
+
+
 class RunDirectory:
     """Creates, finds and deletes runs."""
 
@@ -46,18 +52,25 @@ class RunDirectory:
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
         self._recent: dict[str, tuple[RunSettings, float]] = {}
 
-    async def ensure(self, settings: RunSettings) -> RunView:
+    async def ensure(self, settings: RunSettings, *, check: CheckModel | None = None) -> RunView:
         """Return the run that `settings` name; create it with version 0 if it is new, update it if they changed.
 
-        Raise ConfigurationError if no base model is given, if the run exists with another base model, or if a new run
-        would take the default name in a store that has runs: that is nearly always a forgotten `run.name`.
+        `check` is applied to a new run, and to one whose settings changed. Raise ConfigurationError if it does, if no
+        base model is given, if the run exists with another base model or kind of weights, or if a new run would take
+        the default name in a store that has runs: that is nearly always a forgotten `run.name`.
         """
         if not settings.model:
             raise ConfigurationError(
                 "run.model: no base model is given; set it to a directory or a Hugging Face id "
                 "(in the file, as BASE_RL_RUN__MODEL, or with --model)"
             )
-        write = partial(_create_or_configure, settings, _resolved(settings.model), self._clock())
+        base_model = _resolved(settings.model)
+        if check is not None:
+            row = await self._database.read(lambda connection: RunRepository(connection).by_name(settings.name))
+            # An unchanged run was checked before, and a start with hundreds of runs must not load each model.
+            if row is None or row.config != settings.model_dump(mode="json"):
+                await _checked(check, base_model, settings)
+        write = partial(_create_or_configure, settings, base_model, self._clock())
         await self._database.commit(write)
         self._recent.clear()
         return await self.by_name(settings.name)
@@ -141,6 +154,13 @@ class RunDirectory:
         return known[1]
 
 
+async def _checked(check: CheckModel, base_model: str, settings: RunSettings) -> None:
+    try:
+        await check(base_model, settings)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the run {settings.name!r}: {error}") from error
+
+
 def _create_or_configure(settings: RunSettings, base_model: str, now: float, connection: Connection) -> None:
     repository = RunRepository(connection)
     config = settings.model_dump(mode="json")
@@ -158,6 +178,11 @@ def _create_or_configure(settings: RunSettings, base_model: str, now: float, con
         raise ConfigurationError(
             f"run.model: the run {settings.name!r} was created on {row.base_model} and cannot continue on "
             f"{base_model}; set the original model again, choose another run.name, or another server.data_dir"
+        )
+    elif row.config.get("weights", "full") != settings.weights:
+        raise ConfigurationError(
+            f"run.weights: the run {settings.name!r} was created with another kind of weights than"
+            f" {settings.weights!r}, and keeps it; set that kind again, or choose another run.name"
         )
     elif row.config != config:
         repository.set_config(row.id, config)

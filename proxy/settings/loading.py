@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from proxy.contract.configuration import (
     ENVIRONMENT_PREFIX,
@@ -17,6 +18,7 @@ from proxy.contract.configuration import (
     merge,
     read_config_file,
 )
+from proxy.settings import runs as run_tables
 from proxy.settings.database import DatabaseSettings
 from proxy.settings.engine import EngineSettings
 from proxy.settings.run import RunSettings
@@ -33,7 +35,15 @@ class Settings(Section):
     database: DatabaseSettings = DatabaseSettings()
     engine: EngineSettings = EngineSettings()
     run: RunSettings = RunSettings()
+    """The first run, which this proxy serves."""
+    runs: dict[str, RunSettings] = Field(default_factory=dict)
+    """The runs of the tables `[runs.NAME]`, each complete; the first run may be one of them."""
     trainer: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def declared_runs(self) -> tuple[RunSettings, ...]:
+        """All runs of the configuration, the first one first."""
+        return (self.run, *(run for name, run in self.runs.items() if name != self.run.name))
 
     @property
     def database_url(self) -> str:
@@ -58,11 +68,16 @@ def load_settings(
     except UnreadableConfiguration as error:
         raise ConfigurationError(str(error)) from error
     for section in Settings.model_fields:
-        values = merge(values, {section: given} if (given := environment_values(os.environ, section)) else {})
+        if section == run_tables.TABLES:
+            values[section] = run_tables.with_environment(values.get(section, {}), os.environ)
+        else:
+            values = merge(values, {section: given} if (given := environment_values(os.environ, section)) else {})
+    values = merge(values, overrides or {})
     try:
-        return Settings.model_validate(merge(values, overrides or {}))
+        return Settings.model_validate(run_tables.resolved(values))
     except ValidationError as error:
-        raise ConfigurationError(describe(error)) from error
+        details = [detail for detail in error.errors() if not run_tables.is_inherited(values, detail["loc"])]
+        raise ConfigurationError(_lines(details)) from error
 
 
 def opentelemetry_is_set_up() -> bool:
@@ -90,6 +105,9 @@ def as_environment(settings: Settings) -> dict[str, str]:
 
     for name in ("server", "requests", "database", "engine", "run"):
         add(f"{ENVIRONMENT_PREFIX}{name.upper()}", getattr(settings, name))
+    # One variable: names of runs may have characters and capitals that a variable's name cannot have.
+    tables = {name: run.model_dump(mode="json") for name, run in settings.runs.items()}
+    environment[f"{ENVIRONMENT_PREFIX}RUNS"] = json.dumps(tables)
     return environment
 
 
@@ -104,8 +122,12 @@ def _refuse_unknown_sections(environment: Mapping[str, str]) -> None:
 
 def describe(error: ValidationError, *within: str) -> str:
     """Return a validation error as lines of `key: what is wrong`; `within` is the path to the validated value."""
+    return _lines(error.errors(), *within)
+
+
+def _lines(details: Sequence[ErrorDetails], *within: str) -> str:
     lines = []
-    for detail in error.errors():
+    for detail in details:
         key = ".".join(str(part) for part in (*within, *detail["loc"]))
         message = {"extra_forbidden": "there is no such key", "model_type": f"write it as a section, [{key}]"}
         lines.append(f"{key}: {message.get(detail['type'], detail['msg'].removeprefix('Value error, '))}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -59,6 +59,9 @@ class RunSettings(Section):
     name: str = Field(default="policy", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     model: str = ""
     """Directory or Hugging Face id of the base model, which is version 0."""
+    weights: Literal["full", "adapter"] = "full"
+    """The kind of the run's versions. `full`: whole weights, or adapters that engines merge. `adapter`: each version
+    is a LoRA adapter, which an engine holds beside those of other runs over one base model."""
     sampling: SamplingSettings = SamplingSettings()
     max_new_tokens: PositiveInt = 1024
     """Bound on one answer where the client asks for none or for more."""
@@ -89,6 +92,8 @@ class RunSettings(Section):
     retention: RetentionSettings = RetentionSettings()
     redaction: RedactionSettings = RedactionSettings()
     limits: LimitSettings = LimitSettings()
+    trainer: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the trainer for this run, which the trainer reads from the proxy and checks."""
 
     @property
     def reward_rules(self) -> RewardRules:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from proxy.clock import Clock
 from proxy.contract.claim import CommitReply, CommitRequest
-from proxy.contract.policy import Head, VersionState, WeightsReference
+from proxy.contract.policy import Head, VersionState, WeightsFormat, WeightsReference
 from proxy.database.unit_of_work import Database
 from proxy.errors import Conflict, InvalidRequest
 from proxy.lifecycle.events import append_event
@@ -59,6 +59,8 @@ class VersionService:
             base_model=row.base_model,
             weights=weights_of(version),
             max_new_tokens=run.settings.max_new_tokens,
+            weights_kind=run.settings.weights,
+            trainer=run.settings.trainer,
         )
 
     async def list_(self, run: RunView) -> list[VersionView]:
@@ -91,6 +93,7 @@ class VersionService:
         depend on whether another trainer happened to ask meanwhile.
         """
         _check(request)
+        _check_kind(run, request.weights)
         repeated = await self._database.read(
             lambda connection: _repetition(VersionRepository(connection), run, request, lock=False)
         )
@@ -143,6 +146,16 @@ def _repetition(
     if request.parent_version != head:
         raise Conflict(f"the head is version {head}, not {request.parent_version}", param="parent_version")
     return None
+
+
+def _check_kind(run: RunView, weights: WeightsReference) -> None:
+    """Raise InvalidRequest for whole weights of a run whose versions are adapters."""
+    if run.settings.weights == "adapter" and weights.format is not WeightsFormat.ADAPTER:
+        raise InvalidRequest(
+            f'the run {run.name!r} has weights = "adapter", so each version must be an adapter: train it with a'
+            ' [trainer.adapter] section and publish = "adapter"',
+            param="weights.format",
+        )
 
 
 def _check(request: CommitRequest) -> None:

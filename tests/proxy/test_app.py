@@ -203,3 +203,35 @@ async def test_two_engines_settings_do_not_share_metrics(tmp_path: Path, model: 
     engine_settings = EngineSettings(url="http://127.0.0.1:9")
     apps = [create_app(settings_for(tmp_path, model, engine=engine_settings), engine=engine) for _ in range(2)]
     assert apps[0].metrics.registry is not apps[1].metrics.registry
+
+
+async def test_every_declared_run_is_created_and_one_trainer_key_is_for_all(
+    tmp_path: Path, model: Path, engine: FakeEngine
+) -> None:
+    """An installation of one run goes on with its keys when tables of runs are added, and when they are removed."""
+    alone = settings_for(tmp_path, model)
+    other = alone.run.model_copy(update={"name": "other"})
+    together = alone.model_copy(update={"runs": {"other": other}})
+    for settings, status in ((alone, 404), (together, 200), (together, 200), (alone, 403)):
+        async with running(create_app(settings, engine=engine, clock=MovedClock()), key=TRAINER) as client:
+            assert (await client.get("/api/v1/runs/policy/head")).status_code == 200
+            assert (await client.get("/api/v1/runs/other/claims")).status_code == status
+            # A trainer key never has the rights of an admin key, whether it belongs to a run or not.
+            assert (await client.get("/api/v1/runs")).status_code == 403
+            assert (await client.get("/api/v1/keys")).status_code == 403
+            listed = (await client.get("/api/v1/runs", headers=bearer(ADMIN))).json()["runs"]
+            assert [run["name"] for run in listed] == (["policy"] if status == 404 else ["policy", "other"])
+
+
+async def test_a_declared_run_whose_model_cannot_be_loaded_is_refused_before_it_is_created(
+    tmp_path: Path, model: Path, engine: FakeEngine
+) -> None:
+    alone = settings_for(tmp_path, model)
+    (tmp_path / "empty").mkdir()
+    broken = alone.run.model_copy(update={"name": "broken", "model": str(tmp_path / "empty")})
+    app = create_app(alone.model_copy(update={"runs": {"broken": broken}}), engine=engine, clock=MovedClock())
+    with pytest.raises(ConfigurationError, match=r"the run 'broken': .*empty"):
+        async with running(app, key=ADMIN):
+            pass
+    async with running(create_app(alone, engine=engine, clock=MovedClock()), key=ADMIN) as client:
+        assert [run["name"] for run in (await client.get("/api/v1/runs")).json()["runs"]] == ["policy"]

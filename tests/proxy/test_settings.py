@@ -218,3 +218,81 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigurationError, match="UTF-8"):
         load_settings(file)
+
+
+RUNS = """
+[run]
+model = "base"
+max_new_tokens = 7
+reward_weights = {style = 0.5, tests = 2}
+[runs.Shop]
+max_new_tokens = 9
+[runs.Shop.reward_weights]
+style = 0.1
+[runs.support]
+weights = "adapter"
+trainer = {batch = {trajectories = 4}}
+"""
+
+
+def test_a_table_of_a_run_inherits_what_it_does_not_give(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, RUNS))
+    shop, support = settings.declared_runs
+    assert settings.run == shop  # [run] has no name, so it is no run itself
+    assert (shop.name, shop.model, shop.max_new_tokens, shop.weights) == ("Shop", "base", 9, "full")
+    assert shop.reward_weights == {"style": 0.1, "tests": 2}
+    assert (support.name, support.max_new_tokens, support.weights) == ("support", 7, "adapter")
+    assert support.trainer == {"batch": {"trajectories": 4}}
+    named = load_settings(write(tmp_path, RUNS), {"run": {"name": "main"}})
+    assert [run.name for run in named.declared_runs] == ["main", "Shop", "support"]
+    same = load_settings(write(tmp_path, RUNS), {"run": {"name": "support"}})
+    assert [run.name for run in same.declared_runs] == ["support", "Shop"]
+    assert same.run.weights == "adapter"
+
+
+def test_the_environment_sets_keys_of_single_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASE_RL_RUNS", '{"my-run": {"max_new_tokens": 1}, "Shop": {"max_new_tokens": 2}}')
+    monkeypatch.setenv("BASE_RL_RUNS__SHOP__LEASE_SECONDS", "3")
+    settings = load_settings(write(tmp_path, RUNS))
+    assert [run.name for run in settings.declared_runs] == ["Shop", "support", "my-run"]
+    assert (settings.run.max_new_tokens, settings.run.lease_seconds) == (2, 3.0)
+    assert settings.runs["my-run"].model == "base"
+
+
+def test_several_runs_reach_another_process_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(write(tmp_path, RUNS))
+    for name, value in as_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().declared_runs == settings.declared_runs
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("[run]\nlease_seconds = 0\n[runs.a]\n[runs.b]\n", {"run.lease_seconds"}),
+        ("[runs.a]\nlease_seconds = 0\n[runs.b]\n", {"runs.a.lease_seconds"}),
+        (
+            "[run]\nname = 'c'\n[runs.a]\nprot = 1\n[runs.b.limits]\nburst = 1\n",
+            {"runs.a.prot", "runs.b.limits.burst"},
+        ),
+        ("[runs.'no spaces']\n", {"runs.no spaces.name"}),
+        ("[runs]\na = 3\n", {"runs.a"}),
+        ("runs = 3\n", {"runs"}),
+        ("[runs.a]\nname = 'b'\n", {"runs.a.name"}),
+        ("[runs.a]\ntrainer = 3\n", {"runs.a.trainer"}),
+        ("[runs.a]\nweights = 'half'\n", {"runs.a.weights"}),
+    ],
+)
+def test_a_wrong_key_of_one_run_is_reported_once_where_it_was_given(
+    tmp_path: Path, text: str, lines: set[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(write(tmp_path, text))
+    assert {line.partition(": ")[0] for line in str(refused.value).splitlines()} == lines
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"shop"'])
+def test_tables_of_runs_in_the_environment_are_a_json_object(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BASE_RL_RUNS", text)
+    with pytest.raises(ConfigurationError, match="BASE_RL_RUNS: write a JSON object"):
+        load_settings()

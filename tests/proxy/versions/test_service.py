@@ -13,6 +13,7 @@ from proxy.contract.identifiers import ClaimId
 from proxy.contract.policy import Head, Probe
 from proxy.database.tables import ClaimRow, PolicyVersionRow
 from proxy.errors import Conflict, InvalidRequest, WeightsRejected
+from proxy.settings import ConfigurationError, RunSettings
 from proxy.versions.rejections import Rejections
 from proxy.versions.service import VersionService
 from tests.proxy.turns.world import World
@@ -301,3 +302,17 @@ async def test_a_version_that_was_fitted_has_no_claims(
     with pytest.raises(InvalidRequest, match="consumes no claims"):
         await versions.commit(world.run, msgspec.structs.replace(other, claim_ids=(claim_id,), parent_version=1))
     assert (await versions.commit(world.run, commit_request([claim_id], 1, publish(tmp_path)))).version == 2
+
+
+async def test_versions_of_an_adapter_run_are_adapters(
+    world: World, versions: VersionService, tmp_path: Path
+) -> None:
+    settings = RunSettings(name="small", model="base/model", weights="adapter", trainer={"seed": 3})
+    run = await world.runs.ensure(settings)
+    head = await versions.head(run)
+    assert (head.weights_kind, head.trainer) == ("adapter", {"seed": 3})
+    with pytest.raises(InvalidRequest, match=r"must be an adapter.*trainer\.adapter") as refused:
+        await versions.commit(run, commit_request([ClaimId("clm_1")], 0, publish(tmp_path)))
+    assert refused.value.param == "weights.format"
+    with pytest.raises(ConfigurationError, match=r"run\.weights.*another kind of weights"):
+        await world.runs.ensure(settings.model_copy(update={"weights": "full"}))
