@@ -29,8 +29,6 @@ from proxy.turns.service import TurnRecord
 VOCABULARY = 151_936
 PROMPT_TOKENS, OUTPUT_TOKENS = 130, 80
 LONG, MIDDLE, SHORT = 50, 8, 1
-MEAN_LENGTH = 1 / (0.5 / LONG + 0.35 / MIDDLE + 0.15 / SHORT)
-"""Mean number of turns in a session."""
 
 _SHARES = ((LONG, 0.5), (MIDDLE, 0.35), (SHORT, 0.15))
 """Share of the turns that belongs to sessions of each length."""

@@ -189,19 +189,6 @@ class ErasureRepository:
                 found.append((name, version, count))
         return found
 
-    def erased_count(self) -> list[AnyRow]:
-        """Count erased sessions and those with content left, by run."""
-        statement = (
-            select(
-                SessionRow.run_id,
-                func.count().label("sessions"),
-                func.sum(case((SessionRow.emptied_at.is_(None), 1), else_=0)).label("to_empty"),
-            )
-            .where(SessionRow.erased_at.is_not(None))
-            .group_by(SessionRow.run_id)
-        )
-        return list(self._connection.execute(statement).all())
-
 
 _AMONG: BindParameter[Any] = bindparam("ids", expanding=True)
 

@@ -18,10 +18,6 @@ from proxy.lifecycle.events import append_event
 from proxy.runs.repository import RunRepository
 from proxy.settings import ConfigurationError, RunSettings
 
-# How old settings may be for callers that need nothing else of a run: it saves a query per model call, and another
-# proxy's change takes effect within two seconds.
-_RECENT_SECONDS = 2.0
-
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """A run at one moment. `base_model` is a Hugging Face id or an absolute directory."""
@@ -50,7 +46,6 @@ class RunDirectory:
         # Validating the settings costs far more than reading the row, which is read every time as its versions
         # change. Bounded by the number of runs.
         self._parsed: dict[str, tuple[dict[str, Any], RunSettings]] = {}
-        self._recent: dict[str, tuple[RunSettings, float]] = {}
 
     async def ensure(self, settings: RunSettings, *, check: CheckModel | None = None) -> RunView:
         """Return the run that `settings` name; create it with version 0 if it is new, update it if they changed.
@@ -72,7 +67,6 @@ class RunDirectory:
                 await _checked(check, base_model, settings)
         write = partial(_create_or_configure, settings, base_model, self._clock())
         await self._database.commit(write)
-        self._recent.clear()
         return await self.by_name(settings.name)
 
     async def by_name(self, name: str) -> RunView:
@@ -117,22 +111,12 @@ class RunDirectory:
             append_event(connection, run_id=None, kind="run.deleted", data=data, now=self._clock())
 
         await self._database.commit(delete)
-        self._recent.pop(run.id, None)
         self._parsed.pop(run.id, None)
 
     async def list_(self) -> list[RunView]:
         """Return all runs, oldest first."""
         rows = await self._database.read(lambda connection: RunRepository(connection).all_by_age())
         return [self._view(row) for row in rows]
-
-    async def settings_of(self, run_id: str) -> RunSettings:
-        """Return a run's settings, at most two seconds old. Raise NotFound."""
-        recent = self._recent.get(run_id)
-        if recent is not None and self._clock() < recent[1]:
-            return recent[0]
-        settings = (await self.by_id(run_id)).settings
-        self._recent[run_id] = (settings, self._clock() + _RECENT_SECONDS)
-        return settings
 
     def _view(self, row: Row[*tuple[Any, ...]]) -> RunView:
         return RunView(

@@ -28,7 +28,6 @@ from trainer.algorithm.parts import Algorithm
 from trainer.algorithm.presets import PRESETS
 from trainer.config import AlgorithmSettings, TrainerSettings
 from trainer.fit.command import main as fit_main
-from trainer.observe.metrics.names import UNITS
 
 NOT_SET = "–"
 MACHINE_DEPENDENT = (EngineSettings, "sglang_venv")
@@ -240,11 +239,6 @@ def test_every_metric_is_documented_with_its_labels_and_no_other() -> None:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             registered[name] = list(collector._labelnames)  # type: ignore[attr-defined]
     assert documented == registered
-
-
-def test_every_metric_of_a_step_is_documented_with_its_unit_and_no_other() -> None:
-    documented = [(code(cells[0])[0], cells[1]) for cells in rows(section("Step metrics"))]
-    assert documented == list(UNITS.items())
 
 
 def labels(cell: str) -> list[str]:

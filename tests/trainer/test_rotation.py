@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 from proxy.contract.trajectory import TrajectoryGroup
 from tests.fakes.training_proxy import TrainingProxy
 from tests.trainer.conftest import Start
+from tests.trainer.observe.documented import documented_metrics
 from tests.trainer.observe.test_instruments import PHASES, ranges
 from tests.trainer.test_loop import random_groups
 from tests.trainer.tiny import ALONE, InProcess, build, settings
@@ -29,7 +30,6 @@ from trainer.assembly import Shared
 from trainer.claims import leases
 from trainer.errors import ProxyRefused, TrainerError, WeightsUnusable
 from trainer.models.adapters import AdaptedPolicy
-from trainer.observe.metrics.names import UNITS, name_in_table
 from trainer.rotation import Turns
 
 
@@ -295,7 +295,7 @@ def test_each_run_says_where_its_time_went(together: Together, tiny_model: Path,
     for proxy in proxies:
         for metrics in (commit.step.metrics for commit in proxy.commits):
             phases = {name: value for name, value in metrics.items() if name.startswith("seconds_")}
-            assert {name_in_table(name) for name in phases} <= set(UNITS)
+            assert set(phases) <= documented_metrics()
             assert metrics["trainer_idle_ratio"] == pytest.approx(phases["seconds_claim"] / sum(phases.values()))
             elsewhere.append(phases.get("seconds_other_runs", 0.0))
     assert max(elsewhere) > 0

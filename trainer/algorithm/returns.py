@@ -1,4 +1,4 @@
-"""Returns-to-go of turns' rewards along the token tree.
+"""Discounted later rewards of turns, and their positions, along the token tree.
 
 `parents[t]` is the turn that turn t continues, or None; parents come before their children.
 """
@@ -14,19 +14,6 @@ def positions(parents: Sequence[int | None]) -> list[int]:
     for parent in parents:
         found.append(0 if parent is None else found[parent] + 1)
     return found
-
-
-def returns_to_go(
-    rewards: Sequence[float | None], parents: Sequence[int | None], turn_discount: float
-) -> list[float | None]:
-    """Return for each turn G = q + γ·G(next), with q its own reward, 0 where it has none.
-
-    None for a turn that has no reward and no rewarded turn after it: absent is not zero.
-    """
-    return [
-        None if reward is None and later is None else (reward or 0.0) + (later or 0.0)
-        for reward, later in zip(rewards, what_follows(rewards, parents, turn_discount), strict=True)
-    ]
 
 
 def what_follows(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.algorithm.returns import positions, returns_to_go
+from trainer.algorithm.returns import positions, what_follows
 
 Tree = tuple[list[int | None], list[float | None]]
 
@@ -23,14 +23,14 @@ def paths_from(parents: list[int | None], start: int) -> list[list[int]]:
 
 
 @given(trees(), st.floats(0.1, 1.0))
-def test_a_return_is_the_mean_over_paths_of_discounted_sums(tree: Tree, discount: float) -> None:
+def test_what_follows_a_turn_is_the_mean_over_paths_of_discounted_sums(tree: Tree, discount: float) -> None:
     parents, rewards = tree
-    for turn, found in enumerate(returns_to_go(rewards, parents, discount)):
-        paths = paths_from(parents, turn)
+    for turn, found in enumerate(what_follows(rewards, parents, discount)):
+        paths = [path[1:] for path in paths_from(parents, turn)]
         if all(rewards[each] is None for path in paths for each in path):
             assert found is None
             continue
-        sums = [sum(discount**at * (rewards[each] or 0.0) for at, each in enumerate(path)) for path in paths]
+        sums = [sum(discount**at * (rewards[each] or 0.0) for at, each in enumerate(path, 1)) for path in paths]
         assert found == pytest.approx(sum(sums) / len(sums), abs=1e-9)
 
 
