@@ -12,10 +12,17 @@ import os
 import sys
 from collections.abc import Sequence
 
+from proxy.contract.extras import missing_packages
+
+_WRONG_CONFIGURATION = 2
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Each is imported when it is chosen, since some import torch."""
     words = sys.argv[1:] if arguments is None else list(arguments)
+    if reason := missing_packages("train"):
+        sys.stderr.write(f"{reason}\n")
+        return _WRONG_CONFIGURATION
     if words[:1] == ["replay"]:
         from trainer.replay.command import main as replay
 

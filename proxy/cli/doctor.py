@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 
 from proxy.cli.addresses import is_free
-from proxy.cli.extras import install_command
 from proxy.cli.local_keys import load
 from proxy.cli.stack import read_address
+from proxy.contract.extras import install_command
 from proxy.engines.scripted.script import BUILT_IN, read_script
 from proxy.settings import ConfigurationError, EngineKind, Settings
 

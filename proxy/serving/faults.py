@@ -54,7 +54,7 @@ class VersionFaults:
         retry_seconds: float,
         swap_failed: Callable[[], None],
     ) -> None:
-        """`swap_failed` is called for every failed load and every rejection, for metrics."""
+        """`swap_failed` is called for every failed load and every failed check of a version's files, for metrics."""
         self._records = records
         self._rejections = rejections
         self._retry_seconds = retry_seconds
@@ -80,6 +80,7 @@ class VersionFaults:
         elif isinstance(error, StorageUnavailable):
             await self.load_failed(version, error.message, is_version_at_fault=False)
         else:
+            self._swap_failed()
             await self._reject(version, error.message)
 
     async def load_failed(self, version: int, reason: str, *, is_version_at_fault: bool) -> None:
@@ -121,5 +122,4 @@ class VersionFaults:
 
     async def _reject(self, version: int, reason: str) -> None:
         self._failures = None
-        self._swap_failed()
         await self._rejections.reject(version, reason)

@@ -144,6 +144,15 @@ def test_a_command_that_needs_an_extra_names_it(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("words", [(), ("fit", "sft"), ("replay", "policy", "1"), ("presets",)])
+def test_the_trainer_itself_names_its_extra(programs: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = run(programs, "python", "-m", "trainer", *words, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("the trainer cannot start without torch")
+    assert "pip install -c constraints.txt -e '.[train]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_the_doctor_says_what_is_absent(programs: Path, tmp_path: Path) -> None:
     ended = run(programs, "base-rl", "doctor", "--port", "0", cwd=tmp_path)
     assert "torch" in ended.stdout
