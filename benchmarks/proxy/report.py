@@ -95,7 +95,7 @@ def table(figures: dict[str, dict[str, Any]]) -> str:
 
 
 def page(result: dict[str, Any]) -> str:
-    """Return the section of docs/performance.md."""
+    """Return the section "The proxy" of docs/performance.md in Markdown."""
     versions = result["versions"]
     costs = result["systems"][BASE_RL]["turn_cpu_ms"]
     systems = _markdown(["", *(title for title, *_ in COLUMNS)], page_rows(result["systems"]))
@@ -104,32 +104,34 @@ def page(result: dict[str, Any]) -> str:
     return f"""\
 ## The proxy
 
-What base-rl costs in front of an engine that costs almost nothing: the [scripted engine](scripted-engine.md) at zero
-delay, the proxy and the load generator share two cores of an {result["machine"]["processor"]}. Beside it, in the same
-run and in turns, two proxies that people use: LiteLLM {versions[LITELLM_NAME]} (one worker, no database, a master
-key) and rllm-model-gateway {versions[RLLM_NAME]} (one process, traces in SQLite, as its README starts it). Those
-stand in front of a stub that answers chat completions at once, and forward; base-rl also finds the conversation that
-a call continues, renders and tokenises the prompt, and commits the turn with ids, log-probabilities and versions
-before its answer is whole.
+The cost of base-rl in front of an engine that costs almost nothing: the [scripted engine](scripted-engine.md)
+at zero delay, with proxy and load generator on the same two cores of an {result["machine"]["processor"]}. Two
+other proxies were measured in turns in the same run: LiteLLM {versions[LITELLM_NAME]} (one worker, no database,
+a master key) and rllm-model-gateway {versions[RLLM_NAME]} (one process, traces in SQLite, started as in its
+README). They forward to a stub that answers chat completions at once; base-rl also finds the conversation that
+a call continues, renders and tokenises the prompt, and commits the turn with ids, log-probabilities and
+versions before its answer is complete.
 
-The requests are an agent's, unchanged: a system message and questions, no header that names a session
+The requests are those of an unchanged agent: a system message and questions, no header that names a session
 (rllm-model-gateway gets the path that it needs), answers of one sentence, kept connections.
 
 - *calls/s* and *CPU ms* (of the proxy's process, per call): 32 connections, conversations of 3 turns.
 - *50 turns*: the same with 8 connections and conversations of 50 turns.
-- *adds*: milliseconds over the same calls without the proxy, one at a time; *1st token*: of streamed ones, until the
-  first text, p50.
-- *half*: what is added while calls come at random times at half of the rate at saturation, from when each was due.
+- *adds*: milliseconds added to the same calls without the proxy, one at a time; *1st token*: the same for
+  streamed calls, until the first text, p50.
+- *half*: milliseconds added while calls arrive at random times at half the saturation rate, measured from when
+  each was due.
 
-Medians of {result["rounds"]} rounds, in each of which every system has its turn while the others stand still.
+Medians of {result["rounds"]} rounds. In each round the systems are measured one after another, and the others
+are idle.
 
 {systems}
 
-Commits last through the death of the process. In the first row a power failure can take the last moments
-(`database.synchronous = "normal"`, as rllm-model-gateway has it); in the last row every commit waits for the disk
+A commit survives the death of the process. In the first row a power failure can lose the last moments
+(`database.synchronous = "normal"`, as in rllm-model-gateway); in the last row every commit waits for the disk
 (`"full"`, the default), and nothing is lost.
 
-What a turn costs base-rl's process, by its number in the conversation:
+CPU time of base-rl's process per turn, by the turn's number in the conversation:
 
 {turns}
 

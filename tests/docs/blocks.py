@@ -1,14 +1,14 @@
-"""The fenced blocks of a page of the documentation, and the commands in them.
+"""The fenced blocks of a documentation page, and the commands in them.
 
-A reader follows a page from top to bottom, in a clone, in one shell. A block is one of
+A reader follows a page from top to bottom, in a clone, in one shell. The language of a block decides its use:
 
-- ```bash: run, line after line;
-- ```python: run as a program, with what the shell has exported; with title="NAME" a file of that name instead;
-- ```toml title="NAME": a file of that name; without a title a piece of a configuration, which is only parsed;
-- ```text, ```diff, ```json: looked at.
+- ```bash: its lines are run in order;
+- ```python: run as a program, with the variables that the shell exported; with title="NAME" it is a file of that name;
+- ```toml title="NAME": a file of that name; without a title it is part of a configuration, which is only parsed;
+- ```text, ```diff, ```json: not used.
 
-A block that cannot be followed on any machine says why, in a comment on the line before it, which readers do not see:
-`<!-- not run here: REASON -->`. Its commands must exist all the same, with the options that it gives them.
+A block that cannot run on every machine has a comment on the line before it, which readers do not see:
+`<!-- not run here: REASON -->`. Its commands, and the options they use, must exist all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """`reason` is why it is not run; None for one that is. `line` is that of its fence."""
+    """A fenced block. `reason` explains why it is not run, or is None; `line` is the line of its fence."""
 
     language: str
     title: str | None
@@ -45,7 +45,7 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """Raises ValueError for a block that says nothing that a reader, or the test, would know what to do with."""
+    """Return the blocks of a page. Raise ValueError for a block of an unknown language or form."""
     found = []
     for match in _BLOCK.finditer(text):
         line = text[: match.start("info")].count("\n") + 1
@@ -64,7 +64,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def commands_of(code: str) -> list[str]:
-    """The commands of a shell block: lines, and lines that belong together."""
+    """Return the commands of a shell block, each with its continuation lines."""
     commands: list[str] = []
     pending = ""
     for line in code.splitlines():
@@ -84,7 +84,8 @@ def _is_whole(command: str) -> bool:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command without comments, variables set before it, `sudo`, and what follows a pipe."""
+    """Return the words of a command without comments, leading variable assignments, `sudo`, and anything after a
+    pipe."""
     words = shlex.split(command.replace("\\\n", " "), comments=True, posix=True)
     for index, word in enumerate(words):
         if word in {"|", "||", "&&", ">", "2>&1", "&"}:
@@ -96,7 +97,7 @@ def words_of(command: str) -> list[str]:
 
 
 def inline_commands(text: str) -> Iterator[str]:
-    """`base-rl …`, `make …` and `python -m …` in sentences and tables."""
+    """Return the commands `base-rl …`, `make …` and `python -m …` in sentences and tables."""
     prose = _BLOCK.sub("", text)
     for found in _INLINE.findall(prose):
         command = " ".join(found.split())

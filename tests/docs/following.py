@@ -1,8 +1,8 @@
-"""Follows a page as a reader would: in a fresh clone, from top to bottom, with a shell that keeps what is exported.
+"""Follow a page as a reader would: in a fresh clone, from top to bottom, in a shell that keeps exported variables.
 
-What a page starts for good (`base-rl up`, a trainer, an engine) runs beside the rest until the page ends, or until it
-starts another `base-rl up`; what follows waits until it is ready. The default port is replaced by a free one, and the
-key that a page abbreviates by the one that `base-rl up` printed. Nothing else differs from what a reader does.
+A command that does not end (`base-rl up`, a trainer, an engine) runs beside the rest until the page ends, or until
+the page starts another `base-rl up`; later commands wait until it is ready. The default port is replaced by a free
+one, and the key that a page abbreviates by the one that `base-rl up` printed. Everything else runs unchanged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ COMMAND_SECONDS = 240.0
 _KEY = "rl-run-…"
 _PRINTED_KEY = re.compile(r"rl-run-[\w-]{20,}")
 _PORTS = (8080, 30000)
-"""Those that the pages name."""
+"""The ports that the pages name."""
 _READY = {"up": "Ctrl-C ends it", "train": "training from", "proxy.engines.scripted": "running on http"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Beside:
-    """A command that goes on. `what` is the key of `_READY`."""
+    """A command that keeps running. `what` is its key in `_READY`."""
 
     what: str
     process: subprocess.Popen[bytes]
@@ -39,7 +39,8 @@ class _Beside:
 
 
 class Reader:
-    """`output` is what the commands printed, those in the background included once they are ended."""
+    """The state of one reader. `output` collects what the commands printed; background commands add theirs when they
+    end."""
 
     def __init__(self, folder: Path) -> None:
         self.clone = folder / "clone"
@@ -63,7 +64,7 @@ class Reader:
             self._end(beside)
 
     def follow(self, block: Block) -> None:
-        """Raises AssertionError with what a command printed that failed."""
+        """Run the blocks of a page. Raise AssertionError with the output of a command that failed."""
         code = self._as_here(block.code)
         if block.title is not None:
             (self.clone / block.title).write_text(code)
@@ -81,7 +82,9 @@ class Reader:
         if what is None:
             self._run(command)
             return
-        if what == "up":  # a reader has one terminal for it
+        if (
+            what == "up"
+        ):  # a reader has one terminal for it
             for beside in [each for each in self._beside if each.what == "up"]:
                 self._beside.remove(beside)
                 self._end(beside)
@@ -107,7 +110,7 @@ class Reader:
         assert ran.returncode == 0, f"exit status {ran.returncode} of {command}\n{self.output[-6000:]}{self._logs()}"
 
     def _keep(self) -> str:
-        """What a command exported, and where it went, for those that follow."""
+        """Store the exported variables and the working directory of a command for later commands."""
         return f"{{ declare -px; printf 'cd %q\\n' \"$PWD\"; }} > {self._environment}"
 
     def _start(self, what: str, command: str) -> None:
@@ -131,7 +134,7 @@ class Reader:
             self._key = key[0]
 
     def _variables(self) -> dict[str, str]:
-        """A shell that knows nothing of this test's environment; `base-rl` is not on its PATH."""
+        """Return the environment of a shell without this test's variables; `base-rl` is not on its PATH."""
         own = str(Path(sys.prefix) / "bin")
         path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != own)
         home = self._folder / "home"
@@ -150,7 +153,7 @@ class Reader:
 
 
 def goes_on(words: list[str]) -> str | None:
-    """What of `_READY` a command is that does not end by itself; None for one that does."""
+    """Return the key in `_READY` of a command that does not end by itself, or None for one that ends."""
     if "--help" in words or "--dry-run" in words or not words:
         return None
     if words[0].rpartition("/")[2] == "base-rl" and words[1:2] in (["up"], ["train"]):
@@ -161,7 +164,7 @@ def goes_on(words: list[str]) -> str | None:
 
 
 def _tracked() -> list[str]:
-    """The names at the top of a clone."""
+    """Return the tracked names at the top of the repository."""
     listed = subprocess.run(
         ["git", "ls-tree", "--name-only", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -1,4 +1,4 @@
-"""As much of Markdown as the checks need: headings with their anchors, tables, links."""
+"""The parts of Markdown that the checks need: headings with their anchors, tables, links."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def without_code_blocks(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives the headings; a repeated heading gets -1, -2, …"""
+    """Return the anchors that GitHub gives the headings; a repeated heading gets -1, -2, …"""
     found: set[str] = set()
     for heading in _HEADING.findall(without_code_blocks(text)):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -31,23 +31,23 @@ def anchors(text: str) -> set[str]:
 
 
 def code_blocks(text: str, language: str) -> list[str]:
-    """Return what stands between the fences of this language, files with a title included."""
+    """Return the contents of the fenced blocks of this language, including files with a title."""
     return re.findall(rf"^```{language}(?: title=[^\n]*)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def links(text: str) -> list[str]:
-    """The targets of all links and images, those inside of other links too."""
+    """Return the targets of all links and images, including links around images."""
     return _LINK.findall(without_code_blocks(text))
 
 
 def sections(text: str) -> dict[str, str]:
-    """Heading → what stands below it, up to the next heading of any level."""
+    """Return the text below each heading, up to the next heading of any level."""
     parts = _HEADING.split(text)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of all table rows, headings and rules left out."""
+    """Return the cells of all table rows except headings and rules."""
     lines = [line for line in section.splitlines() if line.startswith("|")]
     table = [[cell.strip() for cell in _CELL_BORDER.split(line)[1:-1]] for line in lines]
     rules = {index for index, cells in enumerate(table) if all(re.fullmatch(r":?-+:?", cell) for cell in cells)}
@@ -55,5 +55,5 @@ def rows(section: str) -> list[list[str]]:
 
 
 def code(cell: str) -> list[str]:
-    """The `code` pieces of a cell."""
+    """Return the `code` spans of a cell."""
     return re.findall(r"`([^`]+)`", cell)

@@ -1,4 +1,4 @@
-"""Every command of every page exists, with the options that it is given; every configuration is one."""
+"""Check that every command on every page exists with the options it uses, and that every configuration is valid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from trainer.config import load_runs
 
 ALL_PAGES = {**pages(), **{str(path.relative_to(ROOT)): path for path in (ROOT / "docs" / "agents").glob("*.md")}}
 MOST_NOT_RUN = 12
-"""Of all blocks of all pages. A page that cannot be followed is of little use: mend the page before this number."""
+"""Bound on blocks that are not run, over all pages. Correct a page that cannot be followed before raising this
+number."""
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 _ABBREVIATED = {"…", "...", "sft|dpo|reward-model"}
 
@@ -31,7 +32,7 @@ def not_run() -> list[tuple[str, Block]]:
     return [(name, block) for name, page in pages().items() for block in blocks_of(page.read_text()) if block.reason]
 
 
-def test_what_is_not_run_says_why_and_is_little() -> None:
+def test_few_blocks_are_not_run_and_each_has_a_reason() -> None:
     listed = [f"{name}:{block.line}: {block.reason}" for name, block in not_run()]
     assert len(listed) <= MOST_NOT_RUN, "\n".join(listed)
     for line in listed:
@@ -53,7 +54,7 @@ def test_every_command_in_a_sentence_exists_with_its_options(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", pages())
-def test_every_configuration_of_a_page_is_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_configuration_on_a_page_is_valid(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for block in blocks_of(pages()[name].read_text()):
         if block.language == PROGRAM and block.title is not None:
@@ -71,14 +72,14 @@ def test_every_configuration_of_a_page_is_one(name: str, tmp_path: Path, monkeyp
 
 
 def test_extras_are_installed_from_the_clone() -> None:
-    """There is no distribution of base-rl to install them from."""
+    """base-rl is not on PyPI, so `pip install base-rl[EXTRA]` would fail."""
     sources = [*(ROOT / "proxy").rglob("*.py"), *(ROOT / "trainer").rglob("*.py"), *ALL_PAGES.values()]
     wrong = [str(path) for path in sources if re.search(r"pip install[^\n]*base-rl\[", path.read_text())]
     assert not wrong
 
 
 def check(words: list[str], place: str) -> None:
-    """Raises AssertionError for a command of ours that there is not, or an option that it does not have."""
+    """Raise AssertionError if a command of base-rl does not exist or lacks one of the options."""
     while words and re.match(r"^\w+=", words[0]):
         words = words[1:]
     if not words:
@@ -125,7 +126,7 @@ def check_program(arguments: list[str], place: str) -> None:
 
 
 def options_of(program: str) -> set[str]:
-    """As the program's own help lists them."""
+    """Return the options that the program's own help lists."""
     import contextlib
     import io
 

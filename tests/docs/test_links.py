@@ -1,4 +1,4 @@
-"""Links lead somewhere, and nothing in the repository speaks of the machine that it was written on."""
+"""Check that links resolve, and that no tracked file refers to the machine on which it was written."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_relative_links_resolve(page: Path) -> None:
     assert not broken
 
 
-def test_no_tracked_file_names_a_place_outside_of_the_repository() -> None:
+def test_no_tracked_file_refers_to_a_path_outside_the_repository() -> None:
     named = [
         f"{file.relative_to(ROOT)}: {place}"
         for file in tracked()

@@ -1,4 +1,4 @@
-"""Every page that has commands is followed, in order, as a reader would: with a model, an agent and a trainer."""
+"""Follow every page that has commands, in order, as a reader would: with a model, an agent and a trainer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FOLLOWED = sorted(
     if any(block.reason is None and block.language in (SHELL, PROGRAM) for block in blocks_of(page.read_text()))
 )
 LEAST_RISE = 0.3
-"""Of the mean reward of the first to that of the last 128 sessions, with getting-started's configuration. With the
-defaults there is none."""
+"""Least increase of the mean reward from the first to the last 128 sessions with getting-started's configuration.
+With the default configuration it does not increase."""
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_a_page_works_as_it_is_written(name: str, tmp_path: Path) -> None:
+def test_a_page_can_be_followed_as_written(name: str, tmp_path: Path) -> None:
     with Reader(tmp_path) as reader:
         for block in blocks_of(pages()[name].read_text()):
             reader.follow(block)

@@ -1,4 +1,4 @@
-"""The figures of the performance page are those of the result files."""
+"""Compare the figures of the performance page with the result files."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ def test_the_demo(name: str, section: str) -> None:
         ]
         for seed in measured["seeds"]
     ]
-    told = sections(PAGE)[section]
-    assert rows(told) == table
+    text = sections(PAGE)[section]
+    assert rows(text) == table
     assert (
         f"Reached by {measured['reached']} of {len(table)} seeds; median {measured['median_seconds']:.1f} seconds"
-        in told
+        in text
     )
 
 
 def test_the_engine() -> None:
     measured = result("engine.json")
     figures = measured["tokens_per_second_by_concurrency"]
-    told = sections(PAGE)["The embedded engine"]
-    assert rows(told) == [
+    text = sections(PAGE)["The embedded engine"]
+    assert rows(text) == [
         [clients, str(figures["whole"][clients]), str(figures["streamed"][clients])] for clients in figures["whole"]
     ]
-    assert f"{measured['parameters']} parameters" in told
-    assert f"{measured['prompt_tokens']} prompt tokens and up to {measured['new_tokens']} new ones" in told
+    assert f"{measured['parameters']} parameters" in text
+    assert f"{measured['prompt_tokens']} prompt tokens and up to {measured['new_tokens']} new ones" in text
 
 
 def test_the_proxy() -> None:
@@ -68,10 +68,10 @@ def test_the_proxy() -> None:
         assert "The proxy" not in sections(PAGE), "figures without a result file"
         pytest.skip("not measured on an idle machine yet: make bench-proxy, and put the section that it prints here")
     measured = result("proxy.json")
-    told = sections(PAGE)["The proxy"]
+    text = sections(PAGE)["The proxy"]
     costs = [f"{cost:.2f}" for cost in measured["systems"]["base_rl"]["turn_cpu_ms"].values()]
-    assert rows(told) == [*report.page_rows(measured["systems"]), ["CPU ms", *costs], *report.target_rows(measured)]
-    facts = " ".join(told.split())
+    assert rows(text) == [*report.page_rows(measured["systems"]), ["CPU ms", *costs], *report.target_rows(measured)]
+    facts = " ".join(text.split())
     assert f"LiteLLM {measured['versions']['litellm']}" in facts
     assert f"rllm-model-gateway {measured['versions']['rllm_gateway']}" in facts
     assert f"Medians of {measured['rounds']} rounds" in facts
@@ -89,22 +89,22 @@ def test_the_machine() -> None:
 
 def test_the_store() -> None:
     measured = result("store.json")
-    told = sections(PAGE)["The store"]
-    assert rows(told) == store_report.page_rows(measured)
+    text = sections(PAGE)["The store"]
+    assert rows(text) == store_report.page_rows(measured)
     sessions = next(iter(measured["databases"].values()))["sessions"]
-    assert f"two cores of an {measured['machine']['processor']}" in told
-    assert f"{measured['turns']:,} turns of {sessions:,} sessions" in told
+    assert f"two cores of an {measured['machine']['processor']}" in text
+    assert f"{measured['turns']:,} turns of {sessions:,} sessions" in text
 
 
 def test_a_training_step() -> None:
     measured = result("trainer.json")
-    told = sections(PAGE)["A training step"]
-    assert rows(told) == [
+    text = sections(PAGE)["A training step"]
+    assert rows(text) == [
         *trainer_report.page_rows(measured),
         *trainer_report.memory_rows(measured),
         *target_rows(trainer_report.judged(measured)),
     ]
-    facts = " ".join(told.split())
+    facts = " ".join(text.split())
     assert f"with {measured['parameters']} parameters" in facts
     assert f"TRL {measured['trl']}" in facts
     assert f"Medians of {measured['rounds']} rounds" in facts
@@ -114,13 +114,13 @@ def test_a_training_step() -> None:
 
 def test_a_training_step_on_a_gpu() -> None:
     measured = result("gpu.json")
-    told = sections(PAGE)["A training step on a GPU"]
-    assert rows(told) == [
+    text = sections(PAGE)["A training step on a GPU"]
+    assert rows(text) == [
         *gpu_report.step_rows(measured),
         *target_rows(gpu_report.judged(measured)),
         *gpu_report.chunk_rows(measured),
     ]
-    facts, machine = " ".join(told.split()), measured["machine"]
+    facts, machine = " ".join(text.split()), measured["machine"]
     assert f"Measured on {machine['date']} on one {machine['gpu']}, with PyTorch {machine['torch']}" in facts
     assert f"medians of {measured['rounds']} rounds" in facts
     assert f"the trainer takes {LOGITS_PER_CHUNK_ON_CUDA:,}" in facts
@@ -130,22 +130,22 @@ def test_a_training_step_on_a_gpu() -> None:
 
 def test_asynchrony() -> None:
     measured = result("async.json")
-    told = sections(PAGE)["Asynchrony"]
-    assert rows(told) == [*async_report.page_rows(measured), *target_rows(async_report.judged(measured))]
-    facts = " ".join(told.split())
+    text = sections(PAGE)["Asynchrony"]
+    assert rows(text) == [*async_report.page_rows(measured), *target_rows(async_report.judged(measured))]
+    facts = " ".join(text.split())
     assert f"median of {measured['tools']['median']:g} second" in facts
     assert f"two cores of an {measured['machine']['processor']}" in facts
 
 
-def test_what_presets_learn() -> None:
+def test_the_learning_curves_of_presets() -> None:
     measured = result("learning.json")
-    told = sections(PAGE)["What presets learn"]
-    assert rows(told) == [row for task in TASKS for row in learning_report.page_rows(measured, task)]
+    text = sections(PAGE)["What presets learn"]
+    assert rows(text) == [row for task in TASKS for row in learning_report.page_rows(measured, task)]
     worst = min(target.measured for target in learning_report.judged(measured))
-    assert f"The lowest final reward at staleness 0 and 2 is {worst:.2f}" in " ".join(told.split())
+    assert f"The lowest final reward at staleness 0 and 2 is {worst:.2f}" in " ".join(text.split())
     for task in (task for task in TASKS if learning_report.by_preset(measured, task)):
         assert (ROOT / "docs" / "images" / f"learning-{task}.svg").exists()
-        assert f"(images/learning-{task}.svg)" in told
+        assert f"(images/learning-{task}.svg)" in text
 
 
 def test_a_wrong_engine() -> None:
@@ -153,9 +153,9 @@ def test_a_wrong_engine() -> None:
         assert "A wrong engine" not in sections(PAGE), "figures without a result file"
         pytest.skip("not measured on an idle machine yet: make bench-mismatch")
     measured = result("mismatch.json")
-    told = sections(PAGE)["A wrong engine"]
-    assert rows(told) == [*mismatch_report.page_rows(measured), *target_rows(mismatch_report.judged(measured))]
-    facts = " ".join(told.split())
+    text = sections(PAGE)["A wrong engine"]
+    assert rows(text) == [*mismatch_report.page_rows(measured), *target_rows(mismatch_report.judged(measured))]
+    facts = " ".join(text.split())
     strengths = measured["strengths"]
     assert f"deviation of {strengths['noise']:g}" in facts
     assert f"steps of {strengths['eight_bits']:g}" in facts
@@ -169,8 +169,8 @@ def test_one_hostile_client() -> None:
 
 def test_the_kills_and_faults() -> None:
     measured = result("chaos.json")
-    told = sections(PAGE)["Kills and faults"]
-    assert rows(told) == [
+    text = sections(PAGE)["Kills and faults"]
+    assert rows(text) == [
         [
             run["database"],
             *(str(run["kills"][part]) for part in ("proxy", "trainer", "engine")),
@@ -178,14 +178,14 @@ def test_the_kills_and_faults() -> None:
         ]
         for run in measured["runs"]
     ]
+    flat = " ".join(text.split())
     broken = ("lost_turns", "changed_turns", "lost_rewards", "changed_rewards", "doubled_rewards")
     untrue = ("consumed_twice", "consumed_without_a_step", "trained_and_not_consumed")
-    assert f"Lost, changed or doubled turns and rewards: {sum(measured[name] for name in broken)}." in told
-    assert f"Sessions trained twice or without a step: {sum(measured[name] for name in untrue)}." in told
-    assert f"were not in the end: {measured['stuck']}." in told
+    assert f"Lost, changed or duplicated turns and rewards: {sum(measured[name] for name in broken)}." in text
+    assert f"Sessions trained twice or without a step: {sum(measured[name] for name in untrue)}." in text
+    assert f"could have been trained and were not: {measured['stuck']}." in flat
     harm = ("believed_lies", "crashes_by_hostile_requests", "damage")
-    flat = " ".join(told.split())
     assert f"findings of `base-rl db check`: {sum(measured[name] for name in harm)}." in flat
-    assert f"{sum(measured['lies'].values())} lies were told." in flat
+    assert f"The relay falsified {sum(measured['lies'].values())} replies." in flat
     waits = f"{measured['p99_ms']} ms, and {measured['p99_ms_beside_a_hostile_client']} ms beside a hostile client"
     assert waits in flat

@@ -1,4 +1,5 @@
-"""The reference names what the code has, all of it and nothing else."""
+"""Compare the reference with the code: it documents all settings, commands, endpoints, errors and metrics, and no
+others."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def section(heading: str) -> str:
 
 
 def configuration() -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every section of the file, by its heading in TOML."""
+    """Return every section of the configuration by its heading in TOML."""
 
     def below(name: str, model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
         yield name, model
@@ -128,7 +129,7 @@ def test_the_examples_of_the_environment_are_read(monkeypatch: pytest.MonkeyPatc
 
 
 def commands() -> dict[str, set[str]]:
-    """The options of every `base-rl` command."""
+    """Return the options of every `base-rl` command."""
     found: dict[str, set[str]] = {}
 
     def walk(command: Any, path: str) -> None:
@@ -192,7 +193,7 @@ def test_every_option_of_a_program_is_documented_and_no_other(
 
 
 def routes(app: FastAPI) -> set[str]:
-    """`METHOD /path` of everything that the application answers; the names of path parameters left out."""
+    """Return `METHOD /path` for every endpoint of the application, without the names of path parameters."""
     found: set[str] = set()
     entries: list[Any] = list(app.routes)
     for entry in entries:
@@ -242,5 +243,5 @@ def test_every_metric_is_documented_with_its_labels_and_no_other() -> None:
 
 
 def labels(cell: str) -> list[str]:
-    """The names of the labels: what stands outside of brackets."""
+    """Return the names of the labels, without their values in brackets."""
     return code(re.sub(r"\([^)]*\)", "", cell))

@@ -1,4 +1,4 @@
-"""The page of the scripted engine, followed as it is written: its script, its agent, its commands."""
+"""Follow the page of the scripted engine as it is written: its script, its agent, its commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ READY_SECONDS = 60
 
 
 class Up:
-    """A `base-rl up`, and what it printed until it was ready."""
+    """A running `base-rl up`, and its output until it was ready."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.port = random_free_port("127.0.0.1")
@@ -47,7 +47,7 @@ class Up:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The lines to copy."""
+        """Return the `export` lines that it prints for copying."""
         return dict(re.findall(r"^export (OPENAI_\w+)=(.+?)\s*$", self.said, re.MULTILINE))
 
     def client(self) -> openai.OpenAI:
@@ -71,14 +71,14 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 
 def say(up: Up, text: str, **options: Any) -> Any:
-    """The answer; of a stream all of its chunks."""
+    """Return the answer, or all chunks of a stream."""
     with up.client() as client:
         messages: list[Any] = [{"role": "user", "content": text}]
         answer = client.chat.completions.create(model="policy", messages=messages, **options)
         return list(answer) if options.get("stream") else answer
 
 
-def test_the_pages_agent_gets_its_answer(up: Up, tmp_path: Path) -> None:
+def test_the_agent_on_the_page_gets_its_answer(up: Up, tmp_path: Path) -> None:
     (program,) = code_blocks(PAGE, "python")
     (tmp_path / "agent.py").write_text(program)
     run = subprocess.run(
@@ -116,14 +116,14 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
-def test_its_turns_are_recorded_like_any(up: Up) -> None:
+def test_turns_of_the_scripted_engine_are_recorded(up: Up) -> None:
     answer = say(up, "remember me", logprobs=True)
     assert [each.logprob for each in answer.choices[0].logprobs.content[:3]] == [-1.0] * 3
     assert answer.system_fingerprint == "policy@0"
     assert answer.usage.completion_tokens >= 2
 
 
-def test_up_says_what_to_do_without_a_script(tmp_path: Path) -> None:
+def test_up_without_a_script_explains_how_to_write_one(tmp_path: Path) -> None:
     found = Up(tmp_path)
     try:
         assert "no trainer" in found.said
@@ -141,7 +141,7 @@ def test_up_says_what_to_do_without_a_script(tmp_path: Path) -> None:
     assert (tmp_path / ".base-rl" / "scripted" / "base-rl.sqlite3").exists()
 
 
-def test_the_page_tells_every_key_and_no_other() -> None:
+def test_the_page_documents_every_key_and_no_other() -> None:
     match, answer, manner = [
         {name for cells in rows(table) for name in code(cells[0])[:1]}
         for table in sections(PAGE)["Rules"].split("\n\n| ")[1:]
@@ -151,13 +151,13 @@ def test_the_page_tells_every_key_and_no_other() -> None:
     assert not answer & manner
 
 
-def test_the_short_script_of_the_page_in_json(tmp_path: Path) -> None:
+def test_the_short_script_of_the_page_works_as_json(tmp_path: Path) -> None:
     assert '{"rule": [{"match": {…}, "text": …}]}' in PAGE
     (tmp_path / "script.json").write_text('{"rule": [{"match": {"role": "tool"}, "text": "so"}]}')
     assert read_script(tmp_path / "script.json").rule[0].match.role == "tool"
 
 
-async def test_the_engine_by_itself_starts_as_the_page_says(tmp_path: Path) -> None:
+async def test_the_engine_alone_starts_with_the_command_on_the_page(tmp_path: Path) -> None:
     (line,) = re.findall(r"^\.venv/bin/python (-m proxy\.engines\.scripted .*) --port 30000$", PAGE, re.MULTILINE)
     (tmp_path / "script.toml").write_text(code_blocks(PAGE, "toml")[0])
     process = await asyncio.create_subprocess_exec(

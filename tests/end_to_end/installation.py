@@ -1,4 +1,4 @@
-"""A whole installation for a test: engine, proxy and trainer as processes, the example's agent at work."""
+"""A complete installation for tests: engine, proxy and trainer as processes, with the example's agent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass
 class Installation:
-    """What a test does to a running installation, and what it sees of it."""
+    """Operations of a test on a running installation."""
 
     stack: Stack
     data_dir: Path
@@ -39,13 +39,13 @@ class Installation:
         return {"authorization": f"Bearer {self.stack.keys.run_key}"}
 
     def kill(self, part: str) -> None:
-        """kill -9, and nothing else: the supervisor starts it again."""
+        """Kill a part with SIGKILL; the supervisor starts it again."""
         pid = self.stack.supervisor.pid(part)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
     def ask_store(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Reads the store's file behind everybody's back."""
+        """Run a query directly on the store's file."""
         file = self.data_dir / "base-rl.sqlite3"
         with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=10)) as connection:
             return list(connection.execute(query, parameters))

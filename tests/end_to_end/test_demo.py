@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it, and the two controls: without training, or with others' rewards, nothing rises."""
+"""Run the demo as a newcomer does, and two controls whose reward must not rise: no training, and shuffled rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.timeout(420), pytest.mark.xdis
 
 
 def demo(data_dir: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Exit status, summary and output of `base-rl demo`."""
+    """Run `base-rl demo`. Return exit status, summary and output."""
     result = subprocess.run(
         [sys.executable, "-m", "proxy.cli", "demo", "--plain", "--data-dir", str(data_dir), *arguments],
         capture_output=True,
@@ -32,7 +32,7 @@ def demo(data_dir: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     return result.returncode, json.loads((data_dir / "summary.json").read_text()), output
 
 
-def test_the_demo_goes_from_poor_to_good_without_a_failed_call(tmp_path: Path) -> None:
+def test_the_demo_improves_without_a_failed_call(tmp_path: Path) -> None:
     status, summary, output = demo(tmp_path, "--seed", "3")
     assert status == 0, output
     assert summary["first_reward"] <= 0.35
@@ -54,7 +54,7 @@ def test_with_the_trainer_stopped_the_reward_does_not_rise(tmp_path: Path) -> No
 
 
 def test_with_shuffled_rewards_the_reward_does_not_rise(tmp_path: Path) -> None:
-    """One run on rewards that say nothing is a random walk, so it is the mean of three that stays where it was."""
+    """A run on meaningless rewards is a random walk, so the test compares the mean of three runs."""
     rises = []
     for seed in ("3", "4", "5"):
         _, summary, output = demo(tmp_path / seed, "--seed", seed, "--shuffle-rewards", "--time-limit", "15")
@@ -78,7 +78,7 @@ def alive(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("signal_", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_ended_in_the_middle_it_leaves_no_process_and_no_traceback(
+def test_an_interrupted_demo_leaves_no_process_and_no_traceback(
     tmp_path: Path, signal_: signal.Signals, status: int
 ) -> None:
     command = [sys.executable, "-u", "-m", "proxy.cli", "demo", "--plain", "--data-dir", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""A version that engines die of, under `base-rl up`'s supervisor: it is given up, and the one before it serves."""
+"""A version that kills engines, under `base-rl up`'s supervisor: it is rejected, and the previous version serves."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ RUN = "calculator"
 QUESTION = {"role": "user", "content": "What is 12 * 7?"}
 
 
-async def test_what_kills_an_engine_twice_is_not_given_to_it_again(tmp_path: Path) -> None:
-    """The version is good in all that can be checked, and the engine is killed soon after each time it holds it."""
+async def test_a_version_that_kills_an_engine_twice_is_not_loaded_again(tmp_path: Path) -> None:
+    """The version passes every check, and the engine is killed soon after each time it loads the version."""
     async with installation(tmp_path, with_trainer=False) as found:
         versions = tmp_path / "weights" / str(found.ask_store("SELECT id FROM runs")[0][0])
         for number in (1, 2):

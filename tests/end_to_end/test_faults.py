@@ -18,7 +18,7 @@ QUESTION = {"role": "user", "content": "What is 12 * 7?"}
 
 
 def assert_accounts_are_in_order(found: Installation) -> None:
-    """Every consumed session is in exactly one committed claim; versions follow each other without a gap."""
+    """Assert that every consumed session is in exactly one committed claim and that versions have no gap."""
     twice = found.ask_store(
         "SELECT session_id, count(*) FROM claimed_sessions JOIN claims ON claims.id = claim_id"
         " WHERE claims.state = 'committed' GROUP BY session_id HAVING count(*) > 1"
@@ -38,7 +38,7 @@ def assert_accounts_are_in_order(found: Installation) -> None:
     assert versions == list(range(len(versions)))
 
 
-async def test_a_trainer_killed_in_the_middle_of_a_step_loses_and_repeats_nothing(tmp_path: Path) -> None:
+async def test_a_trainer_killed_during_a_step_loses_and_repeats_nothing(tmp_path: Path) -> None:
     async with installation(tmp_path, lease_seconds=4.0) as found, agents_at_work(found):
         kills = 0
         for _ in range(3):
@@ -60,7 +60,7 @@ async def test_a_trainer_killed_in_the_middle_of_a_step_loses_and_repeats_nothin
 
 
 class Customer:
-    """Calls and rewards one session after another, and keeps what the proxy acknowledged."""
+    """A client that calls and rewards one session after another and stores what the proxy acknowledged."""
 
     def __init__(self, found: Installation) -> None:
         self.turns: list[str] = []

@@ -1,4 +1,4 @@
-"""kill -9 of one rank of two: the others end, and who starts again makes the same weights as if nothing had been."""
+"""kill -9 of one of two ranks: the others end, and after a restart the weights are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 6
 
 
 def process_of(launcher: subprocess.Popen[bytes], rank: int) -> int:
-    """The process id of a rank, by the environment that the launcher gave it."""
+    """Return the process id of a rank, found by the environment that the launcher gave it."""
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
     (found,) = [
         int(child) for child in children if f"\0RANK={rank}\0" in f"\0{Path(f'/proc/{child}/environ').read_text()}"
@@ -47,7 +47,7 @@ def until(proxy: TrainingProxy, process: subprocess.Popen[bytes], version: int) 
 
 @pytest.mark.parametrize("preset", ["grpo", "ppo"])
 def test_a_killed_rank_changes_nothing(tmp_path: Path, preset: str) -> None:
-    """First the second rank, then the first, which holds the claim; the critic comes back as well."""
+    """Kill the second rank, then the first, which holds the claim; the critic is restored as well."""
     base = tmp_path / "base"
     save_tiny_model(base)
     undisturbed = TrainingProxy(base_model=str(base), source=random_groups())

@@ -1,4 +1,4 @@
-"""Two proxies on one PostgreSQL, with one engine: sessions, rewards, claims, versions and keys are one for both."""
+"""Two proxies on one PostgreSQL with one engine share sessions, rewards, claims, versions and keys."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ pytestmark = [
 
 ADMIN, RUN, TRAINER = ("rl-admin-" + "a" * 43, "rl-run-" + "r" * 43, "rl-trainer-" + "t" * 43)
 KEY_SECONDS = 5.0
-"""Within which a key that one proxy revoked is refused by another (docs/operating.md)."""
+"""Time within which a key revoked by one proxy is refused by the other (docs/operating.md)."""
 
 LATE_SECONDS = 5.0
-"""What a slow machine may add."""
+"""Allowance for a slow machine."""
 READY_SECONDS = 90.0
 QUESTION = {"role": "user", "content": "What is 12 * 7?"}
 
 
 class Pair:
-    """Clients of both, with a run key."""
+    """Clients of both proxies, with a run key."""
 
     def __init__(self, clients: list[httpx.AsyncClient], directory: Path) -> None:
         self.clients = clients
@@ -92,7 +92,8 @@ def process(arguments: list[str], log: Path, **variables: str) -> Iterator[subpr
 
 @asynccontextmanager
 async def open_pair(directory: Path, **settings: str) -> AsyncIterator[Pair]:
-    """Both share the data directory, and so the secret that keys are made with; they start at the same moment."""
+    """Start both proxies at the same moment. They share the data directory, and so the secret that keys are made
+    with."""
     with ExitStack() as stack:
         url = stack.enter_context(postgresql_database(migrated=False))
         engine_port, ports = random_free_port("127.0.0.1"), [random_free_port("127.0.0.1") for _ in range(2)]
@@ -141,7 +142,7 @@ async def until_ready(client: httpx.AsyncClient, proxy: subprocess.Popen[bytes])
     raise AssertionError(f"the proxy ended with {proxy.returncode}")
 
 
-async def test_two_proxies_are_one(tmp_path: Path) -> None:
+async def test_two_proxies_share_one_store(tmp_path: Path) -> None:
     async with open_pair(tmp_path) as pair:
         await sessions_are_shared_by_name(pair)
         await conversations_go_on_across_proxies(pair)
@@ -150,8 +151,9 @@ async def test_two_proxies_are_one(tmp_path: Path) -> None:
         await keys_of_one_are_the_others(pair)
 
 
-async def test_a_limit_is_one_for_both(tmp_path: Path) -> None:
-    """Agents that do not wait, at both at once, get no more than one proxy would give; those that wait are served."""
+async def test_two_proxies_share_one_limit(tmp_path: Path) -> None:
+    """Agents that call both proxies without waiting get no more than one proxy would allow; those that wait are
+    served."""
     limits = {"BASE_RL_RUN__LIMITS__CALLS_PER_MINUTE": "600", "BASE_RL_RUN__LIMITS__BURST_SECONDS": "2"}
     body: dict[str, Any] = {"model": "policy", "messages": [QUESTION]}
     async with open_pair(tmp_path, **limits) as pair:
@@ -180,7 +182,7 @@ async def test_a_limit_is_one_for_both(tmp_path: Path) -> None:
 
 
 async def sessions_are_shared_by_name(pair: Pair) -> None:
-    """Calls of one name at the same time, half of them at each proxy, are turns of one session."""
+    """Simultaneous calls with one name, half of them to each proxy, become turns of one session."""
     for attempt in range(5):
         calls = (pair.ask(number, session=f"task {attempt}") for number in range(8))
         answers = await asyncio.gather(*calls)
@@ -204,7 +206,7 @@ async def conversations_go_on_across_proxies(pair: Pair) -> None:
 
 
 async def rewards_are_taken_once(pair: Pair) -> None:
-    """One reward, sent to both at once under one key, is one entry with one answer."""
+    """One reward sent to both proxies at once with one key becomes one entry, and both return the same answer."""
     for attempt in range(5):
         body = {"session_id": f"task {attempt}", "reward": attempt / 4, "idempotency_key": f"reward {attempt}"}
         receipts = await asyncio.gather(*(pair.other(number).post("/v1/feedback", json=body) for number in range(6)))
