@@ -3,7 +3,7 @@
 A reader follows a page from top to bottom, in a clone, in one shell. The language of a block decides its use:
 
 - ```bash: its lines are run in order;
-- ```python: run as a program, with the variables that the shell exported; with title="NAME" it is a file of that name;
+- ```python: run as a program, with the exported variables of the shell; with title="NAME" it is a file of that name;
 - ```toml title="NAME": a file of that name; without a title it is part of a configuration, which is only parsed;
 - ```text, ```diff, ```json: not used.
 

@@ -82,9 +82,7 @@ class Reader:
         if what is None:
             self._run(command)
             return
-        if (
-            what == "up"
-        ):  # a reader has one terminal for it
+        if what == "up":  # a reader has one terminal for it
             for beside in [each for each in self._beside if each.what == "up"]:
                 self._beside.remove(beside)
                 self._end(beside)
