@@ -28,10 +28,10 @@ from proxy.http.admission import BodyAdmission, BodyBytes
 from proxy.http.boundary import RequestBoundary, RequestObserver
 from proxy.http.plain_routes import PlainRoutes
 from proxy.http.services import provide
+from proxy.keys import endpoints as key_endpoints
 from proxy.log import logger
 from proxy.metrics import Metrics
 from proxy.overview import endpoints as overview_endpoints
-from proxy.overview import key_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.services import Services, build_services

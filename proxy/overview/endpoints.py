@@ -18,7 +18,7 @@ with that cursor gives the next page. An admin key may do everything; a run key 
     GET    /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
     GET    /api/v1/turns/{id}                      TurnView; ?tokens=1 as above
 
-Keys are in `overview/key_endpoints.py`.
+Keys are in `keys/endpoints.py`.
 """
 
 from __future__ import annotations

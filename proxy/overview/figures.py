@@ -21,7 +21,7 @@ from proxy.overview.rate import RateHistory
 from proxy.overview.repository import AnyRow, OverviewRepository
 from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.steps.assembly import StepFacts, stored_step_facts
-from proxy.overview.steps.repository import StepRepository
+from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.views import REWARD_WINDOW, Curves, RatePoint, RewardPoint, RunSummary, StepPoint
 from proxy.runs.asking import AskedBatches
 from proxy.settings import RunSettings
@@ -193,7 +193,7 @@ class RunFigures:
         """Return the totals by run; runs without sessions and swaps are omitted."""
 
         def read(connection: Connection) -> tuple[Sequence[AnyRow], dict[str, int]]:
-            return OverviewRepository(connection).counted(), StepRepository(connection).swap_counts()
+            return OverviewRepository(connection).counted(), StepOverviewRepository(connection).swap_counts()
 
         rows, swaps = await self._database.read(read)
         by_run: dict[str, list[AnyRow]] = {run_id: [] for run_id in swaps}
@@ -211,7 +211,9 @@ class RunFigures:
 
     async def _recent(self, run_id: str) -> _Recent:
         rate = await self._rate(run_id)
-        newest = await self._database.read(lambda connection: StepRepository(connection).version_times(run_id, 1))
+        newest = await self._database.read(
+            lambda connection: StepOverviewRepository(connection).version_times(run_id, 1)
+        )
         steps = await self.facts_of(run_id, [row.version for row in newest if row.version > 0])
 
         def read(connection: Connection) -> _Recent:
@@ -225,7 +227,7 @@ class RunFigures:
             answered = sum(ends.values())
             return _Recent(
                 rewards=repository.last_rewards(run_id, REWARD_WINDOW),
-                learning_rates=StepRepository(connection).learning_rates(run_id, ENOUGH_STEPS),
+                learning_rates=StepOverviewRepository(connection).learning_rates(run_id, ENOUGH_STEPS),
                 trainer_seen_at=mark.created_at if (mark := repository.trainer_marks(run_id)) else None,
                 open_sessions=repository.open_sessions(run_id),
                 newest_step=next(iter(steps.values()), None),
@@ -255,7 +257,7 @@ class RunFigures:
     async def _step_points(self, run_id: str) -> _Steps:
         rate = await self._rate(run_id)
         times = await self._database.read(
-            lambda connection: StepRepository(connection).version_times(run_id, _STEP_POINTS)
+            lambda connection: StepOverviewRepository(connection).version_times(run_id, _STEP_POINTS)
         )
         facts = await self.facts_of(run_id, [row.version for row in times])
         return _Steps(
@@ -290,7 +292,7 @@ class RunFigures:
 
 
 def _audits(run_id: str, versions: Sequence[int], connection: Connection) -> dict[int, str]:
-    return StepRepository(connection).audits(run_id, versions)
+    return StepOverviewRepository(connection).audits(run_id, versions)
 
 
 def _sums(counted: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from proxy.database.unit_of_work import Database
 from proxy.engines.faults import EngineFault, EngineFaults
 from proxy.errors import StoreDamaged, StoreUnavailable
 from proxy.overview.repository import AnyRow, OverviewRepository
-from proxy.overview.steps.repository import StepRepository
+from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.views import Health, RunHealth
 from proxy.runs.asking import AskedBatches
 from proxy.runs.repository import RunRepository
@@ -112,7 +112,7 @@ class HealthCheck:
         return await self._database.read(read)
 
     def _health_of(self, run: AnyRow, connection: Connection) -> RunHealth:
-        repository, steps = OverviewRepository(connection), StepRepository(connection)
+        repository, steps = OverviewRepository(connection), StepOverviewRepository(connection)
         now = self._clock()
         lease = RunSettings.model_validate(run.config).lease_seconds
         mark = repository.trainer_marks(run.id)

@@ -30,7 +30,7 @@ from proxy.overview.sessions.assembly import TokenText
 from proxy.overview.sessions.service import SessionOverview
 from proxy.overview.sessions.views import SessionPage, SessionView, TurnView
 from proxy.overview.steps.assembly import step_item
-from proxy.overview.steps.repository import StepRepository
+from proxy.overview.steps.repository import StepOverviewRepository
 from proxy.overview.steps.service import StepOverview
 from proxy.overview.steps.views import StepPage, StepTokens, StepView
 from proxy.overview.views import Curves, EventItem, Health, RunList, RunSummary, Snapshot
@@ -125,7 +125,7 @@ class OverviewService:
 
     async def last_steps(self) -> dict[str, LastStep]:
         """Return the newest step of each run by name. Metrics that were not finite are omitted."""
-        rows = await self._database.read(lambda connection: StepRepository(connection).last_steps())
+        rows = await self._database.read(lambda connection: StepOverviewRepository(connection).last_steps())
         known = {row.name: {name: value for name, value in row.metrics.items() if value is not None} for row in rows}
         return {row.name: LastStep(row.version, row.created_at, known[row.name]) for row in rows}
 
@@ -182,7 +182,7 @@ class OverviewService:
             raise InvalidRequest("invalid cursor: take `next_cursor` of the previous page", param="cursor")
         below = int(cursor) if cursor else None
         rows = await self._database.read(
-            lambda connection: StepRepository(connection).versions(run_id, below=below, limit=size + 1)
+            lambda connection: StepOverviewRepository(connection).versions(run_id, below=below, limit=size + 1)
         )
         # A run without history may be deleted between the two reads: its version 0 then has no facts.
         facts = await self._figures.facts_of(run_id, [row.version for row in rows[:size]])

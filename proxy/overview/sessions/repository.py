@@ -22,7 +22,7 @@ _Columns = ReadOnlyColumnCollection[str, Any]
 SEARCHED = 4096
 
 
-class SessionViewRepository:
+class SessionOverviewRepository:
     """Queries that run within one read transaction."""
 
     def __init__(self, connection: Connection) -> None:

@@ -17,7 +17,7 @@ from proxy.overview.filters import Cursor, SessionFilter, page_size
 from proxy.overview.rewards.assembly import preference_view, reward_items, used_by
 from proxy.overview.rewards.repository import LedgerRepository
 from proxy.overview.sessions.assembly import TokenText, session_item, trained, turn_view, untrained
-from proxy.overview.sessions.repository import AnyRow, SessionViewRepository
+from proxy.overview.sessions.repository import AnyRow, SessionOverviewRepository
 from proxy.overview.sessions.views import SessionItem, SessionPage, SessionView, Trainability, TurnView
 from proxy.runs.repository import RunRepository
 
@@ -43,7 +43,7 @@ class SessionOverview:
         after = Cursor.decode(cursor) if cursor else None
 
         def read(connection: Connection) -> tuple[Sequence[AnyRow], AnyRow | None, set[str]]:
-            repository = SessionViewRepository(connection)
+            repository = SessionOverviewRepository(connection)
             rows = repository.sessions(run_id, wanted, after=after, limit=size + 1)
             is_short = len(rows) <= size and wanted.is_searched
             # Turns cost one query per session, so they are read only where the explanation depends on them.
@@ -81,7 +81,7 @@ class SessionOverview:
 
     async def turn(self, turn_id: str, *, with_tokens: bool = False) -> TurnView:
         """Return a turn. Raise NotFound."""
-        row = await self._database.read(lambda connection: SessionViewRepository(connection).turn(turn_id))
+        row = await self._database.read(lambda connection: SessionOverviewRepository(connection).turn(turn_id))
         if row is None:
             raise NotFound(f"there is no turn {turn_id!r}")
         return turn_view(row, with_tokens=with_tokens, text=self._token_text)
@@ -101,7 +101,7 @@ class _SessionRows(NamedTuple):
 
 
 def _session_rows(connection: Connection, *, session_id: str) -> _SessionRows:
-    repository, ledger = SessionViewRepository(connection), LedgerRepository(connection)
+    repository, ledger = SessionOverviewRepository(connection), LedgerRepository(connection)
     row = repository.session(session_id)
     if row is None:
         raise NotFound(f"there is no session {session_id!r}")

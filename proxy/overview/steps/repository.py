@@ -23,7 +23,7 @@ from proxy.database.tables import (
 AnyRow = Row[*tuple[Any, ...]]
 
 
-class StepRepository:
+class StepOverviewRepository:
     """Queries that run within one read transaction."""
 
     def __init__(self, connection: Connection) -> None:

@@ -16,7 +16,7 @@ from proxy.errors import NotFound
 from proxy.overview.rewards.assembly import subject_of
 from proxy.overview.sessions.assembly import TokenText
 from proxy.overview.steps.assembly import audit_of, step_facts, step_item
-from proxy.overview.steps.repository import AnyRow, StepRepository
+from proxy.overview.steps.repository import AnyRow, StepOverviewRepository
 from proxy.overview.steps.views import AuditedTurn, StepTokens, StepTrajectory, StepView, UsedReward
 
 # exp(710) overflows a float.
@@ -34,7 +34,7 @@ class StepOverview:
         """Return a step with its batch. Raise NotFound."""
 
         def read(connection: Connection) -> tuple[AnyRow, dict[str, AnyRow], list[AnyRow], set[str]]:
-            repository = StepRepository(connection)
+            repository = StepOverviewRepository(connection)
             row = repository.version(run_id, version)
             if row is None:
                 raise NotFound(f"the run {run_name!r} has no version {version}")
@@ -65,7 +65,7 @@ class StepOverview:
         """Return the audited tokens of a step. Raise NotFound."""
 
         def read(connection: Connection) -> list[AnyRow]:
-            repository = StepRepository(connection)
+            repository = StepOverviewRepository(connection)
             if repository.version(run_id, version) is None:
                 raise NotFound(f"the run {run_name!r} has no version {version}")
             return repository.tokens(run_id, version)

@@ -19,9 +19,9 @@ from proxy.clock import Clock
 from proxy.database.unit_of_work import Database
 from proxy.http import errors
 from proxy.http.services import provide
+from proxy.keys import endpoints as key_endpoints
 from proxy.lifecycle.signals import Signals
 from proxy.overview import endpoints as overview_endpoints
-from proxy.overview import key_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
 from proxy.runs.switch import RunSwitch

@@ -1,4 +1,4 @@
-"""Keys over HTTP. Those of one run are in `test_endpoints.py`."""
+"""Keys over HTTP. Those of one run are in `tests/proxy/overview/test_endpoints.py`."""
 
 from __future__ import annotations
 
