@@ -1,4 +1,5 @@
-"""References to functions in files of the user's: how a configuration names them, and what pins their content."""
+"""Functions in the user's own files: the configuration names file and function, and the file's SHA-256 is
+recorded."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def _referred(value: Any) -> Any:
 
 
 FunctionInFile = Annotated[UserFunction, BeforeValidator(_referred)]
-"""In a configuration "FILE.py:NAME"; in a step's record the fields of `UserFunction`."""
+"""A function that a configuration names as "FILE.py:NAME" and a step's record by the fields of `UserFunction`."""
 
 
 def functions_in(parts: object) -> dict[str, UserFunction]:

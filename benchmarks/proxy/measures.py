@@ -50,7 +50,7 @@ async def check(system: System) -> None:
 
 
 async def answers_again(system: System) -> None:
-    """Wait until a stopped system answers again: to such a proxy its engine looks lost for a moment.
+    """Wait until a system that was stopped and continued answers: at first its proxy may count the engine as lost.
 
     Raises TimeoutError.
     """

@@ -67,11 +67,11 @@ def train(
     `base-rl train --nproc 2` in another. It can be stopped at any time, and continues from the last committed
     version.
 
-    Several processes share the rows of a step and shard the model (`--nproc 2`). The trainer's own model definitions
-    (backend archon) can be divided along more axes: `--layout d2t2` is for four processes, with two shares of the
-    rows (d), in each of which two processes divide heads and MLPs (t). c divides the tokens of a row, e the experts,
-    p the layers, and r repeats the whole. A layout that does not fit the model or --nproc is refused, and one that
-    fits is named.
+    Several processes share the rows of a step and shard the model (`--nproc 2`). With the trainer's own model
+    definitions (backend archon), `--layout` divides the work along more axes, each a letter and a number: d rows,
+    t heads and MLPs, c the tokens of a row, e experts, p layers, r whole replicas. `d2t2` is for four processes: two
+    shares of the rows, each computed by two processes that divide heads and MLPs. If a layout does not fit the model
+    or --nproc, the error says what does.
 
     For a base-rl on this machine, address and key come from its data directory. For another machine, name the proxy
     and give a trainer key of the run: `BASE_RL_TRAINER__API_KEY=… base-rl train --proxy https://…`. Weights are

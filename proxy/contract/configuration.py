@@ -39,7 +39,8 @@ def environment_values(environment: Mapping[str, str], section: str) -> dict[str
 
 
 def parse_value(text: str) -> Any:
-    """Return lists, tables and null as the JSON that they are; any other text stays text, for the types to read."""
+    """Decode lists, tables and null, which are JSON. Return any other text as it is: the setting's type converts
+    it."""
     if text == "null" or text[:1] in {"[", "{"}:
         try:
             return json.loads(text)

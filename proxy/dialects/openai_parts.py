@@ -52,7 +52,7 @@ def _with_turn_ids(answer: Answer, choices: list[dict[str, Any]]) -> list[dict[s
 
 
 class CompletionStream:
-    """The common part of the writers of streams: each event has the same head, and the last ones end the choices."""
+    """The common part of the two dialects' streams: a head that every event repeats, and the end of the stream."""
 
     kind: ClassVar[str]
     """The `object` of each event."""

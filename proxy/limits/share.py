@@ -1,4 +1,4 @@
-"""One proxy's share of a run's limits. Everything here is pure: `service` trades with the store."""
+"""One proxy's share of a run's limits. Everything here is pure; `service.py` reads and writes the store."""
 
 from __future__ import annotations
 

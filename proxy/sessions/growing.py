@@ -75,7 +75,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_of(prompt: LonePrompt, answer: str) -> Step:
-    """Return the step of a prompt and its answer, which is not blank."""
+    """Return the step that consists of a prompt and its answer. The answer must not be blank."""
     answer = answer.strip()
     digest, answer_digest = _digest(prompt.text), _digest(answer)
     return Step(

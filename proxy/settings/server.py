@@ -29,7 +29,7 @@ class ServerSettings(Section):
     weights_dir: Path | None = None
     """Versions whose weights lie outside this directory are refused; default: `weights` in the data directory."""
     public_url: Annotated[str, AfterValidator(_http_url)] | None = None
-    """The address that clients are told to use, where it is not http://host:port (behind a gateway)."""
+    """The address to show to clients if it is not http://host:port, for example behind a gateway."""
     max_body_mib: PositiveInt = 32
     max_bodies_mib: PositiveInt | None = None
     """Bound on the total size of the bodies in work, those up to 64 KiB not counted; default: an eighth of the memory
@@ -68,7 +68,7 @@ class RequestSettings(Section):
     """Backslashes in one body. The JSON parser decodes a string in one call, during which every other request waits:
     a million backslashes take some hundredths of a second."""
     max_options_mib: PositiveInt = 4
-    """Size of all that is not the conversation: tools, schemas, metadata."""
+    """Size of a body's fields other than the conversation: tools, schemas, metadata."""
     threads: PositiveInt = 2
     """Large calls that are parsed, rendered and tokenised at the same time; further ones wait."""
 

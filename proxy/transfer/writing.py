@@ -35,7 +35,8 @@ class TransferWriter:
         self._head_version = head_version
 
     def add(self, record: SessionRecord, users: Sequence[bytes], *, train: bool, keep_ids: bool, now: float) -> bool:
-        """Insert a session with turns and rewards. Return False if the run already has it, imported or its own.
+        """Insert a session with turns and rewards. Return False if the run already has it: an earlier import, or
+        the run's own session.
 
         `users` are pseudonyms. Without `train`, or if the record is not whole, the session is never trained. With
         `keep_ids`, it keeps the ids of the record.

@@ -117,8 +117,8 @@ class VersionRepository:
         return int(self._connection.execute(statement).scalar_one())
 
     def rejected_for_deaths(self, run_id: str, *, since: float, deaths: int) -> int | None:
-        """Return the newest version rejected since then with at least `deaths` deaths of engines; None without
-        one."""
+        """Return the newest version that was rejected at `since` or later and of which at least `deaths` engines
+        died; None if there is none."""
         statement = select(func.max(PolicyVersionRow.version)).where(
             PolicyVersionRow.run_id == run_id,
             PolicyVersionRow.state == VersionState.REJECTED.value,

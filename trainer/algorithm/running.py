@@ -174,8 +174,8 @@ class RunningMeans(msgspec.Struct, frozen=True, kw_only=True):
         return Scope() if task is None else self.tasks.get(digest(task), Scope())
 
     def _squares(self, task: str | None, values: Mapping[int, Sequence[float]]) -> tuple[_Part, _Part]:
-        """Return the mean squares of a task (None: of the run) including the batch: of sessions' rewards, and of
-        turns' returns at all positions together."""
+        """Return two mean squares that include the batch: of sessions' rewards, and of turns' returns at all
+        positions together. They are those of `task`, or of the whole run if it is None."""
         scope = self.run if task is None else self._scope(task)
         parts: dict[int, _Part] = {}
         for place in (SESSION, *range(MOST_POSITIONS)):

@@ -55,7 +55,7 @@ class Prepared:
         return mini_batches(self.batch, self.advantages.turns, sequences, chosen, algorithm)
 
     def explained(self, audits: Sequence[TrajectoryAudit]) -> list[TrajectoryAudit]:
-        """Return the audits, completed by the answers of their sessions that were not trained, with reasons."""
+        """Return the audits, each with the answers of its session that were not trained and the reasons."""
         masked = self.judged.masked
         return [msgspec.structs.replace(audit, masked=masked.get(audit.session_id, ())) for audit in audits]
 

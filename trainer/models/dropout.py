@@ -16,9 +16,9 @@ from torch.nn.modules.dropout import _DropoutNd
 class Repeatable(nn.Module):
     """A module whose equal calls give equal results, in training mode too.
 
-    In training mode, only the parts that recompute their activations in the backward pass are told that they train:
-    transformers checkpoints a layer in that mode alone. Everything below them stays in evaluation mode, which also
-    turns off noise of other kinds, such as the jitter of routers.
+    Training mode is set only on the parts that recompute their activations in the backward pass, because transformers
+    checkpoints a layer in that mode alone. Everything below them stays in evaluation mode, which also turns off other
+    noise, such as the jitter of routers.
     """
 
     def train(self, mode: bool = True) -> Self:

@@ -25,8 +25,8 @@ class Rows(NamedTuple):
     temperature_N: Tensor
     reach_BT: Tensor | None = None
     balance: float = 0.0
-    """Weight of each of the N tokens in the load-balancing loss of routers (`archon/moe.py`). Differentiating any
-    loss of the scores adds its gradient."""
+    """Weight of each of the N tokens in the load-balancing loss of routers (`archon/moe.py`). The gradient of that
+    loss is added in the backward pass of any loss that is computed from the scores."""
 
 
 class Scores(NamedTuple):

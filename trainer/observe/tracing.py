@@ -77,7 +77,7 @@ class StepTrace:
             self._profiler.collect(False)
 
     def take_up(self) -> None:
-        """Continue the trace: this run is trained again."""
+        """Continue the trace with the next step of this run."""
         if self._traces:
             self._profiler.collect(True)
 

@@ -46,7 +46,7 @@ class EndReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Restarts:
-    """The messages of one launcher's ranks. Each run that it trains has a bound of its own."""
+    """Files by which the ranks of one launcher send it requests to restart, with a bound per run, and reports."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -52,9 +52,9 @@ class Learner:
         critic: ValueModel | None = None,
     ) -> None:
         if algorithm.has_reference != (reference is not None):
-            raise ValueError("a reference belongs to algorithms with a kl_coefficient, and to no other")
+            raise ValueError("pass a reference if the algorithm has a kl_coefficient, and only then")
         if algorithm.has_critic != (critic is not None):
-            raise ValueError("a critic belongs to algorithms with that baseline, and to no other")
+            raise ValueError("pass a critic if the algorithm's baseline is `critic`, and only then")
         self.model = model
         self.reference = reference
         self.steps = 0
@@ -157,7 +157,8 @@ class Learner:
         credit: Sequence[Credit] | None,
         compute_loss: MicroBatchLoss,
     ) -> _Result:
-        """Take one optimiser step, unless the gradient is not sound."""
+        """Compute the gradient and take one optimiser step; skip the step if `_is_sound` rejects the gradient's
+        norm."""
         self._zero_grad()
         balance = self._algorithm.router_aux_coefficient / max(1, mini_batch.trained_tokens)
         loss, records = self._accumulate(batches, mini_batch.denominator, start, credit, balance, compute_loss)

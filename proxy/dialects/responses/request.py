@@ -68,7 +68,8 @@ class ResponseBody(SamplingFields):
 
 
 ItemMemory = Remembered[ReaderState]
-"""Cache of reader states after the beginnings of conversations that were sent before."""
+"""Cache of what was read from earlier requests, by conversation: a request that continues one is read from there
+on."""
 
 
 class UnresolvedReferences(Exception):

@@ -37,8 +37,9 @@ SpecialTools = Mapping[str, SpecialTool]
 class OfferedTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools of a request that the model is offered.
 
-    `functions` are in the shape of chat completions, `places` their places in the body by their names. `warnings`
-    name the tools that are ignored, and the grammars that are not enforced.
+    `functions` are in the shape of chat completions. `places` is where each function is in the body, as an error's
+    `param` names it, by the function's name. `warnings` name the tools that are ignored, and the grammars that are
+    not enforced.
     """
 
     functions: list[dict[str, Any]]

@@ -84,7 +84,7 @@ class ControlEndpoints:
             "/health_generate": self._health,
         }
         return [
-            Route("/flush_cache", self._flush_cache, methods=["GET", "POST"]),  # SGLang takes both
+            Route("/flush_cache", self._flush_cache, methods=["GET", "POST"]),  # as in SGLang
             *(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
             *(Route(path, handler, methods=["GET"]) for path, handler in gets.items()),
         ]

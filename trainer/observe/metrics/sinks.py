@@ -32,8 +32,8 @@ class Sinks:
             sink.put(step)
 
     def finish(self) -> None:
-        """Tell the sinks to end within `CLOSE_SECONDS`. With several runs, all sinks are told before any is waited
-        for, so that the end takes these seconds once."""
+        """Tell the sinks to end within `CLOSE_SECONDS`. With several runs, all sinks are notified before any is
+        waited for, so that the end takes these seconds once."""
         for sink in self._sinks:
             sink.finish()
         self._deadline = self._deadline or time.monotonic() + CLOSE_SECONDS
