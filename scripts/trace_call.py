@@ -1,6 +1,7 @@
 """Trace one chat completion through the proxy: its trunk in order, all files it passes, and the calls it makes.
 
     make trace-call                      # or: python -m scripts.trace_call --json
+    python -m scripts.trace_call --functions 40      # and the functions that are called most, each with its callers
 
 A proxy in this process answers from the scripted engine, which is a process of its own, over a real connection. Some
 conversations come first, so that caches are warm; then two completions of one conversation are traced, from the ASGI
@@ -28,6 +29,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -60,6 +62,8 @@ class Trace:
     builtin_calls: int = 0
     loop_calls: int = 0
     functions: set[tuple[str, str]] = field(default_factory=set)
+    by_caller: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Calls by name of the called function and place of the caller."""
     awaited: dict[str, None] = field(default_factory=dict)
     handing_on: dict[str, None] = field(default_factory=dict)
     passed: dict[str, None] = field(default_factory=dict)
@@ -80,7 +84,7 @@ class Trace:
     def helpers(self) -> list[str]:
         return [path for path in self.passed if path not in self.awaited]
 
-    def observe(self, frame: FrameType, event: str, _argument: object) -> None:
+    def observe(self, frame: FrameType, event: str, argument: object) -> None:
         """Count one event; `sys.setprofile` calls this."""
         if event not in ("call", "c_call"):
             return
@@ -88,8 +92,10 @@ class Trace:
             self.loop_calls += 1
         elif event == "c_call":
             self.builtin_calls += 1
+            self.by_caller[_builtin_name(argument), _place(frame)] += 1
         else:
             self.python_calls += 1
+            self.by_caller[_place(frame), _place(frame.f_back)] += 1
             path = _own(frame)
             if path is not None:
                 self.passed.setdefault(path)
@@ -106,6 +112,18 @@ def _own(frame: FrameType) -> str | None:
     """Return the path of the frame's file in the repository; None for a file of others."""
     file = frame.f_code.co_filename
     return os.path.relpath(file, _ROOT) if file.startswith(f"{_ROOT}/proxy/") else None
+
+
+def _place(frame: FrameType | None) -> str:
+    """Return the function that a frame runs, with the end of its file's path."""
+    if frame is None:
+        return "(no caller)"
+    return f"{'/'.join(frame.f_code.co_filename.rsplit('/', 2)[1:])}:{frame.f_code.co_qualname}"
+
+
+def _builtin_name(function: object) -> str:
+    name = getattr(function, "__qualname__", repr(function))
+    return f"built-in {getattr(function, '__module__', None) or ''}.{name}"
 
 
 async def traced_completions() -> tuple[Trace, Trace]:
@@ -224,15 +242,29 @@ def _lines(first: Trace, second: Trace) -> Iterator[str]:
         yield f"calls of the {name} completion: {trace.calls} ({parts}); {trace.loop_calls} more of the event loop"
 
 
+def _most_called(trace: Trace, number: int) -> Iterator[str]:
+    """Yield lines for the functions that are called most, each with the number of calls by each caller."""
+    totals: Counter[str] = Counter()
+    for (called, _), count in trace.by_caller.items():
+        totals[called] += count
+    for called, total in totals.most_common(number):
+        yield f"{total:5} {called}"
+        callers = Counter({caller: count for (name, caller), count in trace.by_caller.items() if name == called})
+        yield from (f"        {count:4} from {caller}" for caller, count in callers.most_common())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.trace_call", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--functions", type=int, default=0, metavar="N", help="list the N functions that the first completion calls most"
+    )
     options = parser.parse_args(arguments)
     first, second = asyncio.run(traced_completions())
     if options.json:
         sys.stdout.write(json.dumps(report(first, second)) + "\n")
         return 0
-    sys.stdout.write("\n".join(_lines(first, second)) + "\n")
+    sys.stdout.write("\n".join([*_lines(first, second), *_most_called(first, options.functions)]) + "\n")
     return 0
 
 
