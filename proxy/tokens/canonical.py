@@ -14,7 +14,7 @@ history.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii as _json_text
 from typing import Any, overload
@@ -83,11 +83,13 @@ class NormalMessages(Sequence[Mapping[str, Any]]):
             return [self._at(position) for position in range(*index.indices(len(self._messages)))]
         return self._at(index if index >= 0 else range(len(self._messages))[index])
 
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        return map(self._at, range(len(self._messages)))
+
     def _at(self, position: int) -> Mapping[str, Any]:
-        message = self._known.get(position)
-        if message is None:
-            message = self._known[position] = normalise(self._messages[position])
-        return message
+        if position not in self._known:
+            self._known[position] = normalise(self._messages[position])
+        return self._known[position]
 
 
 def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,25 +122,18 @@ def _number(text: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) <= _EXACT_INTEGERS else value
 
 
-def canonical_message(message: Mapping[str, Any]) -> str:
-    """Return a text that is equal for equal messages and different for different ones."""
-    role, text, calls = _canonical_parts(message)
-    if calls:
-        return json.dumps([role, text, calls])
-    return f"[{_json_text(role)}, {_json_text(text)}, []]"  # the same JSON, without the cost of the general encoder
-
-
 def _canonical_parts(message: Mapping[str, Any]) -> tuple[str, str, list[list[str]]]:
-    """Return role, text, and name and arguments of every call."""
-    role = message["role"]
-    calls = [
-        [call["function"]["name"], canonical_arguments(call["function"].get("arguments") or "{}")]
-        for call in message.get("tool_calls") or ()
-    ]
+    """Return role, text, and name and arguments of every call: equal for equal messages, different for others."""
+    role, calls = message["role"], message.get("tool_calls")
+    canonical_calls = [_canonical_call(call["function"]) for call in calls] if calls else []
     text = text_of(message.get("content"))
     if role == "assistant":
         text = without_thought(text).strip()
-    return "system" if role == "developer" else role, text, calls
+    return "system" if role == "developer" else role, text, canonical_calls
+
+
+def _canonical_call(function: Mapping[str, Any]) -> list[str]:
+    return [function["name"], canonical_arguments(function.get("arguments") or "{}")]
 
 
 def without_thought(text: str) -> str:
@@ -149,22 +144,19 @@ def without_thought(text: str) -> str:
 
 
 def extend_hash(previous: bytes, message: Mapping[str, Any]) -> bytes:
-    """Return the hash of the conversation hashed as `previous`, extended by `message`."""
-    if _is_long(message):
-        return _extend_in_pieces(previous, message)
-    return blake2b(previous + canonical_message(message).encode(), digest_size=HASH_BYTES).digest()
+    """Return the hash of the conversation hashed as `previous`, extended by `message`.
 
-
-def _is_long(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return (isinstance(content, str) and len(content) > _PIECE) or any(
-        len(str(call["function"].get("arguments") or "")) > _PIECE for call in message.get("tool_calls") or ()
-    )
-
-
-def _extend_in_pieces(previous: bytes, message: Mapping[str, Any]) -> bytes:
-    """Return the hash that `extend_hash` defines, without a C call that holds the interpreter's lock for long."""
+    It is over the JSON list of the message's role, text and calls.
+    """
     role, text, calls = _canonical_parts(message)
+    if calls or len(text) > _PIECE:
+        return _extend_in_pieces(previous, role, text, calls)
+    canonical = f"[{_json_text(role)}, {_json_text(text)}, []]"  # as `json.dumps` writes it, at less cost
+    return blake2b(previous + canonical.encode(), digest_size=HASH_BYTES).digest()
+
+
+def _extend_in_pieces(previous: bytes, role: str, text: str, calls: list[list[str]]) -> bytes:
+    """Return the hash that `extend_hash` defines, without a C call that holds the interpreter's lock for long."""
     hasher = blake2b(previous, digest_size=HASH_BYTES)
     hasher.update(f"[{_json_text(role)}, ".encode())
     _update_with_text(hasher, text)

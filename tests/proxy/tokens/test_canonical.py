@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from hashlib import blake2b
 from typing import Any
 from unittest import mock
 
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.tokens import canonical
 from proxy.tokens.canonical import (
+    EMPTY,
+    HASH_BYTES,
     canonical_arguments,
-    canonical_message,
     conversation_hashes,
     extend_hash,
     normalise,
@@ -38,6 +40,10 @@ def calling(arguments: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [call], **more}
 
 
+def hashed(message: dict[str, Any]) -> bytes:
+    return extend_hash(EMPTY, message)
+
+
 def typed(value: Any) -> Any:
     """JSON equality as JavaScript has it: one kind of number, which is not a boolean."""
     if isinstance(value, dict):
@@ -55,7 +61,7 @@ def test_arguments_written_anew_are_equal(value: dict[str, Any], random: Any) ->
     random.shuffle(keys)
     shuffled = {key: value[key] for key in keys}
     rewritten = json.dumps(shuffled, indent=2, ensure_ascii=False)
-    assert canonical_message(calling(json.dumps(value))) == canonical_message(calling(rewritten))
+    assert hashed(calling(json.dumps(value))) == hashed(calling(rewritten))
 
 
 @given(JSON, JSON)
@@ -81,7 +87,7 @@ def test_numbers_and_booleans_are_told_apart() -> None:
     ],
 )
 def test_numbers_that_javascript_writes_anew_are_equal(written: str, echoed: str) -> None:
-    left, right = (canonical_message(calling(f'{{"a": {number}}}')) for number in (written, echoed))
+    left, right = (hashed(calling(f'{{"a": {number}}}')) for number in (written, echoed))
     assert left == right
     assert canonical_arguments({"a": json.loads(written)}) == canonical_arguments(f'{{"a": {echoed}}}')
 
@@ -89,10 +95,10 @@ def test_numbers_that_javascript_writes_anew_are_equal(written: str, echoed: str
 def test_white_space_around_an_answer_does_not_count() -> None:
     """Clients of Anthropic cut it off, because their API refuses it."""
     texts = ["a b", "\n\na b ", "a b\n"]
-    assert len({canonical_message({"role": "assistant", "content": text}) for text in texts}) == 1
-    assert len({canonical_message({"role": "user", "content": text}) for text in texts}) == len(texts)
+    assert len({hashed({"role": "assistant", "content": text}) for text in texts}) == 1
+    assert len({hashed({"role": "user", "content": text}) for text in texts}) == len(texts)
     blank = calling("{}", content="\n")
-    assert canonical_message(blank) == canonical_message(calling("{}"))
+    assert hashed(blank) == hashed(calling("{}"))
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', "{", "", "nul", "[" * 100_000, "9" * 5000])
@@ -105,12 +111,12 @@ def test_text_that_is_no_json_equals_only_itself(text: str) -> None:
 def test_content_as_parts_equals_content_as_text(role: str, text: str, cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = [{"type": "text", "text": text[a:b]} for a, b in itertools.pairwise(edges)]
-    assert canonical_message({"role": role, "content": parts}) == canonical_message({"role": role, "content": text})
+    assert hashed({"role": role, "content": parts}) == hashed({"role": role, "content": text})
 
 
 @pytest.mark.parametrize("message", [{}, {"content": None}, {"content": ""}, {"content": []}])
 def test_null_empty_and_missing_content_are_alike(message: dict[str, Any]) -> None:
-    assert canonical_message({"role": "assistant", **message}) == canonical_message({"role": "assistant"})
+    assert hashed({"role": "assistant", **message}) == hashed({"role": "assistant"})
 
 
 def test_ids_names_refusals_reasoning_and_provider_fields_do_not_count() -> None:
@@ -118,7 +124,7 @@ def test_ids_names_refusals_reasoning_and_provider_fields_do_not_count() -> None
     noisy = calling('{"a":1}', name="bob", refusal=None, reasoning_content="hm", annotations=[], x_vendor=1)
     noisy["tool_calls"][0]["id"] = "other"
     noisy["tool_calls"][0]["index"] = 0
-    assert canonical_message(plain) == canonical_message(noisy)
+    assert hashed(plain) == hashed(noisy)
 
 
 def test_role_text_and_calls_count() -> None:
@@ -130,12 +136,12 @@ def test_role_text_and_calls_count() -> None:
         calling("{}", content="a"),
         calling('{"a": 2}'),
     ]
-    assert len({canonical_message(message) for message in messages}) == len(messages)
+    assert len({hashed(message) for message in messages}) == len(messages)
 
 
 def test_developer_is_system() -> None:
     developer, system = ({"role": role, "content": "be brief"} for role in ("developer", "system"))
-    assert canonical_message(developer) == canonical_message(system)
+    assert hashed(developer) == hashed(system)
 
 
 @given(st.lists(st.tuples(ROLES, st.text(max_size=5)), max_size=6), st.integers(0, 6))
@@ -192,6 +198,8 @@ def test_no_tools_and_an_empty_list_are_alike(tools: list[dict[str, Any]]) -> No
 def test_long_messages_are_hashed_in_pieces_to_the_same_hash(text: str, arguments: list[str], piece: int) -> None:
     calls = [{"function": {"name": "f", "arguments": each}} for each in arguments]
     message = {"role": "assistant", "content": text, "tool_calls": calls}
-    whole = extend_hash(b"before", message)
+    parts = ["assistant", text.strip(), [["f", canonical_arguments(each or "{}")] for each in arguments]]
+    whole = blake2b(b"before" + json.dumps(parts).encode(), digest_size=HASH_BYTES).digest()
+    assert extend_hash(b"before", message) == whole
     with mock.patch.object(canonical, "_PIECE", piece):
         assert extend_hash(b"before", message) == whole
