@@ -116,12 +116,40 @@ def continued_steps(text: str, steps: Iterable[Step]) -> list[Step]:
     return [step for *_, step in sorted(ranked, key=lambda entry: entry[:3])]
 
 
-class GrowingPrompts:
-    """The newest steps of every key and frame that this process recorded, bounded in number."""
+class _Frame:
+    """The steps of one key, system prompt and tools by id, the oldest first; also by length and digest of the prompt,
+    so that a call is compared with the prompts that it begins with, and not with hundreds."""
 
-    def __init__(self, kept: int = _STEPS) -> None:
-        self._kept = kept
-        self._frames: dict[tuple[KeyId, bytes], OrderedDict[bytes, Step]] = {}
+    def __init__(self) -> None:
+        self.steps: OrderedDict[bytes, Step] = OrderedDict()
+        self._by_prompt: dict[int, dict[bytes, list[Step]]] = {}
+
+    def add(self, step: Step) -> None:
+        self.steps[step.id] = step
+        self._by_prompt.setdefault(step.length, {}).setdefault(step.digest, []).append(step)
+
+    def drop(self, step_id: bytes) -> None:
+        step = self.steps.pop(step_id)
+        of_length = self._by_prompt[step.length]
+        of_length[step.digest].remove(step)
+        if not of_length[step.digest]:
+            del of_length[step.digest]
+        if not of_length:
+            del self._by_prompt[step.length]
+
+    def continued(self, text: str) -> list[Step]:
+        """Return the steps that a prompt with this text continues, the best first."""
+        digests = beginnings(text, self._by_prompt)
+        begun = [step for length, digest in digests.items() for step in self._by_prompt[length].get(digest, ())]
+        return continued_steps(text, begun) if begun else []
+
+
+class GrowingPrompts:
+    """The newest steps of every key and frame that this process recorded, at most `most`."""
+
+    def __init__(self, most: int = _STEPS) -> None:
+        self._most = most
+        self._frames: dict[tuple[KeyId, bytes], _Frame] = {}
         self._ages: OrderedDict[tuple[KeyId, bytes, bytes], None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -137,19 +165,21 @@ class GrowingPrompts:
             return None
         step = step_of(prompt, answer)
         self._drop(key_id, prompt.frame, step.id)  # so that adding it again makes it the newest
-        steps = self._frames.setdefault((key_id, prompt.frame), OrderedDict())
-        steps[step.id] = step
+        frame = self._frames.get((key_id, prompt.frame))
+        if frame is None:
+            frame = self._frames[key_id, prompt.frame] = _Frame()
+        frame.add(step)
         self._ages[key_id, prompt.frame, step.id] = None
-        if len(steps) > _STEPS_OF_FRAME:
-            self._drop(key_id, prompt.frame, next(iter(steps)))
-        if len(self._ages) > self._kept:
+        if len(frame.steps) > _STEPS_OF_FRAME:
+            self._drop(key_id, prompt.frame, next(iter(frame.steps)))
+        if len(self._ages) > self._most:
             self._drop(*next(iter(self._ages)))
         return step.id
 
     def continued(self, key_id: KeyId, prompt: LonePrompt) -> list[bytes]:
         """Return the ids of the steps that the prompt continues, the best first."""
-        steps = self._frames.get((key_id, prompt.frame))
-        return [step.id for step in continued_steps(prompt.text, steps.values())] if steps else []
+        frame = self._frames.get((key_id, prompt.frame))
+        return [step.id for step in frame.continued(prompt.text)] if frame is not None else []
 
     def drop_where(self, is_unwanted: Callable[[KeyId, bytes], bool]) -> None:
         """Drop the steps for whose key and id `is_unwanted` returns true."""
@@ -161,9 +191,8 @@ class GrowingPrompts:
         if (key_id, frame, step_id) not in self._ages:
             return
         del self._ages[key_id, frame, step_id]
-        steps = self._frames[key_id, frame]
-        del steps[step_id]
-        if not steps:
+        self._frames[key_id, frame].drop(step_id)
+        if not self._frames[key_id, frame].steps:
             del self._frames[key_id, frame]
 
 

@@ -100,8 +100,10 @@ async def test_an_erased_session_takes_no_prompt_that_grew(proxy: Proxy, asked_f
     assert (await proxy.call(lone(f"Task {THOUGHT} on"))).is_new
     assert (await proxy.call(lone(f"Other {THOUGHT} on"))).id == other.id
     # No public method shows the text of answers in memory, and this test is about that text being gone.
-    kept = [step.head for steps in proxy.sessions._growing._frames.values() for step in steps.values()]
-    assert kept == [THOUGHT] * (1 if asked_for else 2), "the text of an answer goes with its session"
+    frames = proxy.sessions._growing._frames.values()
+    assert [step.head for frame in frames for step in frame.steps.values()] == [THOUGHT] * (1 if asked_for else 2), (
+        "the text of an answer goes with its session"
+    )
 
 
 async def test_the_trace_chooses_among_equal_prompts(proxy: Proxy) -> None:

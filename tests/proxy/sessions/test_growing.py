@@ -124,7 +124,7 @@ def test_key_and_frame_must_be_equal() -> None:
 @given(st.data())
 def test_the_newest_are_kept(data: Any) -> None:
     added: dict[tuple[int, int], bytes | None] = {}
-    prompts = GrowingPrompts(kept=4)
+    prompts = GrowingPrompts(most=4)
     for key, number in data.draw(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=20)):
         added.pop((key, number), None)
         added[key, number] = prompts.add(KeyId(str(key)), prompt(f"Task {number}"), THOUGHT, has_grown=False)
