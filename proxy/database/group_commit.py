@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
+import msgspec
 from sqlalchemy import Connection
 
 from proxy.database.prepared import run_plain
@@ -53,8 +53,7 @@ class Together(ABC, Generic[_Result]):
 Transaction = Callable[[Callable[[Connection], Any]], "asyncio.Future[Any]"]
 
 
-@dataclass
-class _Waiting:
+class _Waiting(msgspec.Struct):
     """A queued write, the future of its caller, and the number of times it was started."""
 
     write: Write[Any]
@@ -78,13 +77,13 @@ class GroupCommit:
         self._careful = 0
         self._scheduled = False
 
-    async def commit(self, write: Write[_Result]) -> _Result:
-        """Return the result of `write` once it is durable, or raise its exception after it changed nothing.
+    def commit(self, write: Write[_Result]) -> asyncio.Future[_Result]:
+        """Return a future: the result of `write` once it is durable, or its exception after it changed nothing.
 
         `write` may run several times, and one of the runs is committed, so it must change nothing but the database.
         In a group, `Together` kinds run first; other writes keep their order. A write that may be retried runs up to
         `ATTEMPTS` times, ahead of writes that have not started. If the transaction cannot start or commit, all of its
-        writes fail. Cancelling the caller does not undo the write.
+        writes fail. Cancelling the future does not undo the write.
         """
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
@@ -93,7 +92,7 @@ class GroupCommit:
             self._scheduled = True
             # Not started at once: other writes of this iteration of the loop then share the transaction.
             loop.call_soon(self._begin)
-        return await outcome
+        return outcome
 
     async def aclose(self) -> None:
         """Wait until every write that was asked for has ended."""
@@ -159,21 +158,20 @@ class _OneFailed(Exception):
     """One of several writes failed, and the transaction was rolled back."""
 
 
-class _Group:
+class _Group(msgspec.Struct, frozen=True):
     """The work of one transaction: runs the writes and returns their results, a `_Failure` for each that failed.
 
     Without `each_alone`, raises _OneFailed when one of several writes fails.
     """
 
-    def __init__(self, writes: Sequence[Write[Any]], *, each_alone: bool) -> None:
-        self._writes = writes
-        self._each_alone = each_alone
+    writes: Sequence[Write[Any]]
+    each_alone: bool
 
     def __call__(self, connection: Connection) -> list[Any]:
-        if len(self._writes) == 1:
-            return [self._writes[0](connection)]
-        if self._each_alone:
-            return [self._run(connection, write) for write in self._writes]
+        if len(self.writes) == 1:
+            return [self.writes[0](connection)]
+        if self.each_alone:
+            return [self._run(connection, write) for write in self.writes]
         try:
             return self._run_all(connection)
         except Exception as error:
@@ -182,15 +180,15 @@ class _Group:
     def _run_all(self, connection: Connection) -> list[Any]:
         results: dict[int, Any] = {}
         alike: dict[type[Together[Any]], dict[int, Together[Any]]] = {}
-        for place, write in enumerate(self._writes):
+        for place, write in enumerate(self.writes):
             if isinstance(write, Together):
                 alike.setdefault(type(write), {})[place] = write
         for kind, writes in alike.items():
             results.update(zip(writes, kind.together(connection, list(writes.values())), strict=True))
-        for place, write in enumerate(self._writes):
+        for place, write in enumerate(self.writes):
             if place not in results:
                 results[place] = write(connection)
-        return [results[place] for place in range(len(self._writes))]
+        return [results[place] for place in range(len(self.writes))]
 
     def _run(self, connection: Connection, write: Write[Any]) -> Any:
         run_plain(connection, "SAVEPOINT write")

@@ -12,6 +12,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -106,8 +107,8 @@ def open_postgresql(
     begin_read = _begin("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", settings)
     shares = _Shares(threads, connections - 1, busy_timeout_seconds)
     return Backend(
-        write=lambda work: threads.run(work, begin_write),
-        read=lambda work: shares.run(work, begin_read),
+        write=partial(threads.run, begin=begin_write),
+        read=partial(shares.run, begin=begin_read),
         lanes=min(_LANES, max(1, connections - 1)),
         is_unavailable=lambda error: sqlstate(error) in _UNAVAILABLE,
         may_retry=lambda error: sqlstate(error) in _RETRIED,

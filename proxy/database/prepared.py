@@ -188,10 +188,18 @@ def _converter(type_: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
 
 
 def _run(connection: Connection, sql: str, parameters: Any) -> Sequence[tuple[Any, ...]]:
-    binary = {"binary": True} if _is_psycopg(connection) else {}  # binary results: blobs take half the bytes
-    with _cursor(connection, sql) as cursor:
-        cursor.execute(sql, parameters, **binary)
+    # Without `_cursor`: every statement of a commit runs here, and a context manager costs as much as SQLite's work.
+    cursor: Any = connection.connection.cursor()
+    try:
+        if _is_psycopg(connection):
+            cursor.execute(sql, parameters, binary=True)  # binary results: blobs take half the bytes
+        else:
+            cursor.execute(sql, parameters)
         return cursor.fetchall() if cursor.description is not None else ()
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise _own_error(connection, sql, error) from error
+    finally:
+        cursor.close()
 
 
 def _is_psycopg(connection: Connection) -> bool:
@@ -205,10 +213,15 @@ def _cursor(connection: Connection, sql: str) -> Iterator[Any]:
     try:
         yield cursor
     except connection.dialect.loaded_dbapi.Error as error:
-        base = cast("type[Exception]", connection.dialect.loaded_dbapi.Error)
-        raise DBAPIError.instance(sql, None, error, base, dialect=connection.dialect) from error
+        raise _own_error(connection, sql, error) from error
     finally:
         cursor.close()
+
+
+def _own_error(connection: Connection, sql: str, error: Exception) -> BaseException:
+    """Return SQLAlchemy's exception for one of the driver's."""
+    base = cast("type[Exception]", connection.dialect.loaded_dbapi.Error)
+    return DBAPIError.instance(sql, None, error, base, dialect=connection.dialect)
 
 
 class _Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
@@ -59,7 +60,6 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         writing, count=1, name="store-writer", is_lost=_is_never_lost, committed=checkpoints.committed
     )
     read_threads = ConnectionThreads(reading, count=_READERS, name="store-reader", is_lost=_is_never_lost)
-    begin_writing, begin_reading = begin_by(_BEGIN_WRITING), begin_by(_BEGIN_READING)
 
     def close() -> None:
         write_threads.close()
@@ -67,8 +67,8 @@ def open_sqlite(url: URL, *, synchronous: str | None, busy_timeout_seconds: floa
         checkpoints.close()
 
     return Backend(
-        write=lambda work: write_threads.run(work, begin_writing),
-        read=lambda work: read_threads.run(work, begin_reading),
+        write=partial(write_threads.run, begin=begin_by(_BEGIN_WRITING)),
+        read=partial(read_threads.run, begin=begin_by(_BEGIN_READING)),
         lanes=1,
         is_unavailable=is_unavailable,
         may_retry=lambda _error: False,

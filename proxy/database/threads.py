@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
@@ -35,7 +36,7 @@ def begin_by(statement: str) -> Begin:
     return lambda connection: run_plain(connection, statement)
 
 
-class _Job(NamedTuple):
+class _Job(msgspec.Struct, frozen=True):
     """A function to run, how its transaction starts, the caller's future, and the deadline for a connection."""
 
     work: Callable[[Connection], Any]
@@ -92,8 +93,8 @@ class ConnectionThreads:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Result] = loop.create_future()
         self._under_way += 1
-        outcome.add_done_callback(self._done)
-        if len(self._threads) < min(self._under_way, self.count):
+        threads = len(self._threads)
+        if threads < self._under_way and threads < self.count:
             self._start()
         self._jobs.put(_Job(work, begin, loop, outcome, time.monotonic() + self._patience))
         return outcome
@@ -107,8 +108,11 @@ class ConnectionThreads:
         self._threads.clear()
         self._engine.dispose()
 
-    def _done(self, _outcome: asyncio.Future[Any]) -> None:
+    def _deliver(self, outcome: asyncio.Future[Any], deliver: Callable[[Any], None], result: Any) -> None:
+        """Pass a result to its caller, on the event loop's thread."""
         self._under_way -= 1
+        if not outcome.done():  # the caller may have been cancelled
+            deliver(result)
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
@@ -145,7 +149,7 @@ class ConnectionThreads:
                         error = PoolExhausted(str(error))
                     result, deliver = error, job.outcome.set_exception
                 with suppress(RuntimeError):  # the loop was closed meanwhile, so nobody waits
-                    job.loop.call_soon_threadsafe(_deliver, job.outcome, deliver, result)
+                    job.loop.call_soon_threadsafe(self._deliver, job.outcome, deliver, result)
                 del job, result, deliver  # an idle thread must not keep its last job's objects alive
         finally:
             if connection is not None:
@@ -191,10 +195,13 @@ class ConnectionThreads:
             run_plain(connection, "COMMIT")
             if self._committed is not None:
                 self._committed(connection)
-        finally:
+        except BaseException:
             if not self._is_lost(connection):
-                connection.connection.rollback()  # the driver's transaction, if `work` raised; no effect after COMMIT
-                connection.rollback()  # SQLAlchemy's record of one
+                connection.connection.rollback()
+            raise
+        finally:
+            if connection.in_transaction() and not self._is_lost(connection):
+                connection.rollback()  # SQLAlchemy's record of a transaction, which `execute` in `work` made
         return result
 
     def _usable(self, connection: Connection | None) -> Connection | None:
@@ -210,8 +217,3 @@ def _give_up(connection: Connection) -> None:
         connection.close()
     with suppress(Exception):
         connection.invalidate()
-
-
-def _deliver(outcome: asyncio.Future[Any], deliver: Callable[[Any], None], result: Any) -> None:
-    if not outcome.done():  # the caller may have been cancelled
-        deliver(result)

@@ -323,10 +323,11 @@ class SessionFinder:
 
     async def _find_or_insert(self, opening: Opening, name: Name | None) -> SessionContext:
         by = name.by if name is not None else AttributedBy.NEW
-        run, now, as_of = opening.run, self._clock(), self._memory.as_of_now()
-        opening = msgspec.structs.replace(opening, hints=_newest(opening.hints))
+        run, as_of = opening.run, self._memory.as_of_now()
+        if opening.hints.conversation_hashes:
+            opening = msgspec.structs.replace(opening, hints=_newest(opening.hints))
         found, row = await self._database.commit(
-            Opened(opening, name, now),
+            Opened(opening, name, as_of.at),
             order_key=name.text if name is not None else opening.key_id,
         )
         if name is not None and found is not None:
