@@ -225,11 +225,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def completion_tokens(self) -> int:
-        return sum(choice.completion_tokens for choice in self.choices)
+        return sum([choice.completion_tokens for choice in self.choices])
 
     @property
     def reasoning_tokens(self) -> int:
-        return sum(choice.reasoning_tokens for choice in self.choices)
+        return sum([choice.reasoning_tokens for choice in self.choices])
 
     @property
     def fingerprint(self) -> str | None:

@@ -119,7 +119,7 @@ class Capture:
         return self._shown([*self._parser.feed(text), *self._parser.finish()])
 
     def finish_reason(self) -> FinishReason:
-        if self.finish is EngineFinish.STOP or self._trimmer.stopped or self.satisfied:
+        if self.finish is EngineFinish.STOP or self._trimmer.stopped_by is not None or self.satisfied:
             return FinishReason.TOOL_CALLS if self.calls else FinishReason.STOP
         return FinishReason.LENGTH
 
@@ -179,7 +179,7 @@ class Capture:
         read = 0
         while read < len(ids) and (logprobs or self._parser.may_think):
             # Both before and after the token: the markers around reasoning count as reasoning.
-            thinking, stopped = self._parser.thinking, self._trimmer.stopped
+            thinking, stopped = self._parser.thinking, self._trimmer.stopped_by is not None
             events = self._parser.feed(self._trimmer.feed(self._detokenizer.feed(ids[read : read + 1])))
             if thinking or self._parser.thinking:
                 self.reasoning_tokens += 1

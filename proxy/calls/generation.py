@@ -72,7 +72,6 @@ class Generation:
         self._captures = tuple(captures)
         self._engine = engine
         self._slots = slots
-        self._own_slots = asyncio.Semaphore(CHOICES_AT_ONCE)
         self._clock = clock
         self._record = record
         self._vacate = vacate
@@ -208,9 +207,16 @@ class Generation:
 
     async def _generate_all(self) -> list[TurnState]:
         """Generate all choices, `CHOICES_AT_ONCE` together. When one fails, cancel the others and raise its error."""
+        own_slots = asyncio.Semaphore(CHOICES_AT_ONCE)
+
+        async def generate_in_turn(capture: Capture) -> TurnState:
+            # Before a slot of the engine's: a choice that waits here must not occupy one that other calls could use.
+            async with own_slots:
+                return TurnState.TRUNCATED if self.abandoned else await self._generate(capture)
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._generate(capture)) for capture in self._captures]
+                tasks = [group.create_task(generate_in_turn(capture)) for capture in self._captures]
         except* BaseRlError as errors:
             raise next(_leaves(errors)) from None
         return [task.result() for task in tasks]
@@ -228,8 +234,7 @@ class Generation:
         limit, satisfied = asyncio.timeout(None), False
         self._limits.append(limit)
         try:
-            # Its own slots first: while a choice waits for one, it must not occupy a slot that other calls could use.
-            async with limit, self._own_slots, self._slots:
+            async with limit, self._slots:
                 if self.abandoned:  # while it waited for a slot
                     return TurnState.TRUNCATED
                 self._started.add(plan.turn_id)

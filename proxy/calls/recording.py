@@ -13,7 +13,6 @@ from proxy.calls.models import ServedModel
 from proxy.calls.observer import TurnObserver
 from proxy.calls.runtime import ModelRuntime
 from proxy.clock import Clock
-from proxy.contract.identifiers import TurnId
 from proxy.contract.turn import Turn, TurnState
 from proxy.errors import Conflict, StoreUnavailable
 from proxy.sessions.growing import LonePrompt
@@ -61,22 +60,17 @@ class TurnRecorder:
     async def record(self, context: CallContext, ended: Sequence[tuple[Capture, TurnState]]) -> Answer:
         """Commit the turns, all or none, and return the answer as it was recorded."""
         now = self._clock()
-        turns = [_turn(capture, state, now) for capture, state in ended]
-        captures = [capture for capture, _ in ended]
-        choices = [_choice(capture, turn) for capture, turn in zip(captures, turns, strict=True)]
-        answers = [_answer(context, [capture], [choice]) for capture, choice in zip(captures, choices, strict=True)]
-        unrecorded = await self._committed(context, captures, turns, answers)
-        answer = answers[0] if len(answers) == 1 else _answer(context, captures, choices)
+        choices = [_ended_choice(context, capture, state, now) for capture, state in ended]
+        unrecorded = await self._committed(context, choices)
+        answer = choices[0].answer if len(choices) == 1 else _whole_answer(context, choices)
         return answer if unrecorded is None else msgspec.structs.replace(answer, unrecorded=unrecorded)
 
-    async def _committed(
-        self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], answers: Sequence[Answer]
-    ) -> str | None:
+    async def _committed(self, context: CallContext, choices: Sequence[_EndedChoice]) -> str | None:
         """Commit the turns. Return None, or the reason why an answer is given although they are not recorded."""
         unrecorded = context.unrecorded
         if unrecorded is None:
             try:
-                await self._commit(context, captures, turns, answers)
+                await self._commit(context, choices)
             except StoreUnavailable:
                 if not self._serves_unrecorded:
                     raise
@@ -85,18 +79,13 @@ class TurnRecorder:
             self._observer.call_unrecorded(reason=unrecorded, dialect=context.dialect.name)
         return unrecorded
 
-    async def _commit(
-        self, context: CallContext, captures: Sequence[Capture], turns: Sequence[Turn], answers: Sequence[Answer]
-    ) -> None:
-        siblings = tuple(turn.id for turn in turns[1:])
-        records = [
-            _record(context, capture, turn, _ending(context.runtime, capture, turn), answer)
-            for capture, turn, answer in zip(captures, turns, answers, strict=True)
-        ]
-        if siblings:
-            answer = _answer(context, captures, answers[0].choices, siblings)
-            records[0] = msgspec.structs.replace(records[0], response=msgspec.to_builtins(answer))
-        if all(turn.state is TurnState.COMPLETE for turn in turns):
+    async def _commit(self, context: CallContext, choices: Sequence[_EndedChoice]) -> None:
+        records = [_record(context, choice) for choice in choices]
+        if len(choices) > 1:
+            whole, siblings = _whole_answer(context, choices), tuple(choice.turn.id for choice in choices[1:])
+            first = msgspec.structs.replace(whole, choices=whole.choices[:1], siblings=siblings)
+            records[0] = msgspec.structs.replace(records[0], response=msgspec.to_builtins(first))
+        if context.idempotency_key is not None and all(choice.turn.state is TurnState.COMPLETE for choice in choices):
             records[0] = msgspec.structs.replace(records[0], idempotency_key=context.idempotency_key)
         if context.runtime.redactor is not None:
             records = await context.runtime.redactor.redacted(records)
@@ -108,14 +97,14 @@ class TurnRecorder:
             # recorded, without the key.
             records[0] = msgspec.structs.replace(records[0], idempotency_key=None)
             is_open = await self._trajectories.record(*records)
-        for capture, record in zip(captures, records, strict=True):
+        for choice, record in zip(choices, records, strict=True):
             if record.turn.state is not TurnState.FAILED:
                 self._sessions.answered(
                     context.session,
                     record.conversation_hash,
                     settled_hash=record.settled_hash,
                     lone_prompt=context.lone_prompt,
-                    answer=without_thought(capture.text),
+                    answer=without_thought(choice.text),
                     turn_id=record.turn.id,
                     seen_open=seen_at if is_open else None,
                 )
@@ -126,6 +115,15 @@ class TurnRecorder:
                     prompt_tokens=record.prompt_token_count,
                     dialect=context.dialect.name,
                 )
+
+
+class _EndedChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice whose generation has ended, its turn, its text, and the answer with this choice alone."""
+
+    capture: Capture
+    turn: Turn
+    text: str
+    answer: Answer
 
 
 def stream_head(plans: Sequence[CallPlan], context: CallContext) -> StreamHead:
@@ -151,79 +149,37 @@ def stream_head(plans: Sequence[CallPlan], context: CallContext) -> StreamHead:
     )
 
 
-def _ending(runtime: ModelRuntime, capture: Capture, turn: Turn) -> bytes:
-    """Return the conversation hash by which a call that continues this turn is recognised."""
-    prompt = capture.plan.prompt
-    if not turn.output_ids:
-        return prompt.request_hash
-    if prompt.raw is None:
-        return extend_hash(prompt.request_hash, _reply(capture))
-    completion = prompt.raw.answered(capture.text, turn.output_ids, turn.sampling.stop_token_ids)
-    runtime.completions.keep(completion)
-    return completion.digest
-
-
-def _turn(capture: Capture, state: TurnState, now: float) -> Turn:
+def _ended_choice(context: CallContext, capture: Capture, state: TurnState, now: float) -> _EndedChoice:
     if state is TurnState.FAILED or capture.finish is None:
-        return capture.turn_without_tokens(state, now)
-    return capture.turn(state, now)
-
-
-def _record(context: CallContext, capture: Capture, turn: Turn, ending: bytes, answer: Answer) -> TurnRecord:
-    plan, prompt = capture.plan, capture.plan.prompt
-    return TurnRecord(
-        turn=turn,
-        run_id=plan.run_id,
-        attributed_by=context.session.attributed_by.value,
-        conversation_hash=ending,
-        settled_hash=_settled(capture, turn),
-        tools_hash=prompt.tools_hash,
-        idempotency_key=None,
-        prompt_token_count=len(prompt.plan.input_ids),
-        prompt_ids=prompt.plan.input_ids,
-        messages=prompt.messages,
-        request=plan.call.body,
-        response=msgspec.to_builtins(answer),
-        users=context.users,
-    )
-
-
-def _settled(capture: Capture, turn: Turn) -> bytes | None:
-    """Return the conversation hash without the last message, if the next request may leave that message out."""
-    settled = capture.plan.prompt.settled_hash
-    return extend_hash(settled, _reply(capture)) if settled is not None and turn.output_ids else None
-
-
-def _reply(capture: Capture) -> dict[str, Any]:
-    """Return the answer as the message that clients send back, including its prefill."""
-    calls = [{"function": {"name": made.call.name, "arguments": made.call.arguments}} for made in capture.calls]
-    return {"role": "assistant", "content": capture.plan.call.prefill + capture.text, "tool_calls": calls}
-
-
-def _choice(capture: Capture, turn: Turn) -> Choice:
-    return Choice(
+        turn = capture.turn_without_tokens(state, now)
+    else:
+        turn = capture.turn(state, now)
+    text = capture.text
+    choice = Choice(
         turn_id=turn.id,
-        text=capture.text,
+        text=text,
         reasoning=capture.reasoning,
         reasoning_tokens=capture.reasoning_tokens,
         tool_calls=tuple(capture.calls),
         finish_reason=capture.finish_reason(),
         completion_tokens=capture.token_count,
-        version=max((span.version for span in turn.spans), default=None),
+        version=max([span.version for span in turn.spans], default=None),
         stopped_by=capture.stopped_by,
         completed=int(turn.finished_at),
         logprobs=tuple(capture.token_logprobs) if capture.plan.call.logprobs else None,
         failure=capture.failure,
     )
+    return _EndedChoice(capture=capture, turn=turn, text=text, answer=_answer(context, [capture.plan], (choice,)))
 
 
-def _answer(
-    context: CallContext,
-    captures: Sequence[Capture],
-    choices: Sequence[Choice],
-    siblings: tuple[TurnId, ...] = (),
-) -> Answer:
-    head = stream_head([capture.plan for capture in captures], context)
+def _whole_answer(context: CallContext, choices: Sequence[_EndedChoice]) -> Answer:
+    """Return the answer with the choices of all these answers."""
+    plans = [choice.capture.plan for choice in choices]
+    return _answer(context, plans, tuple(choice.answer.choices[0] for choice in choices))
+
+
+def _answer(context: CallContext, plans: Sequence[CallPlan], choices: tuple[Choice, ...]) -> Answer:
+    head = stream_head(plans, context)
     return Answer(
         turn_id=head.turn_id,
         session_id=head.session_id,
@@ -232,8 +188,51 @@ def _answer(
         created=head.created,
         prompt_tokens=head.prompt_tokens,
         cached_tokens=head.cached_tokens,
-        choices=tuple(choices),
-        siblings=siblings,
+        choices=choices,
         attempt=context.session.attempt,
         warnings=context.warnings,
     )
+
+
+def _record(context: CallContext, choice: _EndedChoice) -> TurnRecord:
+    plan, prompt = choice.capture.plan, choice.capture.plan.prompt
+    return TurnRecord(
+        turn=choice.turn,
+        run_id=plan.run_id,
+        attributed_by=context.session.attributed_by.value,
+        conversation_hash=_ending(context, choice),
+        settled_hash=_settled(choice),
+        tools_hash=prompt.tools_hash,
+        idempotency_key=None,
+        prompt_token_count=len(prompt.plan.input_ids),
+        prompt_ids=prompt.plan.input_ids,
+        messages=prompt.messages,
+        request=plan.call.body,
+        response=msgspec.to_builtins(choice.answer),
+        users=context.users,
+    )
+
+
+def _ending(context: CallContext, choice: _EndedChoice) -> bytes:
+    """Return the conversation hash by which a call that continues this turn is recognised."""
+    prompt, turn = choice.capture.plan.prompt, choice.turn
+    if not turn.output_ids:
+        return prompt.request_hash
+    if prompt.raw is None:
+        return extend_hash(prompt.request_hash, _reply(choice))
+    completion = prompt.raw.answered(choice.text, turn.output_ids, turn.sampling.stop_token_ids)
+    context.runtime.completions.keep(completion)
+    return completion.digest
+
+
+def _settled(choice: _EndedChoice) -> bytes | None:
+    """Return the conversation hash without the last message, if the next request may leave that message out."""
+    settled = choice.capture.plan.prompt.settled_hash
+    return extend_hash(settled, _reply(choice)) if settled is not None and choice.turn.output_ids else None
+
+
+def _reply(choice: _EndedChoice) -> dict[str, Any]:
+    """Return the answer as the message that clients send back, including its prefill."""
+    capture = choice.capture
+    calls = [{"function": {"name": made.call.name, "arguments": made.call.arguments}} for made in capture.calls]
+    return {"role": "assistant", "content": capture.plan.call.prefill + choice.text, "tool_calls": calls}

@@ -11,14 +11,15 @@ from proxy.dialects.events import DONE, PING, event
 
 def completion_usage(answer: Answer) -> dict[str, Any]:
     """Return the `usage` object of chat completions and completions."""
+    completion, reasoning = answer.completion_tokens, answer.reasoning_tokens
     usage: dict[str, Any] = {
         "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
-        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "completion_tokens": completion,
+        "total_tokens": answer.prompt_tokens + completion,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
     }
-    if answer.reasoning_tokens:
-        usage["completion_tokens_details"] = {"reasoning_tokens": answer.reasoning_tokens}
+    if reasoning:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
     return usage
 
 

@@ -40,19 +40,11 @@ class ReasoningParser(Scanner):
         super().__init__()
         self._space: list[str] = []
         self._events: list[str | Reasoning] = []
-        self._in_thought = in_reasoning
-        self._over = False
-        self._step = self._beginning
-
-    @property
-    def thinking(self) -> bool:
+        self.thinking = in_reasoning
         """Whether the next text belongs to a thought."""
-        return self._in_thought
-
-    @property
-    def over(self) -> bool:
+        self.over = False
         """Whether all further text is the answer. Nothing is held back then."""
-        return self._over
+        self._step = self._beginning
 
     def feed(self, text: str) -> list[str | Reasoning]:
         """Return the reasoning and the answer text that `text` completes."""
@@ -64,7 +56,7 @@ class ReasoningParser(Scanner):
         """Return the text that was held back, once the answer is over. White space at a thought's end is dropped."""
         rest = "".join([*self._space, self._window[self._at :]])
         self._space, self._window, self._at = [], "", 0
-        if self._in_thought:
+        if self.thinking:
             return [Reasoning(rest)] if rest.strip() else []
         return [rest] if rest else []
 
@@ -74,8 +66,8 @@ class ReasoningParser(Scanner):
         if found is None:
             return False
         self._at += len(found)
-        self._in_thought = self._in_thought or bool(found)
-        if self._in_thought:
+        self.thinking = self.thinking or bool(found)
+        if self.thinking:
             self._space, self._step = [], self._thought_beginning
         else:
             self._events += self._space
@@ -101,7 +93,7 @@ class ReasoningParser(Scanner):
         self._space.append(text[len(stripped) :])
         if ended:
             self._at += len(CLOSE)
-            self._in_thought, self._space, self._step = False, [], self._answer_beginning
+            self.thinking, self._space, self._step = False, [], self._answer_beginning
         return ended
 
     def _answer_beginning(self) -> bool:
@@ -112,7 +104,7 @@ class ReasoningParser(Scanner):
         return True
 
     def _answer(self) -> bool:
-        self._over = True
+        self.over = True
         if self._at < len(self._window):
             self._events.append(self._window[self._at :])
             self._at = len(self._window)

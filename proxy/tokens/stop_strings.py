@@ -26,13 +26,9 @@ class StopTrimmer:
         self.stopped_by: str | None = None
         """The stop string that ended the text, or None while the text goes on."""
 
-    @property
-    def stopped(self) -> bool:
-        return self.stopped_by is not None
-
     def feed(self, text: str) -> str:
         """Return the text that can be shown; nothing behind a stop string."""
-        if self.stopped:
+        if self.stopped_by is not None:
             return ""
         if not self._stops:
             return text

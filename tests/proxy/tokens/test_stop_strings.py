@@ -25,7 +25,7 @@ def test_token_by_token_cuts_at_the_first_stop(text: str, stops: list[str]) -> N
     trimmer = StopTrimmer(stops)
     released = "".join(trimmer.feed(character) for character in text) + trimmer.finish()
     assert released == expected(text, stops)
-    assert trimmer.stopped == any(stop in text for stop in stops)
+    assert (trimmer.stopped_by is not None) == any(stop in text for stop in stops)
     assert text.startswith(released + (trimmer.stopped_by or ""))
     assert trimmer.stopped_by in {*stops, None}
 
