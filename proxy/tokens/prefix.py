@@ -39,7 +39,7 @@ class PromptPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def new_ids(self) -> tuple[int, ...]:
-        return tuple(self.input_ids[self.prefix_tokens :])
+        return self.input_ids[self.prefix_tokens :].unpacked()
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
