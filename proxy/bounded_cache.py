@@ -48,12 +48,13 @@ class BoundedCache(Generic[_Key, _Value]):
     def put(self, key: _Key, value: _Value) -> None:
         """Set the value, count this as a use, and evict the least recently used entries until the rest fit. An entry
         that is heavier than the bound is evicted itself."""
-        self.drop(key)
+        if key in self._entries:
+            self.drop(key)
         self._entries[key] = value
-        self._weight += self._weight_of(value)
+        self._weight += 1 if self._weigh is None else self._weigh(value)
         while self._weight > self._most:
             oldest, leaving = self._entries.popitem(last=False)
-            self._weight -= self._weight_of(leaving)
+            self._weight -= 1 if self._weigh is None else self._weigh(leaving)
             if self._evicted is not None:
                 self._evicted(oldest, leaving)
 
@@ -61,7 +62,7 @@ class BoundedCache(Generic[_Key, _Value]):
         """Remove the entry, if there is one."""
         value = self._entries.pop(key, None)
         if value is not None:
-            self._weight -= self._weight_of(value)
+            self._weight -= 1 if self._weigh is None else self._weigh(value)
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -71,6 +72,3 @@ class BoundedCache(Generic[_Key, _Value]):
     def items(self) -> ItemsView[_Key, _Value]:
         """Return a live view of all entries, the least recently used first."""
         return self._entries.items()
-
-    def _weight_of(self, value: _Value) -> int:
-        return 1 if self._weigh is None else self._weigh(value)

@@ -9,8 +9,10 @@ Clock = Callable[[], float]
 
 
 class SteadyClock:
-    """The system's time, made monotonic: after the system's clock is set back, this one continues from where it was
-    until the system's has caught up, so that leases and time-outs keep their length. A clock set forward is followed.
+    """The system's time, made monotonic, so that leases and time-outs keep their length.
+
+    When the system's clock is set back, this one continues from its last value until the system's clock has caught
+    up. When the system's clock is set forward, this one follows at once.
     """
 
     def __init__(self, wall: Clock = time.time, steady: Clock = time.monotonic) -> None:
@@ -20,7 +22,8 @@ class SteadyClock:
 
     def __call__(self) -> float:
         now, at = self._wall(), self._steady()
-        self._last, self._last_at = max(now, self._last + (at - self._last_at)), at
+        steady = self._last + (at - self._last_at)
+        self._last, self._last_at = now if now > steady else steady, at
         return self._last
 
 

@@ -257,7 +257,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.trace_call", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument(
-        "--functions", type=int, default=0, metavar="N", help="list the N functions that the first completion calls most"
+        "--functions",
+        type=int,
+        default=0,
+        metavar="N",
+        help="list the N functions that the first completion calls most often",
     )
     options = parser.parse_args(arguments)
     first, second = asyncio.run(traced_completions())

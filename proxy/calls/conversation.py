@@ -56,13 +56,14 @@ class WireMessages(Sequence[Message]):
     def __getitem__(self, index: slice) -> list[Message]: ...
 
     def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        # Every step of a call reads messages: a known one must not cost more function calls than this.
+        # Every step of a call reads messages, so reading a known one calls no function.
         known = self._known
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self._raws))[index]]
-        if index in known:
+        if type(index) is int and index in known:
             return known[index]
-        position = range(len(self._raws))[index]
+        positions = range(len(self._raws))
+        if isinstance(index, slice):
+            return [known[position] if position in known else self[position] for position in positions[index]]
+        position = positions[index]
         if position not in known:
             known[position] = self._read(self._raws[position], position)
         return known[position]

@@ -161,7 +161,7 @@ class PromptPlanner:
 def _has_much_new(call: ModelCall, asked: ReadConversation, parent: ParentTurn | None) -> bool:
     """Return whether the messages after `parent` take more than a few milliseconds to render and tokenise."""
     first = asked.length_at(parent.conversation_hash) if parent is not None else 0
-    return sum(len(str(message.get("content"))) for message in call.messages[first:]) > LARGE_TEXT
+    return sum([len(str(message.get("content"))) for message in call.messages[first:]]) > LARGE_TEXT
 
 
 def _conversation(call: ModelCall) -> Conversation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -71,9 +72,18 @@ def unknown_fields(value: Mapping[str, Any], body: type[BaseModel]) -> list[str]
 
     A field that is null or has its default value asks for nothing and causes no warning.
     """
-    unread = value.keys() - body.model_fields.keys() - _READ_ELSEWHERE
-    ignored = [name for name in sorted(unread) if value[name] not in (None, _EXPLICIT_DEFAULTS.get(name))]
-    return [f"{plain(name)} has no effect: there is no such field" for name in ignored]
+    known = _known_fields(body)
+    unread = [name for name in value if name not in known]
+    return [
+        f"{plain(name)} has no effect: there is no such field"
+        for name in sorted(unread)
+        if value[name] not in (None, _EXPLICIT_DEFAULTS.get(name))
+    ]
+
+
+@cache  # once for each of a few classes
+def _known_fields(body: type[BaseModel]) -> frozenset[str]:
+    return _READ_ELSEWHERE | body.model_fields.keys()
 
 
 def object_at(value: Any, where: str) -> dict[str, Any]:

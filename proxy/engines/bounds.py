@@ -62,14 +62,12 @@ class ReplyBounds(msgspec.Struct, frozen=True, kw_only=True):
 def checked_logprobs(values: Sequence[float | None]) -> tuple[float, ...]:
     """Return the log-probabilities of sampled tokens, with rounding errors above 0 set to 0.
 
-    Raises InvalidEngineReply if one is missing, or is a number that no sampled token can have.
+    Raise InvalidEngineReply if one is missing, or is a number that no sampled token can have.
     """
-    return tuple([_checked_logprob(value) for value in values])
-
-
-def _checked_logprob(value: float | None) -> float:
-    if value is None:
+    possible = [value for value in values if value is not None and LOWEST_LOGPROB <= value <= HIGHEST_LOGPROB]
+    if len(possible) == len(values):
+        return tuple([value if value < 0.0 else 0.0 for value in possible])
+    if None in values:
         raise InvalidEngineReply("a token came without its log-probability")
-    if not LOWEST_LOGPROB <= value <= HIGHEST_LOGPROB:  # this form also refuses NaN
-        raise InvalidEngineReply(f"{value!r} is not the log-probability of a token that was sampled")
-    return min(value, 0.0)
+    wrong = next(value for value in values if not LOWEST_LOGPROB <= (value or 0.0) <= HIGHEST_LOGPROB)  # NaN too
+    raise InvalidEngineReply(f"{wrong!r} is not the log-probability of a token that was sampled")

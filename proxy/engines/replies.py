@@ -232,17 +232,19 @@ def _finish_of(reason: _FinishReason | None) -> EngineFinish | None:
 
 
 def _spans_of(meta: _Meta, adapter: str | None) -> tuple[LabelSpan, ...]:
-    """Return which weights produced which tokens. Raises InvalidEngineReply unless the spans cover all in order."""
+    """Return which weights produced which tokens. Raise InvalidEngineReply unless the spans cover all in order."""
     count = meta.completion_tokens
     spans = meta.weight_versions
     if spans is None:
         spans = [_Span(version=meta.weight_version, start=0, end=count)]
     spans = [span for span in spans if span.end > span.start]
-    edges = [0, *(edge for span in spans for edge in (span.start, span.end)), count]
-    if edges[::2] != edges[1::2]:
+    edges = [0]
+    for span in spans:
+        edges += (span.start, span.end)
+    if edges[::2] != [*edges[1::2], count]:
         named = [(span.version, span.start, span.end) for span in spans[:_NAMED_SPANS]]
         raise InvalidEngineReply(f"its weight versions do not cover its {count} tokens: {named}")
-    # SGLang's answer does not tell which adapter it used, and labels every span by its base model.
+    # SGLang's answer does not name the adapter that it used, and labels every span by its base model.
     if adapter is not None and meta.adapter is msgspec.UNSET:
         return (LabelSpan(label=adapter, start=0, end=count),) if count else ()
-    return tuple(LabelSpan(label=span.version, start=span.start, end=span.end) for span in spans)
+    return tuple([LabelSpan(label=span.version, start=span.start, end=span.end) for span in spans])

@@ -31,8 +31,8 @@ def has_more_values(text: bytes, most: int) -> bool:
 
     An empty list or object counts as two. The result has no meaning for a text that is not valid JSON.
     """
-    # A cheap upper bound, which includes marks inside strings, decides for nearly all bodies.
-    if _marks_in(text, most) <= most:
+    # Cheap upper bounds decide for nearly all bodies: every value takes a byte and a mark; some marks are in strings.
+    if len(text) <= most or _marks_in(text, most) <= most:
         return False
     return _values_outside_strings(text, most) > most
 

@@ -59,7 +59,7 @@ class Shield:
 
     def text(self, text: str) -> str:
         """Return `text` with marks; the same object if it needs none."""
-        if self._normalised is None and not any(edge in text for edge in self._edges):
+        if self._normalised is None and not self._may_hold_edge(text):
             stripped = text.strip()
             if len(stripped) >= self._longest or stripped not in self._middles:
                 return text
@@ -69,6 +69,13 @@ class Shield:
         for place in self._places_at_edges(text):
             marked = marked[:place] + self._marks[text[place]] + marked[place + 1 :]
         return marked if marked != text else text
+
+    def _may_hold_edge(self, text: str) -> bool:
+        # A loop over two or three characters: a generator would cost more than the search, which every content takes.
+        for edge in self._edges:  # noqa: SIM110
+            if edge in text:
+                return True
+        return False
 
     def _mark_whole(self, text: str) -> str:
         """Mark the whole tokens in `text`, piece by piece: a search holds the interpreter's lock, and searching a
