@@ -32,6 +32,7 @@ from proxy.keys import endpoints as key_endpoints
 from proxy.log import logger
 from proxy.metrics import Metrics
 from proxy.overview import endpoints as overview_endpoints
+from proxy.overview import run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.retention import endpoints as keeping_endpoints
 from proxy.services import Services, build_services
@@ -152,6 +153,7 @@ def create_app(settings: Settings, *, engine: Engine | None = None, clock: Clock
         keeping_endpoints.router,
         transfer_endpoints.router,
         overview_endpoints.router,
+        run_endpoints.router,
         key_endpoints.router,
         ledger_endpoints.router,
         admin_endpoints.router,

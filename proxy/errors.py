@@ -11,8 +11,9 @@ BaseRlError
 ├── NotFound                  404
 │   ├── ModelNotFound         404
 │   └── PreviousResponseNotFound 404
-├── Conflict                  409  the head moved, the claim is gone, the run is archived, an Idempotency-Key is taken
+├── Conflict                  409  the head moved, the claim is gone, a run has this name, an Idempotency-Key is taken
 ├── Gone                      410  the session was erased
+│   ├── RunArchived           410  the run keeps its data and serves nothing
 │   └── NameUsed              410  the session of this name has ended, and the run refuses to reuse names
 ├── RequestTimedOut           408  the request did not arrive whole in time
 ├── PayloadTooLarge           413
@@ -125,6 +126,18 @@ class Gone(BaseRlError):
     status = 410
     type = "not_found_error"
     code = "gone"
+
+
+class RunArchived(Gone):
+    """The run is archived: it answers no calls, opens no sessions, and hands out no trajectories."""
+
+    code = "run_archived"
+
+    def __init__(self, run_name: str) -> None:
+        super().__init__(
+            f"the run {run_name!r} is archived, so it serves nothing: call another run, or bring it back with"
+            f" `base-rl runs unarchive {run_name}`"
+        )
 
 
 class NameUsed(Gone):

@@ -22,6 +22,7 @@ from proxy.overview.service import OverviewService
 from proxy.retention.erasing import EraseService
 from proxy.retention.retention import RetentionService
 from proxy.runs.asking import AskedBatches
+from proxy.runs.management import RunManagement
 from proxy.runs.served import ServedRun
 from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
@@ -50,6 +51,7 @@ class Services:
     sign_in: SignIn
     runs: RunDirectory
     run_switch: RunSwitch
+    run_management: RunManagement
     served: ServedRun
     sessions: SessionService
     feedback: FeedbackService
@@ -148,6 +150,14 @@ async def build_services(
         sign_in=SignIn(secret=secret, clock=clock, credentials=credentials, database=database),
         runs=runs,
         run_switch=RunSwitch(database, signals, clock),
+        run_management=RunManagement(
+            database=database,
+            runs=runs,
+            signals=signals,
+            clock=clock,
+            check=calls.runtimes.check,
+            apply_rules=feedback.apply_changed_rules,
+        ),
         served=ServedRun(run=run, context_length=runtime.context_length, weight_formats=swaps.formats),
         sessions=sessions,
         feedback=feedback,

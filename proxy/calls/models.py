@@ -11,8 +11,9 @@ import msgspec
 from proxy.auth.service import Principal
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
+from proxy.contract.states import RunState
 from proxy.engines.protocol import Engine
-from proxy.errors import EngineUnavailable, ModelNotFound, StoreUnavailable
+from proxy.errors import EngineUnavailable, ModelNotFound, RunArchived, StoreUnavailable
 from proxy.runs.service import RunDirectory, RunView
 
 # How old a run's row may be. A change of the run's settings reaches the next calls this late.
@@ -72,8 +73,10 @@ class ModelCatalog:
     def served(self, run: RunView, name: str) -> ServedModel:
         """Return the version and the engine that answer for `run` now, if `name` means them.
 
-        Raise ModelNotFound for another name, EngineUnavailable while no engine serves the run.
+        Raise ModelNotFound for another name, EngineUnavailable while no engine serves the run, RunArchived.
         """
+        if run.state == RunState.ARCHIVED:
+            raise RunArchived(run.name)
         # Asked for every call, and not remembered with the run's row: a swap must reach the next call.
         version = self._swaps.serving(run.id)
         if not self._swaps.engine_ready or version is None:
@@ -84,8 +87,10 @@ class ModelCatalog:
         return ServedModel(run=run, version=version, engine=self._swaps.engine_of(run.id))
 
     async def visible_to(self, principal: Principal) -> list[RunView]:
-        """Return the runs that the key may list: its own, or all of them for a key that belongs to none."""
-        return await self._runs.list_() if principal.run_id is None else [await self.run_of(principal)]
+        """Return the runs that the key may list, without archived ones: its own, or all for a key that belongs to
+        none."""
+        runs = await self._runs.list_() if principal.run_id is None else [await self.run_of(principal)]
+        return [run for run in runs if run.state != RunState.ARCHIVED]
 
     def names_of(self, run: RunView) -> list[str]:
         """Return the names under which the run is listed; `served` takes them all."""
@@ -131,6 +136,10 @@ def _check_name(run: RunView, name: str, version: int) -> None:
     asked = name.removeprefix(f"{run.name}@")
     if asked != name and asked.isdecimal():
         raise ModelNotFound(
-            f"version {asked} of the run {run.name!r} is not loaded: it serves version {version}", param="model"
+            f"version {asked} of the run {run.name!r} is not served: ask for {run.name!r} or '{run.name}@{version}'",
+            param="model",
         )
-    raise ModelNotFound(f"there is no model {name!r} for this key: its run is {run.name!r}", param="model")
+    raise ModelNotFound(
+        f"there is no model {name!r} for this key: ask for its run, {run.name!r} or '{run.name}@{version}'",
+        param="model",
+    )

@@ -15,7 +15,7 @@ from proxy.calls.raw_prompts import RawPromptPlanner
 from proxy.calls.redacting import TurnRedactor
 from proxy.clock import Clock
 from proxy.contract.identifiers import RunId
-from proxy.errors import Unavailable
+from proxy.errors import InvalidRequest, Unavailable
 from proxy.http.workers import Workers
 from proxy.redaction.rules import load_rules
 from proxy.runs.service import RunView
@@ -162,10 +162,18 @@ class Runtimes:
         return await self._shared_load(self._key(run), run.settings)
 
     async def check(self, base_model: str, settings: RunSettings) -> None:
-        """Load the runtime that a run with these settings would have. Raise ConfigurationError as `load` does."""
+        """Load the runtime that a run with these settings would have, and render one message with its template.
+
+        Raise ConfigurationError as `load` does, and for a template that fails.
+        """
         key = _key_of(base_model, settings)
-        if self._runtimes.get(key) is None:
-            await self._shared_load(key, settings)
+        runtime = self._runtimes.get(key)
+        if runtime is None:
+            runtime = await self._shared_load(key, settings)
+        try:
+            runtime.template.render([{"role": "user", "content": "Hello"}], None, generation_prompt=True)
+        except InvalidRequest as error:
+            raise ConfigurationError(f"the chat template of {base_model} cannot render a message: {error}") from error
 
     async def aclose(self) -> None:
         """Stop waiting for loads under way. Their threads end by themselves."""

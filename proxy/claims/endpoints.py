@@ -23,7 +23,7 @@ from proxy.contract.identifiers import ClaimId
 from proxy.http.messages import message_body, message_response
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
-from proxy.runs.http import trainers_run
+from proxy.runs.http import trained_run, trainers_run
 
 router = APIRouter(prefix="/api/v1/runs/{run}/claims", tags=["trainer"], route_class=StrictRoute)
 
@@ -34,8 +34,9 @@ def claims_of(request: Request) -> ClaimService:
 
 @router.post("")
 async def claim(request: Request, run: str) -> Response:
-    """Lease trajectories in whole groups. If there are too few, the batch is empty and `claim_id` is null."""
-    of_run = await trainers_run(request, run)
+    """Lease trajectories in whole groups. If there are too few, the batch is empty and `claim_id` is null; 410 for an
+    archived run."""
+    of_run = await trained_run(request, run)
     wish = await message_body(request, ClaimRequest)
     return message_response(await claims_of(request).claim(of_run, wish, abandoned=request.is_disconnected))
 

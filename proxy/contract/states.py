@@ -56,7 +56,8 @@ class ClaimState(StrEnum):
 
 
 class RunState(StrEnum):
-    """Whether a run is trained. A `paused` run serves and records; an `archived` one cannot be resumed."""
+    """Whether a run is served and trained. A `paused` run is served and not trained; an `archived` one keeps its data
+    and is neither served nor trained."""
 
     ACTIVE = "active"
     PAUSED = "paused"

@@ -94,7 +94,8 @@ async def _models(request: Request) -> list[ListedModel]:
     runs = await calls.models.visible_to(who)
     if who.run_id is not None:
         # Anthropic's form lists the context length. An admin's listing must not load the models of all runs.
-        await calls.runtimes.of(runs[0])
+        for run in runs:
+            await calls.runtimes.of(run)
     return [
         ListedModel(name=name, created=int(run.created_at), context_length=calls.runtimes.context_length(run))
         for run in runs

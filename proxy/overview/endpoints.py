@@ -1,24 +1,20 @@
-"""The operating API under /api/v1: read runs, sessions, turns, rewards and steps; pause, resume and delete runs.
+"""The operating API under /api/v1: read sessions, turns, rewards, steps, curves and health.
 
 Responses are the views of `overview/views.py` as JSON; lists are `{"<things>": […], "next_cursor"}`, and `?cursor=`
 with that cursor gives the next page. An admin key may do everything; a run key may read its run.
 
-    GET    /api/v1/health                          Health
-    GET    /api/v1/runs                            {"runs": [RunSummary…]}; with a run key, its own
-    GET    /api/v1/runs/{run}                      RunSummary; {run} is a name or an id
-    DELETE /api/v1/runs/{run}                      204; only for a run without recorded data
-    POST   /api/v1/runs/{run}/pause, /resume       RunSummary after the change; ?reason= of a pause is shown
-    GET    /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}
-    GET    /api/v1/rewards, /runs/{run}/rewards    see overview/rewards/endpoints.py
-    GET    /api/v1/runs/{run}/steps                {"steps": [StepItem…], "next_cursor"}
-    GET    /api/v1/runs/{run}/steps/{version}      StepView
-    GET    /api/v1/runs/{run}/steps/{version}/tokens   StepTokens
-    GET    /api/v1/runs/{run}/curves               Curves
-    GET    /api/v1/runs/{run}/events               server-sent events: `snapshot`, Snapshot
-    GET    /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
-    GET    /api/v1/turns/{id}                      TurnView; ?tokens=1 as above
+    GET  /api/v1/health                          Health
+    GET  /api/v1/runs/{run}/sessions             {"sessions": [SessionItem…], "next_cursor"}; {run} is a name or an id
+    GET  /api/v1/rewards, /runs/{run}/rewards    see overview/rewards/endpoints.py
+    GET  /api/v1/runs/{run}/steps                {"steps": [StepItem…], "next_cursor"}
+    GET  /api/v1/runs/{run}/steps/{version}      StepView
+    GET  /api/v1/runs/{run}/steps/{version}/tokens   StepTokens
+    GET  /api/v1/runs/{run}/curves               Curves
+    GET  /api/v1/runs/{run}/events               server-sent events: `snapshot`, Snapshot
+    GET  /api/v1/sessions/{id}                   SessionView; ?tokens=1 adds ids and log-probabilities
+    GET  /api/v1/turns/{id}                      TurnView; ?tokens=1 as above
 
-Keys are in `keys/endpoints.py`.
+Runs themselves are in `overview/run_endpoints.py`, keys in `keys/endpoints.py`.
 """
 
 from __future__ import annotations
@@ -41,10 +37,6 @@ from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
 from proxy.overview.filters import SessionFilter
 from proxy.overview.service import OverviewService
-from proxy.overview.views import RunList
-from proxy.runs.served import ServedRun
-from proxy.runs.service import RunDirectory
-from proxy.runs.switch import RunSwitch
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
@@ -59,7 +51,6 @@ Who = Annotated[Principal, Depends(principal)]
 Overview = Annotated[OverviewService, Depends(overview_of)]
 VersionNumber = Annotated[int, PathParameter(ge=0, le=MAX_VERSION)]
 Limit = Annotated[int, Query(ge=1, le=200)]
-Reason = Annotated[str | None, Query(min_length=1, max_length=2000)]
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
 
 
@@ -67,42 +58,6 @@ Reward = Annotated[float | None, Query(allow_inf_nan=False)]
 async def health(who: Who, overview: Overview) -> Response:
     require(who, PrincipalKind.ADMIN)
     return json_answer(await overview.health())
-
-
-@router.get("/runs")
-async def runs(who: Who, overview: Overview) -> Response:
-    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
-    if who.kind is PrincipalKind.RUN:
-        return json_answer(RunList(runs=(await overview.run(str(who.run_id)),)))
-    return json_answer(await overview.runs())
-
-
-@router.get("/runs/{run}")
-async def run(run: str, who: Who, overview: Overview) -> Response:
-    return json_answer(await overview.run(await readable_run(run, who, overview)))
-
-
-@router.delete("/runs/{run}", status_code=204)
-async def delete_run(run: str, request: Request, who: Who) -> Response:
-    """Delete a run that has no sessions, claims or steps and is not served here; 409 for any other run."""
-    require(who, PrincipalKind.ADMIN)
-    await service(request, RunDirectory).delete(run, served=service(request, ServedRun).run.id)
-    return Response(status_code=204)
-
-
-@router.post("/runs/{run}/pause")
-async def pause(run: str, request: Request, who: Who, overview: Overview, reason: Reason = None) -> Response:
-    """Pause training of a run. A trainer key may pause its own run, for example after a failure; only an admin key
-    may resume it."""
-    run_id = await own_run(run, who, overview, PrincipalKind.TRAINER)
-    await service(request, RunSwitch).pause(run_id, reason=reason)
-    return json_answer(await overview.run(run_id))
-
-
-@router.post("/runs/{run}/resume")
-async def resume(run: str, request: Request, who: Who, overview: Overview) -> Response:
-    require(who, PrincipalKind.ADMIN)
-    return json_answer(await overview.run(await service(request, RunSwitch).resume(run)))
 
 
 @router.get("/runs/{run}/sessions")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
 
 from proxy.contract.identifiers import RunId
 from proxy.contract.policy import VersionState
-from proxy.contract.states import RunState
+from proxy.contract.states import ClaimState, RunState
 from proxy.database.tables import (
     ApiKeyRow,
     ClaimRow,
@@ -19,6 +21,7 @@ from proxy.database.tables import (
     RunRow,
     SessionRow,
 )
+from proxy.errors import Conflict
 
 
 class RunRepository:
@@ -30,8 +33,13 @@ class RunRepository:
     def by_name(self, name: str) -> Row[*tuple[Any, ...]] | None:
         return self._connection.execute(_RUNS.where(RunRow.name == name)).one_or_none()
 
-    def by_id(self, run_id: str) -> Row[*tuple[Any, ...]] | None:
-        return self._connection.execute(_RUNS.where(RunRow.id == run_id)).one_or_none()
+    def by_id(self, run_id: str, *, lock: bool = False) -> Row[*tuple[Any, ...]] | None:
+        """Find a run by its id. With `lock`, no other transaction changes the row until this one ends."""
+        statement = _RUNS.where(RunRow.id == run_id)
+        # `key_share`: sessions and turns that refer to the run are inserted meanwhile.
+        return self._connection.execute(
+            statement.with_for_update(key_share=True) if lock else statement
+        ).one_or_none()
 
     def by_name_or_id(self, name_or_id: str) -> Row[*tuple[Any, ...]] | None:
         statement = _RUNS.where(or_(RunRow.name == name_or_id, RunRow.id == name_or_id))
@@ -51,20 +59,28 @@ class RunRepository:
         reward_rules: dict[str, Any],
         now: float,
     ) -> None:
-        """Insert a run with its version 0, the base model, which counts as serving at once."""
-        self._connection.execute(
-            insert(RunRow).values(
-                id=run_id,
-                name=name,
-                state=RunState.ACTIVE.value,
-                base_model=base_model,
-                config=config,
-                reward_rules=reward_rules,
-                head_version=0,
-                serving_version=0,
-                created_at=now,
+        """Insert a run with its version 0, the base model, which counts as serving at once.
+
+        Raise Conflict if there is a run of this name.
+        """
+        try:
+            self._connection.execute(
+                insert(RunRow).values(
+                    id=run_id,
+                    name=name,
+                    state=RunState.ACTIVE.value,
+                    base_model=base_model,
+                    config=config,
+                    reward_rules=reward_rules,
+                    head_version=0,
+                    serving_version=0,
+                    created_at=now,
+                )
             )
-        )
+        except IntegrityError as error:
+            raise Conflict(
+                f"there is a run called {name!r} already: choose another name, or delete that run", param="name"
+            ) from error
         self._connection.execute(
             insert(PolicyVersionRow).values(
                 run_id=run_id,
@@ -92,6 +108,13 @@ class RunRepository:
             ).first()
         )
 
+    def has_leased_claims(self, run_id: str, now: float) -> bool:
+        """Return whether a trainer works on trajectories of the run now."""
+        statement = select(ClaimRow.id).where(
+            ClaimRow.run_id == run_id, ClaimRow.state == ClaimState.LEASED.value, ClaimRow.lease_expires_at > now
+        )
+        return self._connection.execute(statement.limit(1)).first() is not None
+
     def delete(self, run_id: str) -> None:
         """Delete a run without history, and every row that refers to it."""
         # Referring rows first: PostgreSQL enforces the foreign keys statement by statement.
@@ -99,9 +122,9 @@ class RunRepository:
             self._connection.execute(delete(table).where(table.run_id == run_id))
         self._connection.execute(delete(RunRow).where(RunRow.id == run_id))
 
-    def set_state(self, run_id: str, state: RunState, *, unless: RunState) -> bool:
-        """Set a run's state. Return whether it changed; a run in the state `unless` keeps it."""
-        changes = RunRow.state.not_in((state.value, unless.value))
+    def set_state(self, run_id: str, state: RunState, *, among: Collection[RunState]) -> bool:
+        """Set the state of a run that is in one of the states `among`. Return whether it was."""
+        changes = RunRow.state.in_([each.value for each in among])
         statement = update(RunRow).where(RunRow.id == run_id, changes).values(state=state.value)
         return self._connection.execute(statement).rowcount > 0
 

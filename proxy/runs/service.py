@@ -59,14 +59,18 @@ class RunDirectory:
                 "run.model: no base model is given; set it to a directory or a Hugging Face id "
                 "(in the file, as BASE_RL_RUN__MODEL, or with --model)"
             )
-        base_model = _resolved(settings.model)
+        base_model = resolved_model(settings.model)
         if check is not None:
             row = await self._database.read(lambda connection: RunRepository(connection).by_name(settings.name))
             # An unchanged run was checked before, and a start with hundreds of runs must not load each model.
             if row is None or row.config != settings.model_dump(mode="json"):
                 await _checked(check, base_model, settings)
         write = partial(_create_or_configure, settings, base_model, self._clock())
-        await self._database.commit(write)
+        try:
+            await self._database.commit(write)
+        except Conflict:
+            # Another proxy with this configuration has created the run meanwhile: now it is found.
+            await self._database.commit(write)
         return await self.by_name(settings.name)
 
     async def by_name(self, name: str) -> RunView:
@@ -101,12 +105,18 @@ class RunDirectory:
 
         def delete(connection: Connection) -> None:
             # Checked in the transaction that deletes, so that no session can begin in between.
-            if RunRepository(connection).has_history(run.id):
+            repository = RunRepository(connection)
+            if repository.has_leased_claims(run.id, self._clock()):
+                raise Conflict(
+                    f"a trainer works on trajectories of the run {run.name!r}: stop it, and archive the run with"
+                    f" `base-rl runs archive {run.name}`"
+                )
+            if repository.has_history(run.id):
                 raise Conflict(
                     f"the run {run.name!r} has sessions, claims or steps; only a run without any recorded data can be"
-                    " deleted"
+                    f" deleted: archive this one with `base-rl runs archive {run.name}`; it then serves nothing"
                 )
-            RunRepository(connection).delete(run.id)
+            repository.delete(run.id)
             data = {"name": run.name, "base_model": run.base_model}
             append_event(connection, run_id=None, kind="run.deleted", data=data, now=self._clock())
 
@@ -151,13 +161,7 @@ def _create_or_configure(settings: RunSettings, base_model: str, now: float, con
     row = repository.by_name(settings.name)
     if row is None:
         _check_named(settings, repository)
-        run_id = new_run_id()
-        rules = msgspec.to_builtins(settings.reward_rules)
-        repository.insert(
-            run_id=run_id, name=settings.name, base_model=base_model, config=config, reward_rules=rules, now=now
-        )
-        data: dict[str, Any] = {"name": settings.name, "base_model": base_model}
-        append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
+        insert_run(connection, settings, base_model, now)
     elif row.base_model != base_model:
         raise ConfigurationError(
             f"run.model: the run {settings.name!r} was created on {row.base_model} and cannot continue on "
@@ -169,9 +173,31 @@ def _create_or_configure(settings: RunSettings, base_model: str, now: float, con
             f" {settings.weights!r}, and keeps it; set that kind again, or choose another run.name"
         )
     elif row.config != config:
-        repository.set_config(row.id, config)
-        data = {"changed": sorted(key for key in config if row.config.get(key) != config[key])}
-        append_event(connection, run_id=row.id, kind="run.configured", data=data, now=now)
+        configure_run(connection, row, config, now)
+
+
+def insert_run(connection: Connection, settings: RunSettings, base_model: str, now: float, **origin: str) -> RunId:
+    """Insert a run with its version 0, and return its id. `origin` is recorded in the event. Raise Conflict if there
+    is a run of this name."""
+    run_id = new_run_id()
+    RunRepository(connection).insert(
+        run_id=run_id,
+        name=settings.name,
+        base_model=base_model,
+        config=settings.model_dump(mode="json"),
+        reward_rules=msgspec.to_builtins(settings.reward_rules),
+        now=now,
+    )
+    data = {"name": settings.name, "base_model": base_model, **origin}
+    append_event(connection, run_id=run_id, kind="run.created", data=data, now=now)
+    return run_id
+
+
+def configure_run(connection: Connection, row: Row[*tuple[Any, ...]], config: dict[str, Any], now: float) -> None:
+    """Give the run of this row other settings."""
+    RunRepository(connection).set_config(row.id, config)
+    data = {"changed": sorted(key for key in config if row.config.get(key) != config[key])}
+    append_event(connection, run_id=row.id, kind="run.configured", data=data, now=now)
 
 
 def _check_named(settings: RunSettings, repository: RunRepository) -> None:
@@ -184,7 +210,7 @@ def _check_named(settings: RunSettings, repository: RunRepository) -> None:
         )
 
 
-def _resolved(model: str) -> str:
+def resolved_model(model: str) -> str:
     """Return a directory's absolute path; return a Hugging Face id unchanged."""
     # The proxy and the trainer may start in different directories and must mean the same model.
     path = Path(model).expanduser()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+import msgspec
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from proxy.contract.reward import RewardRules
 from proxy.settings.content import RedactionSettings, RetentionSettings
@@ -94,6 +96,17 @@ class RunSettings(Section):
     limits: LimitSettings = LimitSettings()
     trainer: dict[str, Any] = Field(default_factory=dict)
     """Settings of the trainer for this run, which the trainer reads from the proxy and checks."""
+
+    @field_validator("trainer")
+    @classmethod
+    def _can_be_sent(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Raise ValueError for values that neither the store nor the trainer's wire format can hold."""
+        try:
+            json.dumps(value, allow_nan=False)
+            msgspec.msgpack.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise ValueError(f"use tables, lists, texts, finite numbers and booleans only ({error})") from error
+        return value
 
     @property
     def reward_rules(self) -> RewardRules:

@@ -1,10 +1,11 @@
 """Policy versions over HTTP.
 
-    GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from
+    GET  /api/v1/runs/{run}/head        Head, in MessagePack: the version to train from; 410 if the run is archived
     POST /api/v1/runs/{run}/versions    CommitRequest → CommitReply, in MessagePack; 409 if the head has moved or a
                                         lease has expired
-    POST /api/v1/runs/{run}/versions/prune   PruneRequest → PruneReply, in MessagePack: the weights that may be
-    deleted GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…]}, in JSON, newest first
+    GET  /api/v1/runs/{run}/versions    {"versions": [VersionView…]}, in JSON, newest first
+    POST /api/v1/runs/{run}/versions/prune
+                                        PruneRequest → PruneReply, in MessagePack: the weights that may be deleted
 
 {run} is a name or an id. All of them need the run's trainer key or an admin key.
 """
@@ -20,7 +21,7 @@ from proxy.contract.policy import PruneRequest
 from proxy.http.messages import message_body, message_response
 from proxy.http.services import service
 from proxy.http.strict_route import StrictRoute
-from proxy.runs.http import trainers_run
+from proxy.runs.http import trained_run, trainers_run
 from proxy.runs.served import ServedRun
 from proxy.versions.retention import WeightRetention
 from proxy.versions.service import VersionService
@@ -36,7 +37,7 @@ def versions_of(request: Request) -> VersionService:
 async def head(request: Request, run: str) -> Response:
     """Return the version to train from. Only for the run that this process serves does the answer have the formats of
     weights and the context length."""
-    found = await versions_of(request).head(await trainers_run(request, run))
+    found = await versions_of(request).head(await trained_run(request, run))
     served = service(request, ServedRun)
     formats = served.weight_formats(found.run_id)
     context = served.context_length if found.run_id == served.run.id else None

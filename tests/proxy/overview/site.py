@@ -22,8 +22,10 @@ from proxy.http.services import provide
 from proxy.keys import endpoints as key_endpoints
 from proxy.lifecycle.signals import Signals
 from proxy.overview import endpoints as overview_endpoints
+from proxy.overview import run_endpoints
 from proxy.overview.rewards import endpoints as ledger_endpoints
 from proxy.overview.service import OverviewService
+from proxy.runs.service import RunDirectory
 from proxy.runs.switch import RunSwitch
 from proxy.settings import load_settings
 
@@ -87,9 +89,10 @@ def build_site(database: Database, directory: Path, clock: Clock) -> Site:
     )
     sign_in = SignIn(secret=SECRET, clock=clock, credentials=credentials, database=database)
     switch = RunSwitch(database, signals, clock)
-    provide(app, overview, switch, credentials, sign_in, load_settings())
+    provide(app, overview, RunDirectory(database, clock), switch, credentials, sign_in, load_settings())
     errors.install(app)
     app.include_router(overview_endpoints.router)
+    app.include_router(run_endpoints.router)
     app.include_router(key_endpoints.router)
     app.include_router(ledger_endpoints.router)
     app.include_router(admin_endpoints.router)

@@ -1,0 +1,188 @@
+"""Runs over HTTP, under /api/v1. An admin key may do everything; a run key may read its own run.
+
+GET    /api/v1/runs                        {"runs": [RunSummary…]}; with a run key, its own
+POST   /api/v1/runs                        {"name", "model", "settings"?} → 201 RunDetail
+GET    /api/v1/runs/{run}                  RunDetail: RunSummary and "settings"; {run} is a name or an id
+PATCH  /api/v1/runs/{run}                  {"settings": merge patch} → RunDetail
+POST   /api/v1/runs/{run}/clone            {"name", "settings"?} → 201 RunDetail
+POST   /api/v1/runs/{run}/pause, /resume   RunSummary after the change; ?reason= of a pause is shown
+POST   /api/v1/runs/{run}/archive, /unarchive   RunSummary after the change
+DELETE /api/v1/runs/{run}                  204; only for a run without recorded data
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from proxy.auth.http import require
+from proxy.auth.service import PrincipalKind
+from proxy.errors import InvalidRequest
+from proxy.http.body import json_body, validated
+from proxy.http.openapi import described
+from proxy.http.services import service
+from proxy.http.strict_route import StrictRoute
+from proxy.overview.endpoints import Overview, Who, json_answer, own_run, readable_run
+from proxy.overview.service import OverviewService
+from proxy.overview.views import RunList
+from proxy.runs.management import RunManagement
+from proxy.runs.served import ServedRun
+from proxy.runs.service import RunDirectory
+from proxy.runs.switch import RunSwitch
+
+router = APIRouter(prefix="/api/v1", tags=["runs"], route_class=StrictRoute)
+
+_LONGEST_MODEL = 4096  # the longest path of a file system
+
+Reason = Annotated[str | None, Query(min_length=1, max_length=2000)]
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+SettingsOfRun = Annotated[dict[str, Any], Field(default_factory=dict)]
+
+
+def management_of(request: Request) -> RunManagement:
+    return service(request, RunManagement)
+
+
+def switch_of(request: Request) -> RunSwitch:
+    return service(request, RunSwitch)
+
+
+Management = Annotated[RunManagement, Depends(management_of)]
+Switch = Annotated[RunSwitch, Depends(switch_of)]
+
+
+class NewRunBody(BaseModel):
+    """A new run on a base model: a directory or a Hugging Face id. `settings` has the keys of the section `[run]`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    model: Annotated[str, Field(min_length=1, max_length=_LONGEST_MODEL)]
+    settings: SettingsOfRun
+
+
+class ChangedRunBody(BaseModel):
+    """A merge patch of the run's settings: null sets a key to its default. `name` and `model` never change; they may
+    be sent as they are."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str | None = None
+    model: str | None = None
+    settings: SettingsOfRun
+
+
+class ClonedRunBody(BaseModel):
+    """A new run with the base model and the settings of the run in the path, `settings` merged into them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    settings: SettingsOfRun
+
+
+@router.get("/runs")
+async def runs(who: Who, overview: Overview) -> Response:
+    require(who, PrincipalKind.ADMIN, PrincipalKind.RUN)
+    if who.kind is PrincipalKind.RUN:
+        return json_answer(RunList(runs=(await overview.run(str(who.run_id)),)))
+    return json_answer(await overview.runs())
+
+
+@router.post("/runs", status_code=201, openapi_extra=described(NewRunBody, answers={201: "The new run."}))
+async def create_run(request: Request, who: Who, overview: Overview, management: Management) -> Response:
+    """Create a run. Its model's tokenizer and chat template are loaded before the run is stored, so that a model that
+    cannot answer calls is a 400; 409 if the name is taken."""
+    require(who, PrincipalKind.ADMIN)
+    body = validated(NewRunBody, await json_body(request))
+    run = await management.create(body.name, body.model, body.settings)
+    return await _detail(request, overview, run.id, status=201)
+
+
+@router.get("/runs/{run}")
+async def run(run: str, request: Request, who: Who, overview: Overview) -> Response:
+    return await _detail(request, overview, await readable_run(run, who, overview))
+
+
+@router.patch("/runs/{run}", openapi_extra=described(ChangedRunBody, answers={200: "The run after the change."}))
+async def change_run(run: str, request: Request, who: Who, overview: Overview, management: Management) -> Response:
+    """Change settings of a run. Calls see them within two seconds. A run that the configuration declares takes its
+    settings from there again at the next start."""
+    require(who, PrincipalKind.ADMIN)
+    body = validated(ChangedRunBody, await json_body(request))
+    summary = await overview.run(run)
+    _check_same("name", body.name, summary.name)
+    _check_same("model", body.model, summary.base_model)
+    changed = await management.change(summary.id, body.settings)
+    return await _detail(request, overview, changed.id)
+
+
+@router.post(
+    "/runs/{run}/clone", status_code=201, openapi_extra=described(ClonedRunBody, answers={201: "The new run."})
+)
+async def clone_run(run: str, request: Request, who: Who, overview: Overview, management: Management) -> Response:
+    """Create a run with another run's base model and settings. It begins at version 0, the base model."""
+    require(who, PrincipalKind.ADMIN)
+    body = validated(ClonedRunBody, await json_body(request))
+    cloned = await management.clone(run, body.name, body.settings)
+    return await _detail(request, overview, cloned.id, status=201)
+
+
+@router.delete("/runs/{run}", status_code=204)
+async def delete_run(run: str, request: Request, who: Who) -> Response:
+    """Delete a run that has no sessions, claims or steps and is not served here; 409 for any other run, which can be
+    archived."""
+    require(who, PrincipalKind.ADMIN)
+    await service(request, RunDirectory).delete(run, served=service(request, ServedRun).run.id)
+    return Response(status_code=204)
+
+
+@router.post("/runs/{run}/pause")
+async def pause(run: str, who: Who, overview: Overview, switch: Switch, reason: Reason = None) -> Response:
+    """Pause training of a run. A trainer key may pause its own run, for example after a failure; only an admin key
+    may resume it."""
+    run_id = await own_run(run, who, overview, PrincipalKind.TRAINER)
+    await switch.pause(run_id, reason=reason)
+    return json_answer(await overview.run(run_id))
+
+
+@router.post("/runs/{run}/resume")
+async def resume(run: str, who: Who, overview: Overview, switch: Switch) -> Response:
+    require(who, PrincipalKind.ADMIN)
+    return json_answer(await overview.run(await switch.resume(run)))
+
+
+@router.post("/runs/{run}/archive")
+async def archive(run: str, who: Who, overview: Overview, switch: Switch) -> Response:
+    """Archive a run: it keeps its data. Calls, new sessions and claims of trajectories get a 410."""
+    require(who, PrincipalKind.ADMIN)
+    return json_answer(await overview.run(await switch.archive(run)))
+
+
+@router.post("/runs/{run}/unarchive")
+async def unarchive(run: str, who: Who, overview: Overview, switch: Switch) -> Response:
+    """Make an archived run active again."""
+    require(who, PrincipalKind.ADMIN)
+    return json_answer(await overview.run(await switch.unarchive(run)))
+
+
+async def _detail(request: Request, overview: OverviewService, run_id: str, *, status: int = 200) -> Response:
+    summary = await overview.run(run_id)
+    settings = (await service(request, RunDirectory).by_id(run_id)).settings
+    detail = {
+        **msgspec.to_builtins(summary),
+        "settings": settings.model_dump(mode="json", exclude={"name", "model"}),
+    }
+    return json_answer(detail, status=status)
+
+
+def _check_same(key: str, given: str | None, present: str) -> None:
+    """Raise InvalidRequest if a change would rename the run or give it another base model."""
+    if given not in (None, present):
+        raise InvalidRequest(
+            f"{key}: a run keeps its {key}, which is {present!r}; begin another run with `base-rl runs create`",
+            param=key,
+        )
